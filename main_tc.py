@@ -1,0 +1,8 @@
+"""Entry for text classification: ``python main_tc.py CONFIG [key=value ...]``."""
+
+import sys
+
+from pipetransformer.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main("text_classification"))

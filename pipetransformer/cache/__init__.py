@@ -1,0 +1,20 @@
+"""AutoCache: activations at the freeze boundary, read instead of computed."""
+
+from pipetransformer.cache.advance import advance
+from pipetransformer.cache.controller import Advance, AutoCache
+from pipetransformer.cache.reader import BatchReader, read_ahead
+from pipetransformer.cache.shared import ActivationCache, available_host_memory, open_cache
+from pipetransformer.cache.store import ActivationStore, StoreLayout
+
+__all__ = [
+    "ActivationCache",
+    "ActivationStore",
+    "Advance",
+    "AutoCache",
+    "BatchReader",
+    "StoreLayout",
+    "advance",
+    "available_host_memory",
+    "open_cache",
+    "read_ahead",
+]

@@ -1,0 +1,60 @@
+"""The advance pass: all ranks together carry the cached activations from one boundary to a later one."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pipetransformer.cache.store import ActivationStore
+from pipetransformer.data import Dataset, epoch_batches
+from pipetransformer.models import Chain
+
+__all__ = ["advance"]
+
+
+def advance(
+    store: ActivationStore,
+    dataset: Dataset,
+    chain: Chain,
+    *,
+    source: int | None,
+    target: int,
+    worker: int,
+    num_workers: int,
+    rows: int,
+    exact_shape: bool = False,
+) -> dict[tuple[int, int], int]:
+    """Runs this worker's share of ``dataset`` up to boundary ``target`` and stores it there.
+
+    Samples that the store holds at ``source`` start from there, others from the inputs. The frozen units must be held
+    and in eval mode. Readers start after a barrier that the caller provides.
+
+    Args:
+        worker, num_workers: this rank among those that share the store.
+        rows: samples a batch. exact_shape: fill the last batch of a length up with copies, so that every product has
+            the shape [rows, length, width] (results depend on shape).
+
+    Returns:
+        Samples by (first unit that was run, padded length).
+    """
+    done: dict[tuple[int, int], int] = {}
+    batches = epoch_batches(dataset.lengths, batch_size=rows, seed=0, epoch=0, shuffle=False)
+    with torch.inference_mode():
+        for batch in batches[worker::num_workers]:
+            ids = np.resize(batch.ids, rows) if exact_shape else batch.ids
+            num_real, length = len(batch.ids), batch.length
+            first = source + 1 if source is not None and store.holds(ids, source).all() else 0
+            inputs = {}
+            if first == 0 or chain.family.block_inputs:
+                inputs = {key: value.to(chain.device) for key, value in dataset.inputs(ids, length=length, epoch=0).items()}
+            if first == 0:
+                hidden = inputs[chain.family.main_input]
+            else:
+                hidden = store.read(ids, length=length).to(chain.device)
+                hidden = hidden.to(chain.boundary(first - 1, rows=1, length=length).dtype)
+            side = {key: inputs[key] for key in chain.input_keys if key in inputs}
+            hidden = chain.run(range(first, target + 1), hidden, side)
+            store.write(batch.ids, hidden[:num_real], boundary=target)
+            done[first, length] = done.get((first, length), 0) + num_real
+    return done
+

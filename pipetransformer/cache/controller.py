@@ -1,0 +1,150 @@
+"""AutoCache: whether and where activations are cached, and the advance pass that brings them there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipetransformer.cache.advance import advance
+from pipetransformer.cache.shared import ActivationCache, open_cache
+from pipetransformer.cache.store import ActivationStore, StoreLayout
+from pipetransformer.data import Dataset
+from pipetransformer.models import Chain
+
+if TYPE_CHECKING:
+    from pipetransformer.config import CacheConfig
+
+__all__ = ["Advance", "AutoCache"]
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """What one advance pass did: ``samples`` over all ranks by (first unit that was run, padded length)."""
+
+    seconds: float
+    samples: dict[tuple[int, int], int]
+
+    @property
+    def num_samples(self) -> int:
+        return sum(self.samples.values())
+
+
+class AutoCache:
+    """The node's activation stores as one rank sees them.
+
+    Attributes:
+        boundary: what the stores hold now (in blocks), or None.
+        declined: why there is no cache, in words; empty while there may be one.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        *,
+        chain: Chain,
+        datasets: dict[str, Dataset],
+        rank: int,
+        local_rank: int,
+        local_size: int,
+        advance_rows: int,
+        exact_shape: bool,
+    ) -> None:
+        self._config = config
+        self._chain = chain
+        self._datasets = datasets
+        self._rank, self._local_rank, self._local_size = rank, local_rank, local_size
+        self._rows = advance_rows
+        self._exact_shape = exact_shape
+        self._cache: ActivationCache | None = None
+        self.boundary: int | None = None
+        self.declined = "" if config.enabled else "cache.enabled is false"
+        if config.enabled and datasets["train"].augmented:
+            self.declined = "augmented training inputs are not cached"
+
+    @property
+    def num_bytes(self) -> int:
+        return self._cache.num_bytes if self._cache is not None else 0
+
+    @property
+    def row_bytes(self) -> int:
+        return self._cache.stores["train"].layout.row_bytes if self._cache is not None else 0
+
+    def store(self, split: str) -> ActivationStore | None:
+        return self._cache.stores[split] if self._cache is not None else None
+
+    def options(self, frozen: int) -> tuple[int | None, ...]:
+        """Boundaries that ``frozen`` blocks could be read at: what is there already (None: nothing), and n itself."""
+        usable = self.boundary if self.boundary is not None and self.boundary <= frozen else None
+        if self.declined or frozen == 0:
+            return (None,)
+        return (usable,) if usable == frozen else (usable, frozen)
+
+    def reserve(self) -> str:
+        """Collective. Takes the memory if that has not been done; returns why not, or an empty string."""
+        if self._cache is None and not self.declined:
+            budget = self._config.host_budget
+            self._cache, self.declined = open_cache(
+                {split: self._layout(dataset) for split, dataset in self._datasets.items()},
+                budget=budget if isinstance(budget, int) else None,
+                rank=self._rank,
+                local_rank=self._local_rank,
+            )
+        return self.declined
+
+    def _layout(self, dataset: Dataset) -> StoreLayout:
+        leaving = self._chain.boundary(1, rows=1, length=1)
+        dtype = _DTYPES.get(self._config.dtype, leaving.dtype)
+        if dataset.num_tokens is not None:
+            return StoreLayout(num_tokens=dataset.num_tokens, width=leaving.shape[-1], dtype=dtype)
+        positions = leaving.shape[1]
+        tokens = np.full(len(dataset), positions)
+        return StoreLayout(num_tokens=tokens, width=leaving.shape[-1], dtype=dtype, positions=positions)
+
+    def follow(self, frozen: int) -> None:
+        """Collective. Forgets what no longer belongs to frozen weights; call it before blocks unfreeze."""
+        if self.boundary is not None and frozen < self.boundary:
+            assert self._cache is not None
+            if self._local_rank == 0:
+                self._cache.clear()
+            dist.barrier()
+            self.boundary = None
+
+    def advance(self, target: int) -> Advance:
+        """Collective. Brings every sample of both splits to boundary ``target``; blocks up to it must be frozen."""
+        assert self._cache is not None
+        start = perf_counter()
+        done: dict[tuple[int, int], int] = {}
+        for split, store in self._cache.stores.items():
+            part = advance(
+                store,
+                self._datasets[split],
+                self._chain,
+                source=self.boundary,
+                target=target,
+                worker=self._local_rank,
+                num_workers=self._local_size,
+                rows=self._rows,
+                exact_shape=self._exact_shape,
+            )
+            for key, count in part.items():
+                done[key] = done.get(key, 0) + count
+        parts: list[dict[tuple[int, int], int]] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(parts, done)  # also the closing barrier: nobody reads before all have written
+        samples: dict[tuple[int, int], int] = {}
+        for part in parts:
+            for key, count in part.items():
+                samples[key] = samples.get(key, 0) + count
+        self.boundary = target
+        return Advance(seconds=perf_counter() - start, samples=samples)
+
+    def close(self) -> None:
+        if self._cache is not None:
+            self._cache.close()
+            self._cache = None

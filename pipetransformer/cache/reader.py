@@ -1,0 +1,69 @@
+"""Reads ahead: a thread gathers the next batches from the store into reused buffers while the step runs."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipetransformer.cache.store import ActivationStore
+
+__all__ = ["BatchReader", "read_ahead"]
+
+Item = TypeVar("Item")
+Fetched = TypeVar("Fetched")
+_DEPTH = 2
+
+
+class BatchReader:
+    """Gathers batches at one boundary, each into the oldest of a few buffers of its shape.
+
+    A batch stays valid until ``_DEPTH + 1`` further ones of its shape are read: longer than the step that uses it.
+    """
+
+    def __init__(self, store: ActivationStore, *, boundary: int, device: torch.device, dtype: torch.dtype) -> None:
+        self._store = store
+        self._boundary = boundary
+        self._device = device
+        self._dtype = dtype
+        self._buffers: dict[tuple[int, int], deque[Tensor]] = {}
+
+    def read(self, ids: np.ndarray, *, length: int) -> Tensor | None:
+        """Activations [len(ids), positions, width] on the device as the step computes; None if any sample is a miss."""
+        if not self._store.holds(ids, self._boundary).all():
+            return None
+        buffer = self._store.read(ids, length=length, out=self._buffer(len(ids), length))
+        return buffer.to(self._device, self._dtype, non_blocking=True)
+
+    def _buffer(self, rows: int, length: int) -> Tensor:
+        ring = self._buffers.get((rows, length))
+        if ring is None:
+            layout = self._store.layout
+            shape = (rows, layout.positions or length, layout.width)
+            pinned = self._device.type == "cuda"
+            ring = deque(torch.empty(shape, dtype=layout.dtype, pin_memory=pinned) for _ in range(_DEPTH + 2))
+            self._buffers[rows, length] = ring
+        ring.rotate(1)
+        return ring[0]
+
+
+def read_ahead(items: Sequence[Item], fetch: Callable[[Item], Fetched]) -> Iterator[Fetched]:
+    """Yields ``fetch(item)`` in order, a few items ahead, from one thread that ends with the iterator."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="cache-reader") as thread:
+        pending: deque[Future[Fetched]] = deque()
+        remaining = iter(items)
+        try:
+            for item in remaining:
+                pending.append(thread.submit(fetch, item))
+                if len(pending) > _DEPTH:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()

@@ -1,0 +1,254 @@
+"""What is measured before training: unit costs, link and update costs, and the step time of every static layout.
+
+The best static layout is the honest baseline of an elastic run: its step time is t0 of the compute floor. The timed
+steps are real ones with learning rate 0, so that weights stay as they are to the bit; optimizer state is thrown away.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+
+from pipetransformer.config import TrainConfig
+from pipetransformer.data import Batch, Dataset
+from pipetransformer.distributed import World
+from pipetransformer.models import Chain
+from pipetransformer.optim import build_optimizer
+from pipetransformer.feed import Feed
+from pipetransformer.layout import Layout
+from pipetransformer.pipe.costs import JobCosts, UnitCosts
+from pipetransformer.pipe.planner import Prediction, microbatch_choices
+from pipetransformer.pipe.profile import profile_units
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.step import PhaseSeconds, Stepper
+
+__all__ = ["Calibration", "Measurements", "calibrate", "measure_costs"]
+
+_LINK_BYTES = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """Costs by the padded length that most samples have (``job``) and unit costs of every length (``by_length``)."""
+
+    job: JobCosts
+    by_length: dict[int, UnitCosts]
+    modal_length: int
+    memcpy_bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What the planner and the compute floor know.
+
+    Attributes:
+        measurements: unit, link and update costs.
+        static_plans: the layouts that were timed, by pp; static_seconds: their full step by pp and padded length.
+        best_pp: the pipeline length whose steps, weighted by how often each padded length comes, are fastest.
+        corrections: measured over predicted step time by pp, at the modal length.
+    """
+
+    measurements: Measurements
+    static_plans: dict[int, ParallelPlan]
+    static_seconds: dict[int, dict[int, float]]
+    best_pp: int
+    corrections: dict[int, float]
+
+    @property
+    def floor_seconds(self) -> dict[int, float]:
+        """t0 by padded length."""
+        return self.static_seconds[self.best_pp]
+
+
+def calibrate(
+    plans_for: Callable[[JobCosts], Sequence[Prediction]],
+    *,
+    enter_plan: Callable[[ParallelPlan], tuple[Layout, Feed]],
+    stepper: Stepper,
+    measurements: Measurements,
+    batches: Sequence[Batch],
+) -> Calibration:
+    """Collective. Times real steps of every static layout, learning rate 0; optimizer state is thrown away.
+
+    Args:
+        plans_for: the best unfrozen plan of each pipeline length. enter_plan: moves the job to a plan.
+    """
+    counts = Counter(batch.length for batch in batches)
+    example = {batch.length: batch for batch in sorted(batches, key=lambda b: len(b.ids))}
+    plans: dict[int, ParallelPlan] = {}
+    seconds: dict[int, dict[int, float]] = {}
+    corrections: dict[int, float] = {}
+    for prediction in plans_for(measurements.job):
+        plan = prediction.plan
+        layout, feed = enter_plan(plan)
+        times: dict[int, float] = {}
+        for length in sorted(example):
+            repeats = 5 if length == measurements.modal_length else 3
+            times[length] = _time_steps(layout, feed, example[length], stepper=stepper, repeats=repeats)
+        layout.forget_state()
+        plans[plan.pp], seconds[plan.pp] = plan, times
+        corrections[plan.pp] = times[measurements.modal_length] / prediction.step_seconds
+    total = {pp: sum(times[length] * counts[length] for length in times) for pp, times in seconds.items()}
+    best_pp = min(total, key=lambda pp: (total[pp], pp))
+    stepper.seconds = PhaseSeconds()
+    return Calibration(measurements, plans, seconds, best_pp, corrections)
+
+
+def _time_steps(layout: Layout, feed: Feed, batch: Batch, *, stepper: Stepper, repeats: int) -> float:
+    """Median seconds of a step on ``batch`` after a warm-up, of the slowest rank."""
+    device = next(iter(layout.parameters.values())).device
+    times = []
+    batches = feed.batches([batch] * (repeats + 1), epoch=0)
+    dist.barrier()
+    for number in range(repeats + 1):
+        start = perf_counter()
+        stepper.run(layout, feed, next(batches), step=number, lr=0.0)
+        _synchronise(device)
+        times.append(perf_counter() - start)
+    slowest = torch.tensor(median(times[1:]), dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return float(slowest)
+
+
+def measure_costs(
+    chain: Chain,
+    dataset: Dataset,
+    *,
+    batches: Sequence[Batch],
+    pipeline_lengths: Sequence[int],
+    train: TrainConfig,
+    world: World,
+    microbatches: int | None,
+) -> Measurements:
+    """Collective. Profiles the chain, whole on every rank, on real samples; each figure is the maximum over the ranks.
+
+    Args:
+        batches: an epoch's batches; one of every padded length is used. microbatches: a fixed M, or None.
+    """
+    counts = Counter[int]()
+    example: dict[int, Batch] = {}
+    for batch in batches:
+        counts[batch.length] += len(batch.ids)
+        if batch.length not in example or len(batch.ids) > len(example[batch.length].ids):
+            example[batch.length] = batch
+    modal = min(counts, key=lambda length: (-counts[length], length))
+    chain.train()
+
+    def profile(length: int, rows: int) -> UnitCosts:
+        ids = example[length].ids.repeat(-(-rows // len(example[length].ids)))[:rows]
+        raw = {key: v.to(chain.device) for key, v in dataset.inputs(ids, length=length, epoch=0).items()}
+        costs = profile_units(chain, raw[chain.family.main_input], {key: raw[key] for key in chain.input_keys})
+        return _maximum(costs, length=length)
+
+    share = -(-train.batch_size // world.size)
+    by_length = {length: profile(length, share) for length in sorted(example)}
+    rows_wanted = {share}
+    for pp in pipeline_lengths:
+        replica_share = -(-train.batch_size // (world.size // pp))
+        choices = (microbatches,) if microbatches is not None else microbatch_choices(replica_share, pp=pp)
+        rows_wanted |= {max(1, replica_share // m) for m in choices if pp > 1 or m == 1 or microbatches is not None}
+    by_rows = {rows: by_length[modal] if rows == share else profile(modal, rows) for rows in sorted(rows_wanted)}
+    parameter_bytes = tuple(
+        sum(p.numel() * p.element_size() for p in chain.named_parameters([unit]).values())
+        for unit in range(chain.num_units)
+    )
+    figures = torch.tensor(
+        [
+            _reduce_seconds_per_byte(world, chain),
+            _update_seconds_per_byte(train, chain),
+            *_send_seconds(world, chain),
+            _memcpy_seconds_per_byte(),
+        ],
+        dtype=torch.float64,
+        device=chain.device,
+    )
+    dist.all_reduce(figures, op=dist.ReduceOp.MAX)
+    reduce_s, update_s, send_s, latency_s, memcpy_s = figures.tolist()
+    states = 2 if train.optimizer == "adamw" else int(train.momentum > 0)
+    job = JobCosts(
+        by_rows=by_rows,
+        parameter_bytes=parameter_bytes,
+        optimizer_factor=1.0 + states,
+        reduce_ns_per_byte=reduce_s * 1e9,
+        update_ns_per_byte=update_s * 1e9,
+        send_ns_per_byte=send_s * 1e9,
+        send_latency_ns=round(latency_s * 1e9),
+    )
+    return Measurements(job, by_length, modal, 1.0 / memcpy_s)
+
+
+def _maximum(costs: UnitCosts, *, length: int) -> UnitCosts:
+    """The costs as the slowest rank has them: the same integers everywhere."""
+    table = torch.tensor([costs.forward_ns, costs.backward_ns, costs.activation_bytes, costs.boundary_bytes])
+    dist.all_reduce(table, op=dist.ReduceOp.MAX)
+    forward, backward, activation, boundary = (tuple(row) for row in table.tolist())
+    return UnitCosts(costs.rows, length, forward, backward, activation, boundary)
+
+
+def _timed(action: Callable[[], object], *, repeats: int = 5) -> float:
+    times = []
+    for _ in range(repeats + 1):
+        start = perf_counter()
+        action()
+        times.append(perf_counter() - start)
+    return median(times[1:])
+
+
+def _reduce_seconds_per_byte(world: World, chain: Chain) -> float:
+    if world.size == 1:
+        return 0.0
+    buffer = torch.zeros(_LINK_BYTES // 4, device=chain.device)
+
+    def reduce() -> None:
+        dist.all_reduce(buffer)
+        _synchronise(chain.device)
+
+    return _timed(reduce) / _LINK_BYTES
+
+
+def _update_seconds_per_byte(train: TrainConfig, chain: Chain) -> float:
+    parameter = torch.nn.Parameter(torch.zeros(2048, _LINK_BYTES // 4 // 2048, dtype=chain.dtype, device=chain.device))
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = build_optimizer(train, {"": parameter}, {})
+
+    def update() -> None:
+        optimizer.step()
+        _synchronise(chain.device)
+
+    return _timed(update) / (parameter.numel() * parameter.element_size())
+
+
+def _send_seconds(world: World, chain: Chain) -> tuple[float, float]:
+    """(seconds a byte, seconds of latency) between neighbours, by real sends between ranks 2k and 2k + 1."""
+    peer = world.rank ^ 1
+    if peer >= world.size:
+        return 0.0, 0.0
+
+    def exchange(num_bytes: int) -> Callable[[], None]:
+        buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=chain.device)
+
+        def there_and_back() -> None:
+            for sender in (0, 1):
+                (dist.send if world.rank % 2 == sender else dist.recv)(buffer, peer)
+            _synchronise(chain.device)
+
+        return there_and_back
+
+    latency = _timed(exchange(8)) / 2
+    return max(0.0, _timed(exchange(_LINK_BYTES)) / 2 - latency) / _LINK_BYTES, latency
+
+
+def _memcpy_seconds_per_byte() -> float:
+    source, target = torch.zeros(2**25, dtype=torch.uint8), torch.zeros(2**25, dtype=torch.uint8)
+    return _timed(lambda: target.copy_(source)) / 2**25
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,198 @@
+"""Checkpoints by parameter name, complete or invisible; and the whole model gathered for its own library's format.
+
+    checkpoints/step-00000120/    weights and optimizer state (DCP: each tensor written once, by one of its holders)
+                    state.json    everything else: the plan, progress, the policy's memory, totals
+    checkpoints/step-00000120.part/   while it is written; renamed when all ranks are done
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from pipetransformer.distributed import World
+from pipetransformer.dp import execute_transfers, plan_transfers
+from pipetransformer.errors import UserError
+from pipetransformer.layout import Layout, Ownership
+from pipetransformer.models import BuiltModel, Chain
+from pipetransformer.optim import OptimizerState, empty_state
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.shutdown import register
+
+if TYPE_CHECKING:
+    from pipetransformer.config import TrainConfig
+
+__all__ = ["CheckpointStore", "gather_weights", "save_model"]
+
+_PART = ".part"
+
+
+class CheckpointStore:
+    """The checkpoints of one run. All methods are collective unless they say otherwise."""
+
+    def __init__(self, folder: Path, *, world: World, keep: int) -> None:
+        self.folder = folder
+        self._world = world
+        self._keep = keep
+
+    def latest(self) -> Path | None:
+        """The last complete checkpoint. Not collective."""
+        found = sorted(p for p in self.folder.glob("step-*") if not p.name.endswith(_PART))
+        return found[-1] if found else None
+
+    def save(self, step: int, *, layout: Layout, chain: Chain, ownership: Ownership, state: Mapping[str, Any]) -> Path:
+        """Writes one checkpoint and deletes those that are too many.
+
+        Args:
+            state: what can be written as JSON; comes back from ``read_state``.
+        """
+        rank = self._world.rank
+        final = self.folder / f"step-{step:08d}"
+        part = final.with_name(final.name + _PART)
+        unregister = register(lambda: shutil.rmtree(part, ignore_errors=True))
+        try:
+            if rank == 0:
+                shutil.rmtree(part, ignore_errors=True)
+                part.mkdir(parents=True)
+            dist.barrier()
+            dcp.save(self._owned_tensors(layout, chain, ownership), checkpoint_id=part)
+            if rank == 0:
+                holders = {str(unit): sorted(ranks) for unit, ranks in _state_holders(layout, ownership).items()}
+                record = {"plan": layout.plan.as_dict(), "state_holders": holders, **state}
+                with (part / "state.json").open("w") as file:
+                    json.dump(record, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                shutil.rmtree(final, ignore_errors=True)
+                part.rename(final)
+                for old in sorted(p for p in self.folder.glob("step-*"))[: -self._keep]:
+                    shutil.rmtree(old, ignore_errors=True)
+            dist.barrier()
+        finally:
+            if rank == 0:
+                shutil.rmtree(part, ignore_errors=True)
+            unregister()
+        return final
+
+    def _owned_tensors(self, layout: Layout, chain: Chain, ownership: Ownership) -> dict[str, Tensor]:
+        """What this rank writes: each weight and state is written by the lowest rank that holds it."""
+        rank = self._world.rank
+        state = {**ownership.parked, **layout.state()}
+        tensors: dict[str, Tensor] = {}
+        for unit, ranks in ownership.weights.items():
+            if rank == min(ranks):
+                tensors |= {f"model.{n}": p.detach() for n, p in chain.named_parameters([unit]).items()}
+        for unit, ranks in _state_holders(layout, ownership).items():
+            if rank == min(ranks):
+                for name in chain.named_parameters([unit]):
+                    tensors |= {f"optimizer.{name}.{key}": value for key, value in state[name].items()}
+        return tensors
+
+    def read_state(self, path: Path) -> dict[str, Any]:
+        """The JSON part. Not collective. Raises UserError if it cannot be read."""
+        try:
+            return dict(json.loads((path / "state.json").read_text()))
+        except (OSError, ValueError) as error:
+            raise UserError(f"run.resume: {path / 'state.json'} cannot be read ({error}); delete {path}") from error
+
+    def load(
+        self, path: Path, *, state: Mapping[str, Any], chain: Chain, train: TrainConfig, ownership: Ownership
+    ) -> tuple[ParallelPlan, OptimizerState]:
+        """Fills the chain (whole on every rank) and ``ownership``; returns the plan and this rank's optimizer state.
+
+        Raises:
+            UserError: if the checkpoint belongs to another world size or model.
+        """
+        plan = ParallelPlan.from_dict(state["plan"])
+        world = self._world
+        if plan.world_size != world.size:
+            raise UserError(
+                f"run.resume: {path.name} was saved by {plan.world_size} ranks and this job has {world.size}; "
+                f"start it with {plan.world_size}"
+            )
+        holders = {int(unit): frozenset(ranks) for unit, ranks in state["state_holders"].items()}
+        needed = [u for u in range(plan.num_units) if u < plan.first_active or u in plan.active_units_of(world.rank)]
+        parameters = chain.named_parameters(needed)
+        mine = [unit for unit, ranks in holders.items() if world.rank in ranks]
+        optimizer_state = {
+            name: empty_state(train, parameter, device=chain.device)
+            for name, parameter in chain.named_parameters(mine).items()
+        }
+        tensors: dict[str, Any] = {f"model.{name}": p.data for name, p in parameters.items()}
+        for name, entries in optimizer_state.items():
+            tensors |= {f"optimizer.{name}.{key}": value for key, value in entries.items()}
+        try:
+            dcp.load(tensors, checkpoint_id=path)
+        except Exception as error:
+            said = " ".join(str(error).split())[:200]
+            raise UserError(f"run.resume: {path} does not fit this configuration ({said})") from error
+        ownership.state = holders
+        active = set(plan.active_units_of(world.rank))
+        for unit in mine:
+            if unit not in active:
+                ownership.parked |= {name: optimizer_state.pop(name) for name in chain.named_parameters([unit])}
+        return plan, optimizer_state
+
+
+def _state_holders(layout: Layout, ownership: Ownership) -> dict[int, frozenset[int]]:
+    """The ranks that hold optimizer state of each unit now, parked and active."""
+    plan = layout.plan
+    holders = dict(ownership.state)
+    if layout.has_stepped:
+        for stage in range(plan.pp):
+            ranks = frozenset(range(stage, plan.world_size, plan.pp))
+            holders.update(dict.fromkeys(plan.stage_units(stage), ranks))
+    return holders
+
+
+def gather_weights(chain: Chain, ownership: Ownership, *, world: World) -> dict[str, Tensor] | None:
+    """Collective. Every parameter and persistent buffer by name, on the CPU of rank 0; None on the others."""
+    needed = dict.fromkeys(ownership.weights, frozenset({0}))
+    transfers = plan_transfers(ownership.weights, needed, ranks_per_node=world.local_size)
+    arriving = {t.unit for t in transfers} if world.rank == 0 else set()
+    gathered: dict[str, Tensor] = {}
+    for unit in ownership.weights:
+        for name, parameter in chain.named_parameters([unit]).items():
+            if unit in arriving:
+                gathered[name] = torch.empty(parameter.shape, dtype=parameter.dtype, device=chain.device)
+            elif not parameter.is_meta:
+                gathered[name] = parameter.detach()
+    names = {unit: list(chain.named_parameters([unit])) for unit in ownership.weights}
+    execute_transfers(
+        transfers, rank=world.rank, tensors=lambda unit: (gathered[name] for name in names[unit])
+    )
+    if world.rank != 0:
+        return None
+    buffers = {n: b for n, b in chain.model.state_dict().items() if n not in gathered}
+    return {name: tensor.cpu() for name, tensor in {**gathered, **buffers}.items()}
+
+
+def save_model(built: BuiltModel, folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Writes the model in its own library's format; a reader sees the old folder or the whole new one.
+
+    Not collective: rank 0 alone calls it.
+    """
+    part = folder.with_name(folder.name + _PART)
+    unregister = register(lambda: shutil.rmtree(part, ignore_errors=True))
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        built.save(part, weights)
+        old = folder.with_name(folder.name + ".old")
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        part.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        unregister()

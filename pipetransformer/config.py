@@ -1,0 +1,309 @@
+"""The configuration: every key, its type, its default and its meaning, in one place.
+
+``load_config`` reads a YAML file and dotted overrides. ``python -m pipetransformer.config`` prints the reference page
+that is kept in ``docs/config.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    PlainValidator,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from pipetransformer.config_words import Allowed, explain, reference, text_keys
+from pipetransformer.config_yaml import dump_yaml, parse_override, read_yaml, set_key
+from pipetransformer.errors import UserError
+from pipetransformer.quantities import Interval, parse_num_bytes
+
+__all__ = ["Config", "Interval", "load_config"]
+
+
+def _interval(minimum: int) -> Callable[[object], Interval]:
+    def validate(value: object) -> Interval:
+        interval = Interval.parse(value) if isinstance(value, str) else value
+        if not isinstance(interval, Interval) or interval.count < minimum:
+            raise ValueError
+        return interval
+
+    return validate
+
+
+def _num_bytes(value: object) -> int:
+    num_bytes = parse_num_bytes(value) if isinstance(value, str) else value
+    if not isinstance(num_bytes, int) or isinstance(num_bytes, bool) or num_bytes < 1:
+        raise ValueError
+    return num_bytes
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+FolderName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"),
+    Allowed("letters, digits and . _ - (not . at the start)"),
+]
+Count = Annotated[int, Ge(1)]
+CountOrZero = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Lt(1)]
+Every = Annotated[
+    Interval,
+    PlainValidator(_interval(minimum=1)),
+    PlainSerializer(str),
+    Allowed('a positive interval such as "1 epoch" or "50 steps"'),
+]
+Warmup = Annotated[
+    Interval,
+    PlainValidator(_interval(minimum=0)),
+    PlainSerializer(str),
+    Allowed('an interval, not negative, such as "0 steps", "50 steps" or "1 epoch"'),
+]
+NumBytes = Annotated[
+    int,
+    PlainValidator(_num_bytes),
+    Allowed('a size of at least 1 byte, such as "8 GiB", "500 MB" or a number of bytes'),
+]
+
+_EPOCH = Interval(1, "epoch")
+
+
+class _Section(BaseModel):
+    """A frozen set of keys: unknown ones are refused, and so is a value of another type (``"3"`` for 3)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelConfig(_Section):
+    name: Text = Field(description="A timm name, a Hugging Face hub id, or a local folder.")
+    pretrained: bool = Field(
+        default=True, description="Start from the published weights; false draws them from `train.seed`."
+    )
+    dropout: Share | None = Field(
+        default=None, description="Dropout rate everywhere in the model; null keeps the model's own."
+    )
+    kwargs: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
+        default_factory=dict, description="Further arguments of the model's own constructor or configuration."
+    )
+
+
+class DataConfig(_Section):
+    name: Literal["digits", "cifar100", "sst2"] = Field(description="The dataset.")
+    path: Text | None = Field(
+        default=None,
+        description="A local file or folder, or a hub id; null takes the dataset's usual place on the hub.",
+    )
+    max_train_samples: Count | None = Field(
+        default=None, description="Train on the first so many samples; null takes all."
+    )
+    max_eval_samples: Count | None = Field(
+        default=None, description="Evaluate on the first so many samples; null takes all."
+    )
+    max_length: Count = Field(default=128, description="Texts are cut after so many tokens.")
+    image_size: Count | None = Field(
+        default=None, description="Height and width of an image at the model's input; null takes the model's own."
+    )
+    augment: Literal["none", "basic"] = Field(
+        default="none",
+        description="`basic`: random crops and horizontal flips of training images, which are then not cached.",
+    )
+    num_workers: CountOrZero = Field(
+        default=0, description="Processes a rank that prepare batches; 0 prepares them in line."
+    )
+
+
+class TrainConfig(_Section):
+    epochs: Count = Field(description="Passes over the training data.")
+    batch_size: Count = Field(description="Global batch: samples a step over all ranks, whatever the layout.")
+    lr: Positive = Field(description="Peak learning rate.")
+    weight_decay: NotNegative = Field(default=0.01, description="Weight decay; biases and norms have none.")
+    optimizer: Literal["adamw", "sgd"] = Field(default="adamw", description="The optimizer.")
+    momentum: Share = Field(default=0.9, description="Momentum of `sgd`.")
+    betas: Annotated[tuple[Share, Share], BeforeValidator(_as_tuple)] = Field(
+        default=(0.9, 0.999), description="Decay rates of the moments of `adamw`."
+    )
+    eps: Positive = Field(default=1e-8, description="Term in the denominator of `adamw`.")
+    label_smoothing: Share = Field(default=0.0, description="Share of the target that is spread over all classes.")
+    lr_schedule: Literal["linear", "cosine", "constant"] = Field(
+        default="linear",
+        description="How the learning rate goes on after the warm-up, step by step; the first two end at 0.",
+    )
+    warmup_ratio: Share = Field(default=0.0, description="Share of all steps in which the learning rate rises from 0.")
+    max_grad_norm: Positive | None = Field(
+        default=None,
+        description="Clip the gradient to this norm, taken over the whole active model; null does not clip.",
+    )
+    precision: Literal["float32", "bfloat16", "float64"] = Field(
+        default="float32",
+        description="`bfloat16` is autocast, with weights in float32; `float64` is for exact comparisons.",
+    )
+    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = Field(
+        default=0, description="Seed of new weights, order of samples, augmentation and dropout."
+    )
+    eval_every: Every = Field(default=_EPOCH, description="How often to evaluate; the end of training always does.")
+
+
+class FreezeConfig(_Section):
+    policy: Literal["none", "static", "schedule", "paper"] = Field(
+        default="none",
+        description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
+        "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
+        "of smallest gradient norm. `none`: no block, ever.",
+    )
+    alpha: Annotated[float, Gt(0), Lt(1)] = Field(
+        default=0.5, description="Share of the active blocks to freeze at a decision."
+    )
+    every: Every = Field(default=_EPOCH, description="Time between decisions.")
+    warmup: Warmup = Field(default=Interval(0, "step"), description="Time before the first decision counts.")
+    max_frozen: CountOrZero | None = Field(
+        default=None, description="No more blocks than this freeze; null sets no cap."
+    )
+
+
+class PipeConfig(_Section):
+    enabled: bool = Field(
+        default=True, description="AutoPipe: re-plan as blocks freeze; false keeps the first layout's length."
+    )
+    initial_length: Count | Literal["auto"] = Field(
+        default="auto", description="Pipeline length (pp): a number holds until the first freeze; `auto` plans freely."
+    )
+    schedule: Literal["gpipe", "1f1b"] = Field(default="1f1b", description="Order of micro-batches in a pipeline.")
+    microbatches: Count | Literal["auto"] = Field(
+        default="auto", description="Micro-batches per pipeline and step (M); `1f1b` needs at least as many as stages."
+    )
+    memory_limit: NumBytes | None = Field(default=None, description="Memory that a rank may use; null sets no limit.")
+
+
+class DpConfig(_Section):
+    enabled: bool = Field(default=True, description="AutoDP: ranks that a shorter pipeline frees become replicas.")
+
+
+class CacheConfig(_Section):
+    enabled: bool = Field(
+        default=True, description="AutoCache: read the frozen prefix's activations instead of computing them."
+    )
+    dtype: Literal["compute", "float32", "bfloat16", "float16"] = Field(
+        default="compute", description="Type of stored activations; `compute` stores what the step computes."
+    )
+    host_budget: NumBytes | Literal["auto"] = Field(
+        default="auto",
+        description="Shared memory a node for the store; `auto`: half of what is available when it is reserved.",
+    )
+
+
+class CheckpointConfig(_Section):
+    every: Every | None = Field(
+        default=_EPOCH, description="How often to save, besides the end of each epoch; null saves no checkpoint at all."
+    )
+    keep: Count = Field(default=1, description="How many of the latest checkpoints to keep.")
+
+
+class LogConfig(_Section):
+    wandb: Literal["offline", "online", "disabled"] = Field(default="offline", description="Mode of Weights & Biases.")
+    project: Text = Field(default="pipetransformer", description="Project in Weights & Biases.")
+    name: Text | None = Field(default=None, description="Name of the run in Weights & Biases; null takes `run.id`.")
+    every: Count = Field(default=10, description="Steps between two records of loss and phase times.")
+
+
+class RunConfig(_Section):
+    id: FolderName | None = Field(
+        default=None, description="Names the run and its folder; null makes one from the time."
+    )
+    dir: Text = Field(default="runs", description="Folder that holds the runs' folders.")
+    resume: bool = Field(default=False, description="Continue the run of this id from its last checkpoint.")
+    overwrite: bool = Field(default=False, description="Delete what an earlier run of this id left.")
+    replay: Text | None = Field(
+        default=None, description="An `events.jsonl` whose decisions are taken instead of new ones; null decides live."
+    )
+    timeout: Positive = Field(
+        default=300.0, description="Seconds that ranks may wait for each other before the job ends."
+    )
+
+
+class Config(_Section):
+    """A whole configuration. Never changes; ``with_overrides`` gives a changed copy."""
+
+    task: Literal["image_classification", "text_classification"] = Field(description="What is learnt.")
+    model: ModelConfig = Field(description="what is trained")
+    data: DataConfig = Field(description="what it is trained on")
+    train: TrainConfig = Field(description="how it is trained")
+    freeze: FreezeConfig = Field(default_factory=FreezeConfig, description="AutoFreeze, which blocks stop learning")
+    pipe: PipeConfig = Field(default_factory=PipeConfig, description="AutoPipe, how the model is cut into stages")
+    dp: DpConfig = Field(default_factory=DpConfig, description="AutoDP, how many replicas of the pipeline")
+    cache: CacheConfig = Field(default_factory=CacheConfig, description="AutoCache, activations read, not computed")
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="what is saved on the way")
+    log: LogConfig = Field(default_factory=LogConfig, description="what is told on the way")
+    run: RunConfig = Field(default_factory=RunConfig, description="where the run's files go, and how it starts")
+
+    def with_overrides(self, overrides: Mapping[str, object]) -> Config:
+        """A copy with dotted keys set, checked like a file: ``with_overrides({"run.id": "1000"})``."""
+        values = self.model_dump()
+        for key, value in overrides.items():
+            set_key(values, key, value)
+        return _validated(values)
+
+    def to_yaml(self) -> str:
+        """Every key, defaults included; ``load_config`` reads an equal configuration from it."""
+        return dump_yaml(self.model_dump())
+
+    @model_validator(mode="after")
+    def _check_across_keys(self) -> Config:
+        """Raises UserError, which pydantic lets pass."""
+        images = self.task == "image_classification"
+        if images == (self.data.name == "sst2"):
+            datasets = "digits or cifar100" if images else "sst2"
+            raise UserError(f"data.name: {self.data.name} is not for task {self.task}; give {datasets}")
+        if self.data.augment != "none" and not images:
+            raise UserError(f"data.augment: {self.data.augment} is for images; give none")
+        if self.freeze.policy == "static" and self.freeze.max_frozen is None:
+            raise UserError("freeze.max_frozen: missing; policy static freezes this many blocks")
+        pipe = self.pipe
+        if (
+            pipe.schedule == "1f1b"
+            and isinstance(pipe.microbatches, int)
+            and isinstance(pipe.initial_length, int)
+            and pipe.microbatches < pipe.initial_length
+        ):
+            raise UserError(
+                f"pipe.microbatches: {pipe.microbatches} is not allowed; "
+                f"schedule 1f1b needs at least pipe.initial_length = {pipe.initial_length}"
+            )
+        if self.run.resume and self.run.overwrite:
+            raise UserError("run.resume: cannot go with run.overwrite; set one of them to false")
+        return self
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file, then overrides such as ``train.lr=1e-3``, in order. Raises UserError."""
+    values = read_yaml(path)
+    for override in overrides:
+        set_key(values, *parse_override(override, text_keys=text_keys(Config)))
+    return _validated(values)
+
+
+def _validated(values: dict[str, Any]) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError(explain(error, schema=Config, values=values)) from None
+
+
+if __name__ == "__main__":
+    print(reference(Config), end="")

@@ -1,0 +1,151 @@
+"""A pydantic schema in words: what a key allows, what is wrong with a value, and the reference page.
+
+All three come from the same annotations, so that an error, the documentation and the check cannot disagree.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import reprlib
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+__all__ = ["Allowed", "allowed", "explain", "reference", "text_keys"]
+
+_NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
+_BOUNDS = ((Gt, "gt", "above"), (Ge, "ge", "of at least"), (Lt, "lt", "below"), (Le, "le", "at most"))
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Words for a type whose annotation alone does not tell what may be written. Goes into ``Annotated``."""
+
+    words: str
+
+
+def allowed(hint: Any, metadata: Sequence[object] = ()) -> str:
+    """What may be written where ``hint`` is expected: ``a number above 0 and below 1``."""
+    for mark in metadata:
+        if isinstance(mark, Allowed):
+            return mark.words
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return allowed(arguments[0], [*hint.__metadata__, *metadata])
+    if origin in (Union, types.UnionType):
+        return ", or ".join(allowed(argument) for argument in arguments)
+    if origin is Literal:
+        return str(arguments[0]) if len(arguments) == 1 else f"one of {', '.join(map(str, arguments))}"
+    if origin is tuple:
+        return f"a list of {len(arguments)}, each {allowed(arguments[0])}"
+    if hint is type(None):
+        return "null"
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        required = [name for name, field in hint.model_fields.items() if field.is_required()]
+        return f"a section with {', '.join(required)}" if required else "a section of keys"
+    bounds = [
+        f"{word} {getattr(mark, name)}" for mark in metadata for kind, name, word in _BOUNDS if isinstance(mark, kind)
+    ]
+    return " ".join([_NOUNS[origin or hint], " and ".join(bounds)]).rstrip()
+
+
+def explain(error: ValidationError, *, schema: type[BaseModel], values: Mapping[str, Any]) -> str:
+    """The first mistake in ``values``, in one line. A misspelt key comes first: it explains a missing one."""
+    unknown = ("extra_forbidden", "invalid_key")
+    first = min(error.errors(include_url=False), key=lambda mistake: mistake["type"] not in unknown)
+    path = first["loc"][:2]  # what follows points into a value: its key is what the user can look up
+    key = " ".join(".".join(map(str, path)).split())
+    if first["type"] in unknown:
+        return _explain_unknown(key, schema=schema)
+    field = schema.model_fields[str(path[0])]
+    if len(path) == 2:
+        field = _fields(field.annotation)[str(path[1])]
+    expected = allowed(field.annotation, field.metadata)
+    if first["type"] == "missing":
+        return f"{key}: missing; give {expected}"
+    given: Any = values
+    for part in path:
+        given = given[part]
+    return f"{key}: {_quote(given)} is not allowed; give {expected}"
+
+
+def reference(schema: type[BaseModel]) -> str:
+    """The documentation of every key, as Markdown."""
+    lines = [
+        "# Configuration",
+        "",
+        "A configuration is a YAML file of sections. Any key can be set on the command line, after the file:",
+        "`train.lr=1e-3`, `'model.kwargs={patch_size: 4}'`, `model.kwargs.patch_size=4`, `run.id=null`. The value is",
+        "YAML; a mapping replaces the one in the file. A key that is not listed here is refused.",
+        "",
+        "This page is written by `python -m pipetransformer.config > docs/config.md`: edit the schema, not the page.",
+        "",
+        *_table((name, field) for name, field in schema.model_fields.items() if not _fields(field.annotation)),
+    ]
+    for name, field in schema.model_fields.items():
+        if fields := _fields(field.annotation):
+            lines += ["", f"## `{name}`: {field.description}", "", *_table(fields.items())]
+    return "\n".join(lines) + "\n"
+
+
+def text_keys(schema: type[BaseModel]) -> frozenset[str]:
+    """The dotted keys whose value is free text."""
+    return frozenset(key for key, field in _leaves(schema) if _takes_text(field.annotation))
+
+
+def _takes_text(hint: Any) -> bool:
+    if get_origin(hint) in (Annotated, Union, types.UnionType):
+        return any(_takes_text(argument) for argument in get_args(hint))
+    return hint is str
+
+
+def _explain_unknown(key: str, *, schema: type[BaseModel]) -> str:
+    parent, _, name = key.rpartition(".")
+    names = _fields(schema.model_fields[parent].annotation) if parent else schema.model_fields
+    prefix = f"{parent}." if parent else ""
+    if near := difflib.get_close_matches(name.lower(), names, n=1):
+        return f"{key}: no such key; did you mean {prefix}{near[0]}?"
+    elsewhere = {leaf.rpartition(".")[2]: leaf for leaf, _ in _leaves(schema)}
+    if near := difflib.get_close_matches(name.lower(), elsewhere, n=1, cutoff=0.8):
+        return f"{key}: no such key; did you mean {elsewhere[near[0]]}?"
+    return f"{key}: no such key; {parent or 'a configuration'} has {', '.join(names)}"
+
+
+def _fields(hint: Any) -> dict[str, FieldInfo]:
+    """The fields of a section; none where ``hint`` is a plain value."""
+    return hint.model_fields if isinstance(hint, type) and issubclass(hint, BaseModel) else {}
+
+
+def _leaves(schema: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in schema.model_fields.items():
+        fields = _fields(field.annotation)
+        yield from ((f"{name}.{key}", leaf) for key, leaf in fields.items()) if fields else [(name, field)]
+
+
+def _table(fields: Iterable[tuple[str, FieldInfo]]) -> Iterator[str]:
+    yield "| key | allowed | default | meaning |"
+    yield "|---|---|---|---|"
+    for name, field in fields:
+        default = "required" if field.is_required() else f"`{_plain(field.get_default(call_default_factory=True))}`"
+        yield f"| `{name}` | {allowed(field.annotation, field.metadata)} | {default} | {field.description} |"
+
+
+def _plain(value: object) -> str:
+    """A default as one would write it in YAML."""
+    return str(value) if not isinstance(value, (bool, tuple, type(None))) else json.dumps(value)
+
+
+def _quote(value: object) -> str:
+    """What was given, as YAML shows it, on one line and short; text is quoted, so that "3" is not 3."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, skipkeys=True, default=str)
+    except ValueError:  # a mapping that contains itself
+        text = reprlib.repr(value)
+    text = " ".join(text.split())
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,175 @@
+"""Image datasets: one uint8 tensor a split, resized, augmented and normalised a batch at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from pipetransformer.data.cifar100 import CIFAR100_HUB_ID, cifar100_label_names, read_cifar100
+from pipetransformer.data.dataset import Dataset
+from pipetransformer.data.digits import DIGIT_NAMES, read_digits
+from pipetransformer.data.sources import locate
+from pipetransformer.errors import UserError
+
+if TYPE_CHECKING:
+    from pipetransformer.config import DataConfig
+
+__all__ = ["ImageDataset", "ImagePreprocessing", "load_image_data"]
+
+_PADDING_SHARE = 8  # The usual 4 pixels of a 32-pixel picture, in proportion.
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePreprocessing:
+    """What a model expects of its pictures.
+
+    Attributes:
+        size: height and width in pixels.
+        channels: 1 (grey) or 3 (red, green, blue).
+        mean, std: of each channel, for pixels in 0..1.
+        interpolation: ``bicubic`` or ``bilinear``.
+    """
+
+    size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    interpolation: str
+
+    def __post_init__(self) -> None:
+        if self.channels not in (1, 3):
+            raise UserError(f"model: takes pictures of {self.channels} channels; 1 and 3 are supported")
+        if self.interpolation not in ("bicubic", "bilinear"):
+            raise UserError(f"model: wants {self.interpolation} interpolation; bicubic and bilinear are supported")
+        assert len(self.mean) == len(self.std) == self.channels, self
+
+    @classmethod
+    def from_timm(cls, data_config: Mapping[str, Any], *, size: int) -> ImagePreprocessing:
+        """From ``timm.data.resolve_model_data_config(model)``; ``size`` may differ from the size of pre-training."""
+        channels = int(data_config["input_size"][0])
+        mean, std = (tuple(map(float, data_config[name])) for name in ("mean", "std"))
+        if channels == 1:  # timm gives colour statistics even to a grey model.
+            mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
+        return cls(size, channels, mean, std, data_config["interpolation"])
+
+
+class ImageDataset(Dataset):
+    """Pictures uint8 ``[num_samples, channels, height, width]``, prepared a batch at a time.
+
+    Args:
+        seed: of the augmentation; None turns it off. With it, each picture is padded with black, cropped back at a
+            random place and mirrored half of the time, as (seed, epoch, sample) say.
+    """
+
+    num_tokens = None
+
+    def __init__(
+        self,
+        pictures: np.ndarray,
+        *,
+        labels: np.ndarray,
+        label_names: tuple[str, ...],
+        preprocessing: ImagePreprocessing,
+        seed: int | None,
+    ) -> None:
+        self.labels = torch.from_numpy(labels)
+        self.label_names = label_names
+        self.lengths = np.full(len(labels), preprocessing.size, dtype=np.int64)
+        self.augmented = seed is not None
+        self._pictures = torch.from_numpy(pictures)
+        self._preprocessing = preprocessing
+        self._seed = seed
+        std = torch.tensor(preprocessing.std, dtype=torch.float64).view(-1, 1, 1)
+        mean = torch.tensor(preprocessing.mean, dtype=torch.float64).view(-1, 1, 1)
+        self._scale = (1 / (255 * std)).float()
+        self._shift = (mean / std).float()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        settings = (tuple(self._pictures.shape), self._preprocessing, self._seed)
+        return hashlib.sha256(
+            repr(settings).encode() + hashlib.sha256(self._pictures.numpy().data).digest()
+        ).hexdigest()
+
+    def inputs(self, ids: np.ndarray, *, length: int, epoch: int) -> dict[str, torch.Tensor]:
+        size = self._preprocessing.size
+        assert length == size, (length, size)
+        pictures = self._pictures.index_select(0, torch.from_numpy(ids))
+        if self._seed is not None:
+            pictures = _shifted_and_mirrored(pictures, self._draws(epoch)[ids])
+        if pictures.shape[-2:] != (size, size):
+            mode = self._preprocessing.interpolation
+            # The whole picture, where timm's evaluation would crop the centre: these pictures' objects fill the frame.
+            # Note: on uint8 torch interpolates in whole numbers, as Pillow does: faster, and no row depends on others.
+            pictures = F.interpolate(pictures, size=(size, size), mode=mode, antialias=True)
+        return {"pixel_values": pictures.to(torch.float32).mul_(self._scale).sub_(self._shift)}
+
+    def _draws(self, epoch: int) -> np.ndarray:
+        """For every sample of the split, in 0..1: down, right, mirror ``[num_samples, 3]``.
+
+        Drawn for all samples each time, which costs less than one resize, so that a sample's draw is its own.
+        """
+        return np.random.default_rng([self._seed or 0, epoch]).random((len(self), 3), dtype=np.float32)
+
+
+def _shifted_and_mirrored(pictures: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
+    """Each picture shifted by up to an eighth of its size (black comes in), mirrored where the third draw says so."""
+    height, width = pictures.shape[-2:]
+    down, right = height // _PADDING_SHARE, width // _PADDING_SHARE
+    first_row, first_column = (draws[:, :2] * (2 * down + 1, 2 * right + 1)).astype(np.int64).T
+    rows = first_row[:, None] + np.arange(height)
+    columns = np.arange(width)
+    columns = first_column[:, None] + np.where(draws[:, 2:] < 0.5, columns[::-1], columns)
+    padded = F.pad(pictures, (right, right, down, down))
+    samples = torch.arange(len(pictures))[:, None, None]
+    cropped = padded[samples, :, torch.from_numpy(rows)[:, :, None], torch.from_numpy(columns)[:, None, :]]
+    return cropped.permute(0, 3, 1, 2).contiguous()
+
+
+def load_image_data(
+    data: DataConfig, *, preprocessing: ImagePreprocessing, seed: int
+) -> tuple[ImageDataset, ImageDataset]:
+    """The training and the evaluation split of the dataset that ``data.name`` and ``data.path`` name.
+
+    Args:
+        seed: of the augmentation, which only training pictures get.
+    """
+    splits = []
+    for train, max_samples in ((True, data.max_train_samples), (False, data.max_eval_samples)):
+        channels = preprocessing.channels
+        pictures, labels, names = _read(data, train=train, max_samples=max_samples, channels=channels)
+        splits.append(
+            ImageDataset(
+                pictures,
+                labels=labels,
+                label_names=names,
+                preprocessing=preprocessing,
+                seed=seed if train and data.augment == "basic" else None,
+            )
+        )
+    return splits[0], splits[1]
+
+
+def _read(
+    data: DataConfig, *, train: bool, max_samples: int | None, channels: int
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    if data.name == "digits":
+        if data.path is not None:
+            raise UserError(f"data.path: {data.path} is not allowed; digits come with scikit-learn, leave the path out")
+        pictures, labels = read_digits(train=train, max_samples=max_samples)
+        return np.repeat(pictures, channels, axis=1), labels, DIGIT_NAMES
+    if data.name == "cifar100":
+        location = locate(data, default_hub_id=CIFAR100_HUB_ID)
+        names = cifar100_label_names(location)
+        pictures, labels = read_cifar100(
+            location, train=train, label_names=names, max_samples=max_samples, channels=channels
+        )
+        return pictures, labels, names
+    raise UserError(f"data.name: {data.name} holds no pictures; task image_classification takes digits or cifar100")

@@ -1,0 +1,52 @@
+"""Reading ahead: what a step needs is fetched in order, by this process or by worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader
+
+from pipetransformer.data.dataset import Dataset
+
+__all__ = ["loader"]
+
+Item = TypeVar("Item")
+Fetched = TypeVar("Fetched")
+
+
+class _Fetching(Generic[Item, Fetched]):
+    """The map from an item to what is fetched for it, in the form that DataLoader indexes."""
+
+    def __init__(self, dataset: Dataset, fetch: Callable[[Dataset, Item], Fetched]) -> None:
+        self._dataset = dataset
+        self._fetch = fetch
+
+    def __getitem__(self, item: Item) -> Fetched:
+        return self._fetch(self._dataset, item)
+
+
+def loader(
+    dataset: Dataset, *, items: Sequence[Item], fetch: Callable[[Dataset, Item], Fetched], num_workers: int
+) -> Iterator[Fetched]:
+    """Yield ``fetch(dataset, item)`` for each item, in order; tensors are pinned where there is a GPU.
+
+    Workers start at the first ``next`` and end with the iterator, be it exhausted, closed or dropped. With workers,
+    ``fetch`` must be picklable where processes are not forked. Pinning looks into dicts, lists, tuples (a plain tuple
+    comes out as a list) and objects with a ``pin_memory`` method.
+    """
+    # Note: the DataLoader's own iterator must be referenced from here alone: it ends its workers when it is collected.
+    yield from DataLoader(
+        _Fetching(dataset, fetch),  # type: ignore[arg-type]
+        batch_size=None,
+        sampler=items,
+        num_workers=num_workers,
+        collate_fn=_unchanged,  # The default turns numpy arrays into tensors.
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # Else starting to iterate would draw from the stream that dropout draws from.
+    )
+
+
+def _unchanged(fetched: Fetched) -> Fetched:
+    return fetched

@@ -1,0 +1,78 @@
+"""Where a dataset's rows come from, a local folder or the hub, and the checks that the readers share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from pipetransformer.errors import UserError
+
+if TYPE_CHECKING:
+    from pipetransformer.config import DataConfig
+
+__all__ = ["checked_labels", "hub_table", "locate", "one_line", "require_columns"]
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_LONGEST_REASON = 200
+
+
+def locate(data: DataConfig, *, default_hub_id: str) -> Path | str:
+    """What ``data.path`` names: a local folder (Path) or a dataset on the hub (its id, a str)."""
+    if data.path is None:
+        return default_hub_id
+    folder = Path(data.path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise UserError(f"data.path: {data.path} is a file; give the folder that holds it")
+    if _HUB_ID.fullmatch(data.path):
+        return data.path
+    raise UserError(f"data.path: there is no folder {data.path}; give a local folder or a hub id such as owner/name")
+
+
+def hub_table(
+    hub_id: str, *, config_name: str | None, split: str, columns: Sequence[str], max_samples: int | None
+) -> pa.Table:
+    """The first ``max_samples`` rows of a dataset on the hub, pictures still encoded."""
+    import datasets  # Costs a second, and only this function needs it.
+
+    try:
+        dataset = datasets.load_dataset(hub_id, config_name, split=split)
+    except Exception as error:  # Three libraries raise here, each with exceptions of its own.
+        raise UserError(
+            f"data.path: {hub_id} is no local folder and its split {split} cannot be loaded from the hub"
+            f" ({type(error).__name__}: {one_line(error)}); give data.path a local folder"
+        ) from error
+    require_columns(dataset.column_names, columns, source=f"{hub_id} ({split})")
+    if not len(dataset):
+        raise UserError(f"{hub_id} ({split}): holds no samples; at least 1 is needed")
+    num_samples = len(dataset) if max_samples is None else min(len(dataset), max_samples)
+    return dataset.select_columns(list(columns)).with_format("arrow")[:num_samples]
+
+
+def require_columns(present: Sequence[str], wanted: Sequence[str], *, source: object) -> None:
+    missing = [name for name in wanted if name not in present]
+    if missing:
+        raise UserError(f"{source}: no column {', '.join(missing)}; there are {', '.join(present) or 'none'}")
+
+
+def checked_labels(column: pa.ChunkedArray, *, name: str, num_labels: int, source: object) -> np.ndarray:
+    """A label column as int64 ``[num_samples]``. Raises UserError for the first row (from 0) that is out of range."""
+    if not pa.types.is_integer(column.type):
+        raise UserError(f"{source}: column {name} is {column.type}; whole numbers are needed")
+    labels: np.ndarray = column.fill_null(-1).to_numpy().astype(np.int64)
+    wrong = np.flatnonzero((labels < 0) | (labels >= num_labels))
+    if len(wrong):
+        row = int(wrong[0])
+        raise UserError(f"{source}: row {row}: label {column[row].as_py()} is not allowed; give 0 to {num_labels - 1}")
+    return labels
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an exception's message, short enough to stand inside another."""
+    return str(error).strip().partition("\n")[0][:_LONGEST_REASON]

@@ -1,0 +1,77 @@
+"""The job's world: one rank a device, from the first step to the last.
+
+Ranks come from torchrun (see ``launch.py``); an entry that runs alone is a world of one, without a port.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from pipetransformer.errors import UserError
+
+__all__ = ["World", "close_world", "init_world"]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This rank's place in the job.
+
+    Attributes:
+        local_rank: number among the ``local_size`` ranks of its node.
+        device: what this rank computes on.
+        timeout: how long a collective may take; give it to every group made later (torch's default is another).
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    device: torch.device
+    timeout: timedelta = timedelta(minutes=5)
+
+
+def init_world(*, timeout_seconds: float) -> World:
+    """Join the default process group that torchrun's environment describes, or a group of one without it.
+
+    Backend: NCCL for tensors on CUDA devices and gloo for those on the CPU; gloo alone where there is no CUDA device.
+    """
+    timeout = timedelta(seconds=timeout_seconds)
+    launched = dist.is_torchelastic_launched()
+    rank, size, local_rank, local_size = (
+        int(os.environ[name]) if launched else alone
+        for name, alone in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))
+    )
+    device = _device(local_rank, local_size=local_size)
+    on_cuda = device.type == "cuda"
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+        store=None if launched else dist.HashStore(),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+        device_id=device if on_cuda else None,
+    )
+    return World(rank, size, local_rank, local_size, device, timeout)
+
+
+def close_world() -> None:
+    """Leave all groups. For the end of a job that succeeded: after a failure this may wait for peers (``shutdown``)."""
+    dist.destroy_process_group()
+
+
+def _device(local_rank: int, *, local_size: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if local_size > torch.cuda.device_count():
+        raise UserError(
+            f"NPROC: {local_size} ranks do not fit on {torch.cuda.device_count()} CUDA device(s), one a rank; "
+            "give fewer, or set CUDA_VISIBLE_DEVICES= to run on the CPU"
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,125 @@
+"""Sums gradients over the replicas, overlapped with the backward: the one home-made piece of distribution.
+
+DDP and ``replicate`` are as exact, but must be wrapped anew at every transition and measured slower (design.md). This is
+one class of hooks: buckets in a fixed order, filled from the last parameter to the first as a backward does, each summed
+by one asynchronous ``all_reduce`` after its last micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+__all__ = ["GradientReducer"]
+
+_BUCKET_BYTES = 8 * 2**20
+
+
+class GradientReducer:
+    """Owns the gradients of ``parameters`` while it lives: each ``.grad`` is a view of its bucket.
+
+    The sum (not the mean) over ``group`` is taken: the loss is already divided by the global count.
+
+    Note: with ``group`` None (one replica) nothing is hooked and gradients are autograd's own.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], *, group: dist.ProcessGroup | None) -> None:
+        self._parameters = dict(parameters)
+        self._group = group
+        self._buckets: list[_Bucket] = []
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._accumulations = 0
+        self._next = 0
+        if group is None:
+            return
+        members: list[tuple[str, nn.Parameter]] = []
+        num_bytes = 0
+        for name, parameter in reversed(self._parameters.items()):
+            size = parameter.numel() * parameter.element_size()
+            if members and num_bytes + size > _BUCKET_BYTES:
+                self._buckets.append(_Bucket(members))
+                members, num_bytes = [], 0
+            members.append((name, parameter))
+            num_bytes += size
+        if members:
+            self._buckets.append(_Bucket(members))
+        for bucket in self._buckets:
+            for name, parameter in bucket.members:
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._hook(bucket, name)))
+
+    def _hook(self, bucket: _Bucket, name: str):  # type: ignore[no-untyped-def]
+        def accumulated(_: Tensor) -> None:
+            bucket.counts[name] += 1
+            if bucket.counts[name] == self._accumulations:
+                bucket.missing -= 1
+                if bucket.missing == 0:
+                    self._launch()
+
+        return accumulated
+
+    def _launch(self) -> None:
+        """Starts every bucket that is full, in the fixed order that all ranks share."""
+        while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
+            bucket = self._buckets[self._next]
+            bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+            self._next += 1
+
+    def begin(self, *, num_microbatches: int) -> None:
+        """Clears the gradients before a step of ``num_microbatches`` backward passes."""
+        if self._group is None:
+            for parameter in self._parameters.values():
+                parameter.grad = None
+            return
+        self._accumulations = num_microbatches
+        self._next = 0
+        for bucket in self._buckets:
+            bucket.begin()
+
+    def finish(self) -> None:
+        """Waits until every gradient is the sum over the replicas.
+
+        Raises:
+            RuntimeError: naming the parameters that received no gradient in some micro-batch.
+        """
+        if self._next < len(self._buckets):
+            unused = [n for b in self._buckets for n, c in b.counts.items() if c != self._accumulations]
+            raise RuntimeError(f"parameters without a gradient in this step: {', '.join(unused)}")
+        for bucket in self._buckets:
+            assert bucket.work is not None
+            bucket.work.wait()
+            bucket.work = None
+
+    def close(self) -> None:
+        """Removes the hooks and gives the gradients' memory back."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._buckets.clear()
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
+
+class _Bucket:
+    """Gradients that are summed by one call; ``.grad`` of each member is a view of ``flat``."""
+
+    def __init__(self, members: list[tuple[str, nn.Parameter]]) -> None:
+        self.members = members
+        first = members[0][1]
+        self.flat = torch.zeros(sum(p.numel() for _, p in members), dtype=first.dtype, device=first.device)
+        self.counts = dict.fromkeys((name for name, _ in members), 0)
+        self.missing = len(members)
+        self.work: dist.Work | None = None
+        offset = 0
+        for _, parameter in members:
+            parameter.grad = self.flat[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+
+    def begin(self) -> None:
+        # Note: zeroed in place; set_to_none would cut the views from the bucket.
+        self.flat.zero_()
+        self.missing = len(self.members)
+        for name in self.counts:
+            self.counts[name] = 0

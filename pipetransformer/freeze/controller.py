@@ -1,0 +1,75 @@
+"""AutoFreeze: when to ask the policy, with which norms, and what to remember between two answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipetransformer.freeze.policies import Policy
+
+__all__ = ["FreezeController", "FreezeDecision"]
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeDecision:
+    """One answer with its evidence.
+
+    Attributes:
+        step: optimizer steps done when it was taken. interval: intervals since the warm-up (T).
+        frozen: n. norms: mean gradient norm of every block over the interval, if the policy read it.
+    """
+
+    step: int
+    interval: int
+    frozen: int
+    norms: tuple[float, ...] | None
+
+
+class FreezeController:
+    """Asks ``policy`` every ``every_steps`` steps after ``warmup_steps`` steps; n never passes ``max_frozen``."""
+
+    def __init__(self, policy: Policy | None, *, every_steps: int, warmup_steps: int, max_frozen: int) -> None:
+        assert every_steps >= 1 and warmup_steps >= 0
+        self.policy = policy
+        self._every = every_steps
+        self._warmup = warmup_steps
+        self._max_frozen = max_frozen
+        self._norm_sums: list[float] = []
+        self._norm_steps = 0
+
+    @property
+    def needs_norms(self) -> bool:
+        return self.policy is not None and self.policy.needs_norms
+
+    @property
+    def may_unfreeze(self) -> bool:
+        return self.policy is not None and self.policy.may_unfreeze
+
+    def due(self, step: int) -> bool:
+        """Whether a decision is to be taken after ``step`` optimizer steps."""
+        past = step - self._warmup
+        return self.policy is not None and past >= 0 and past % self._every == 0
+
+    def observe(self, norm_sums: Sequence[float], *, num_steps: int) -> None:
+        """Adds the gradient norms of ``num_steps`` steps, summed over the steps, one number a block."""
+        if not self._norm_sums:
+            self._norm_sums = [0.0] * len(norm_sums)
+        self._norm_sums = [total + more for total, more in zip(self._norm_sums, norm_sums, strict=True)]
+        self._norm_steps += num_steps
+
+    def decide(self, step: int, *, frozen: int) -> FreezeDecision:
+        assert self.policy is not None
+        interval = (step - self._warmup) // self._every
+        norms = tuple(total / self._norm_steps for total in self._norm_sums) if self._norm_steps else None
+        answer = self.policy.decide(interval, frozen=frozen, norms=norms)
+        if not self.policy.may_unfreeze:
+            answer = max(answer, frozen)
+        self._norm_sums, self._norm_steps = [], 0
+        return FreezeDecision(step=step, interval=interval, frozen=min(answer, self._max_frozen), norms=norms)
+
+    def state_dict(self) -> dict[str, object]:
+        return {"norm_sums": list(self._norm_sums), "norm_steps": self._norm_steps}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self._norm_sums = list(state["norm_sums"])  # type: ignore[call-overload]
+        self._norm_steps = int(state["norm_steps"])  # type: ignore[call-overload]

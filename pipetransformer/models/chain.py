@@ -1,0 +1,195 @@
+"""A model seen as a chain ``stem -> blocks[0..L) -> head`` of units that keep the model's own parameter names.
+
+Unit 0 is the stem, units 1..L are the blocks, unit L + 1 is the head. A rank holds only some units: the parameters of
+the others are released to the meta device and come back by ``materialize`` before a transfer fills them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.errors import UserError
+from pipetransformer.models.families import Family, family_of
+
+__all__ = ["Chain", "Stage"]
+
+
+class Chain:
+    """A wrapped model.
+
+    Args:
+        model: a model of one of the families; trained in place.
+        name: how the user named it, for error messages.
+        precision: ``float32``, ``bfloat16`` (autocast over float32 weights) or ``float64``.
+
+    Raises:
+        UserError: if the model is no chain that is known.
+    """
+
+    def __init__(self, model: nn.Module, *, name: str, precision: str = "float32", device: torch.device) -> None:
+        self.family: Family = family_of(model, name=name)
+        self.model = model.to(device=device, dtype=torch.float64 if precision == "float64" else torch.float32)
+        self.name = name
+        self.device = device
+        self.dtype = torch.float64 if precision == "float64" else torch.float32
+        self._autocast = precision == "bfloat16"
+        self.blocks: Sequence[nn.Module] = list(model.get_submodule(self.family.blocks))  # type: ignore[arg-type]
+        self._owners = {parameter: self._owner(parameter) for parameter, _ in model.named_parameters()}
+        self._frozen = 0
+        self._stem_modules = [
+            module
+            for path, module in model.named_modules()
+            if path and any(f"{path}.".startswith(prefix) for prefix in self.family.stem_prefixes)
+        ]
+
+    def _owner(self, parameter: str) -> int:
+        prefix = f"{self.family.blocks}."
+        if parameter.startswith(prefix):
+            return 1 + int(parameter[len(prefix) :].split(".", 1)[0])
+        return 0 if parameter.startswith(self.family.stem_prefixes) else self.num_blocks + 1
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def num_units(self) -> int:
+        return len(self.blocks) + 2
+
+    @property
+    def input_keys(self) -> tuple[str, ...]:
+        """Batch entries that a rank without a prefix in front of it needs beside the main input."""
+        return (*self.family.stem_inputs, *self.family.block_inputs)
+
+    def unit_of(self, parameter: str) -> int:
+        return self._owners[parameter]
+
+    def named_parameters(self, units: Iterable[int]) -> dict[str, nn.Parameter]:
+        """The parameters of ``units`` by the model's own names, in the model's order."""
+        wanted = set(units)
+        return {name: p for name, p in self.model.named_parameters() if self._owners[name] in wanted}
+
+    def autocast(self) -> torch.autocast | nullcontext[None]:
+        if self._autocast:
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def run(self, units: range, hidden: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Runs consecutive units. ``hidden`` is the main input [batch, ...] before unit 0, else [batch, tokens, width]."""
+        with self.autocast():
+            first, stop = units.start, units.stop
+            if first == 0:
+                main = hidden.to(self.dtype) if hidden.is_floating_point() else hidden
+                hidden = self.family.stem(self.model, {**inputs, self.family.main_input: main})
+                first = 1
+            blocks = self.blocks[first - 1 : min(stop, self.num_units - 1) - 1]
+            if blocks:
+                arguments = self.family.block_arguments(self.model, hidden, inputs)
+                for block in blocks:
+                    hidden = block(hidden, **arguments)
+            if stop == self.num_units:
+                hidden = self.family.head(self.model, hidden)
+        return hidden
+
+    def freeze(self, num_frozen: int) -> None:
+        """Freezes the stem and the first ``num_frozen`` blocks (none for 0) and makes the rest trainable again.
+
+        Frozen parameters need no gradient and hold none: no weight decay, no momentum drift.
+        """
+        assert 0 <= num_frozen <= self.num_blocks
+        self._frozen = num_frozen
+        for name, parameter in self.model.named_parameters():
+            active = not self._is_frozen(self._owners[name])
+            parameter.requires_grad_(active and not parameter.is_meta)
+            if not active:
+                parameter.grad = None
+
+    def _is_frozen(self, unit: int) -> bool:
+        return self._frozen > 0 and unit <= self._frozen
+
+    def train(self, mode: bool = True) -> None:
+        """Train or eval mode of the active units; frozen ones stay in eval mode whatever is asked."""
+        self.model.train(mode)
+        if self._frozen:
+            for module in (*self._stem_modules, *self.blocks[: self._frozen]):
+                module.eval()
+
+    def release(self, units: Iterable[int]) -> None:
+        """Gives the parameters' memory of ``units`` back; their shapes and names stay."""
+        for name in self.named_parameters(units):
+            module, attribute = self._locate(name)
+            old = getattr(module, attribute)
+            if not old.is_meta:
+                setattr(module, attribute, nn.Parameter(torch.empty_like(old, device="meta"), requires_grad=False))
+
+    def materialize(self, units: Iterable[int]) -> None:
+        """Uninitialised memory for the released parameters of ``units``, to be filled by a transfer."""
+        for name in self.named_parameters(units):
+            module, attribute = self._locate(name)
+            old = getattr(module, attribute)
+            if old.is_meta:
+                new = nn.Parameter(torch.empty_like(old, device=self.device), requires_grad=False)
+                setattr(module, attribute, new)
+
+    def _locate(self, parameter: str) -> tuple[nn.Module, str]:
+        path, _, attribute = parameter.rpartition(".")
+        return self.model.get_submodule(path), attribute
+
+    def learn_shapes(self, inputs: Mapping[str, Tensor]) -> None:
+        """Runs ``inputs`` through the chain once, remembers what leaves every unit, and proves the chain right.
+
+        Raises:
+            UserError: if the logits differ from those of the model's own forward, as for a variant that overrides the
+                forward of its family.
+        """
+        self.model.eval()
+        main = inputs[self.family.main_input]
+        side = {key: inputs[key] for key in self.input_keys}
+        text_length = main.shape[1] if not main.is_floating_point() else None
+        hidden = main
+        self._leaving: list[tuple[tuple[int, ...], bool, torch.dtype]] = []
+        with torch.no_grad():
+            for unit in range(self.num_units):
+                hidden = self.run(range(unit, unit + 1), hidden, side)
+                by_length = text_length is not None and hidden.dim() == 3
+                self._leaving.append((tuple(hidden.shape[1:]), by_length, hidden.dtype))
+            with self.autocast():
+                if text_length is None:
+                    expected = self.model(main.to(self.dtype))
+                else:
+                    expected = self.model(**{self.family.main_input: main}, **side).logits
+        scale = expected.abs().max().clamp_min(1.0)
+        if hidden.shape != expected.shape or (hidden - expected).abs().max() > 1e-3 * scale:
+            raise UserError(
+                f"model.name: {self.name} looks like {self.family.name} but computes something else between its parts; "
+                "add its own entry to FAMILIES in pipetransformer/models/families.py"
+            )
+
+    def boundary(self, unit: int, *, rows: int, length: int) -> Tensor:
+        """A meta tensor like what leaves ``unit`` for ``rows`` samples of padded length ``length``.
+
+        Raises:
+            AttributeError: before ``learn_shapes``.
+        """
+        shape, by_length, dtype = self._leaving[unit]
+        shape = (length, *shape[1:]) if by_length else shape
+        return torch.empty((rows, *shape), dtype=dtype, device="meta")
+
+
+class Stage(nn.Module):
+    """The consecutive active units that one rank trains, as the module that a pipeline stage runs.
+
+    It registers no parameter: the chain's model owns them all, under the model's names.
+    """
+
+    def __init__(self, chain: Chain, units: range) -> None:
+        super().__init__()
+        self._chain = chain
+        self.units = units
+
+    def forward(self, hidden: Tensor, **inputs: Tensor) -> Tensor:
+        return self._chain.run(self.units, hidden, inputs)

@@ -1,0 +1,95 @@
+"""Optimizer, learning-rate schedule and clipping; optimizer state by parameter name, so that it can move."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipetransformer.adapter import scale_gradients_
+
+if TYPE_CHECKING:
+    from pipetransformer.config import TrainConfig
+
+__all__ = ["OptimizerState", "build_optimizer", "clip_", "empty_state", "learning_rate", "state_keys", "take_state"]
+
+OptimizerState = dict[str, dict[str, Tensor]]
+"""Per parameter name: the tensors that the optimizer keeps for it."""
+
+
+def build_optimizer(
+    train: TrainConfig, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Mapping[str, Tensor]]
+) -> torch.optim.Optimizer:
+    """AdamW or SGD over ``parameters``, taking up ``state`` where it has some; no decay on biases and norms."""
+    decayed = [p for p in parameters.values() if p.ndim > 1]
+    plain = [p for p in parameters.values() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    optimizer: torch.optim.Optimizer
+    if train.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=tuple(train.betas), eps=train.eps, fused=True)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum, fused=True)
+    for name, parameter in parameters.items():
+        if name in state:
+            optimizer.state[parameter] = dict(state[name])
+    return optimizer
+
+
+def state_keys(train: TrainConfig) -> tuple[str, ...]:
+    """What the optimizer keeps for a parameter after its first step, in a fixed order."""
+    if train.optimizer == "adamw":
+        return ("exp_avg", "exp_avg_sq", "step")
+    return ("momentum_buffer",) if train.momentum else ()
+
+
+def empty_state(train: TrainConfig, parameter: Tensor, *, device: torch.device) -> dict[str, Tensor]:
+    """Uninitialised state of one parameter, to be filled by a transfer or a checkpoint."""
+    return {
+        key: torch.zeros((), dtype=torch.float32, device=device)
+        if key == "step"
+        else torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        for key in state_keys(train)
+    }
+
+
+def take_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> OptimizerState:
+    """The optimizer's tensors by parameter name; nothing for parameters that were never stepped."""
+    return {
+        name: {key: value for key, value in optimizer.state[p].items() if isinstance(value, Tensor)}
+        for name, p in parameters.items()
+        if p in optimizer.state
+    }
+
+
+def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:
+    """Learning rate of optimizer step ``step`` (from 0): linear warm-up, then linear, cosine or constant decay."""
+    warmup = int(train.warmup_ratio * total_steps)
+    if step < warmup:
+        return train.lr * (step + 1) / warmup
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    if train.lr_schedule == "linear":
+        return train.lr * (1.0 - progress)
+    if train.lr_schedule == "cosine":
+        return train.lr * 0.5 * (1.0 + math.cos(math.pi * progress))
+    return train.lr
+
+
+def clip_(
+    norms: Tensor, gradients: Iterable[Tensor], *, max_norm: float, pp_group: dist.ProcessGroup | None
+) -> None:
+    """Scales ``gradients`` so that their norm over all stages is at most ``max_norm``.
+
+    Args:
+        norms: norm of every local gradient. Stages hold different parameters and replicas the same gradients, so that
+            the square sum over the pipeline is the square of the global norm.
+    """
+    squares = norms.square().sum()
+    if pp_group is not None:
+        dist.all_reduce(squares, group=pp_group)
+    scale = (max_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
+    scale_gradients_(list(gradients), scale)

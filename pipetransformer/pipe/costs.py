@@ -1,0 +1,52 @@
+"""Measured costs of a model's units: what AutoPipe plans with. Plain integers, the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["JobCosts", "UnitCosts"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitCosts:
+    """Costs of every unit for one micro-batch shape.
+
+    Attributes:
+        rows, length: the micro-batch: samples and padded length.
+        forward_ns, backward_ns: one forward, one backward (gradients of inputs and weights), medians.
+        activation_bytes: what autograd keeps of one micro-batch for the backward.
+        boundary_bytes: what leaves the unit to the next one.
+    """
+
+    rows: int
+    length: int
+    forward_ns: tuple[int, ...]
+    backward_ns: tuple[int, ...]
+    activation_bytes: tuple[int, ...]
+    boundary_bytes: tuple[int, ...]
+
+    @property
+    def step_ns(self) -> tuple[int, ...]:
+        return tuple(f + b for f, b in zip(self.forward_ns, self.backward_ns, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class JobCosts:
+    """All that the planner knows.
+
+    Attributes:
+        by_rows: unit costs by rows of a micro-batch, at the padded length that most samples have.
+        parameter_bytes: weights of each unit. optimizer_factor: optimizer and gradient bytes per weight byte.
+        reduce_ns_per_byte: all-reduce over the world, per byte of gradient.
+        update_ns_per_byte: optimizer step, per byte of weight.
+        send_ns_per_byte, send_latency_ns: one neighbour send.
+    """
+
+    by_rows: Mapping[int, UnitCosts]
+    parameter_bytes: tuple[int, ...]
+    optimizer_factor: float
+    reduce_ns_per_byte: float
+    update_ns_per_byte: float
+    send_ns_per_byte: float
+    send_latency_ns: int

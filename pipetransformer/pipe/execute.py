@@ -1,0 +1,158 @@
+"""Runs one step of one rank: a plain loop for pp = 1, a schedule of ``torch.distributed.pipelining`` for pp > 1.
+
+Both consume the same ``StepInput``, so the trainer does not know which one it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pipetransformer.adapter import StageTimes, build_schedule
+from pipetransformer.dp import Mesh
+from pipetransformer.models import Chain, Stage
+from pipetransformer.pipe.objective import Objective
+from pipetransformer.plan import ParallelPlan
+
+__all__ = ["Executor", "StepInput", "build_executor"]
+
+
+@dataclass(slots=True)
+class StepInput:
+    """This rank's part of a global batch.
+
+    Attributes:
+        hidden: what enters the first active unit [rows, ...]; None behind stage 0.
+        inputs: what blocks need beside it, each [rows, ...].
+        labels: [rows], ``IGNORED`` for padding copies.
+        length: padded length. rows: rows of this replica. global_count: real samples of the global batch.
+        num_real: rows that count. enters: the unit that ``hidden`` goes into, 0 for the model's own input.
+    """
+
+    hidden: Tensor | None
+    inputs: Mapping[str, Tensor]
+    labels: Tensor
+    length: int
+    rows: int
+    global_count: int
+    num_real: int
+    enters: int
+
+
+class Executor(Protocol):
+    """Steps of one rank under one plan; ``times`` are seconds since they were last cleared."""
+
+    times: StageTimes
+
+    def train(self, batch: StepInput) -> None:
+        """Forward and backward of all micro-batches; gradients accumulate."""
+
+    def evaluate(self, batch: StepInput) -> None:
+        """Forward of all micro-batches; only the objective's figures change."""
+
+
+class _PlainExecutor:
+    """pp = 1: no pipeline code in its way."""
+
+    def __init__(self, stage: Stage, objective: Objective, *, num_microbatches: int) -> None:
+        self._stage = stage
+        self._objective = objective
+        self._num_microbatches = num_microbatches
+        self.times = StageTimes()
+
+    def train(self, batch: StepInput) -> None:
+        for hidden, inputs, labels in self._microbatches(batch):
+            start = perf_counter()
+            loss = self._objective(self._stage(hidden, **inputs), labels)
+            middle = perf_counter()
+            loss.backward()
+            self.times.forward += middle - start
+            self.times.backward += perf_counter() - middle
+
+    def evaluate(self, batch: StepInput) -> None:
+        for hidden, inputs, labels in self._microbatches(batch):
+            self._objective(self._stage(hidden, **inputs), labels)
+
+    def _microbatches(self, batch: StepInput):  # type: ignore[no-untyped-def]
+        if self._num_microbatches == 1:
+            return [(batch.hidden, batch.inputs, batch.labels)]
+        assert batch.hidden is not None
+        m = self._num_microbatches
+        inputs = {key: value.chunk(m) for key, value in batch.inputs.items()}
+        parts = [{key: chunks[i] for key, chunks in inputs.items()} for i in range(m)]
+        return zip(batch.hidden.chunk(m), parts, batch.labels.chunk(m))
+
+
+class _PipelineExecutor:
+    """pp > 1: one schedule per padded shape over the same stage module, built lazily with static shapes."""
+
+    def __init__(self, stage: Stage, objective: Objective, *, chain: Chain, plan: ParallelPlan, mesh: Mesh) -> None:
+        self._module = stage
+        self._objective = objective
+        self._chain = chain
+        self._plan = plan
+        self._mesh = mesh
+        self._schedules: dict[tuple[int, int, bool], object] = {}
+        self.times = StageTimes()
+
+    def train(self, batch: StepInput) -> None:
+        self._run(batch, training=True)
+
+    def evaluate(self, batch: StepInput) -> None:
+        logits = self._run(batch, training=False)
+        if logits is not None:
+            self._objective(logits, batch.labels)
+
+    def _run(self, batch: StepInput, *, training: bool) -> Tensor | None:
+        key = (batch.rows, batch.length, training)
+        schedule = self._schedules.get(key)
+        if schedule is None:
+            schedule = self._schedules[key] = self._build(batch, training=training)
+        # Note: gloo would silently reuse old rows of a smaller batch and abort the peer on a larger one.
+        shapes = {name: tuple(value.shape[:1]) for name, value in batch.inputs.items()}
+        assert all(shape == (batch.rows,) for shape in shapes.values()), (shapes, batch.rows)
+        assert batch.hidden is None or batch.hidden.shape[0] == batch.rows, (batch.hidden.shape, batch.rows)
+        is_last = self._mesh.stage == self._mesh.pp - 1
+        arguments = () if batch.hidden is None else (batch.hidden,)
+        target = batch.labels if training and is_last else None
+        with torch.set_grad_enabled(training):
+            return schedule.step(  # type: ignore[attr-defined]
+                *arguments, target=target, return_outputs=not training, **batch.inputs
+            )
+
+    def _build(self, batch: StepInput, *, training: bool) -> object:
+        rows = batch.rows // self._plan.num_microbatches
+        units, stage = self._module.units, self._mesh.stage
+        if stage == 0:
+            assert batch.hidden is not None
+            example_input = torch.empty((rows, *batch.hidden.shape[1:]), dtype=batch.hidden.dtype, device="meta")
+        else:
+            example_input = self._chain.boundary(units.start - 1, rows=rows, length=batch.length)
+            example_input.requires_grad_(training)
+        example_output = self._chain.boundary(units.stop - 1, rows=rows, length=batch.length).requires_grad_(training)
+        assert self._mesh.pp_group is not None
+        return build_schedule(
+            self._module,
+            kind=self._plan.schedule,
+            stage=stage,
+            num_stages=self._mesh.pp,
+            num_microbatches=self._plan.num_microbatches,
+            example_input=example_input,
+            example_output=example_output,
+            loss=self._objective if training else None,
+            group=self._mesh.pp_group,
+            device=self._chain.device,
+            times=self.times,
+        )
+
+
+def build_executor(stage: Stage, objective: Objective, *, chain: Chain, plan: ParallelPlan, mesh: Mesh) -> Executor:
+    """The executor of this rank's stage under ``plan``."""
+    if plan.pp == 1:
+        return _PlainExecutor(stage, objective, num_microbatches=plan.num_microbatches)
+    return _PipelineExecutor(stage, objective, chain=chain, plan=plan, mesh=mesh)

@@ -1,0 +1,302 @@
+"""What a run tells and leaves: events, live figures, totals and the summary. All decisions are taken elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipetransformer.cache import Advance
+from pipetransformer.calibrate import Calibration
+from pipetransformer.config import Config
+from pipetransformer.distributed import World
+from pipetransformer.floor import ComputeFloor
+from pipetransformer.layout import Move
+from pipetransformer.pipe.execute import StepInput
+from pipetransformer.pipe.objective import Objective
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.setup import RunFolder
+from pipetransformer.step import PhaseSeconds
+from pipetransformer.totals import Totals, peak_memory_bytes
+from pipetransformer.tracking import (
+    CacheBytes,
+    CacheUse,
+    Summary,
+    Tracker,
+    Transition,
+    evaluation_metrics,
+    train_metrics,
+)
+
+__all__ = ["Report"]
+
+
+class Report:
+    """One rank's part in telling the run's story; rank 0 writes it.
+
+    Attributes:
+        folder: where the run's files go. totals: what has been added up so far.
+    """
+
+    def __init__(self, config: Config, world: World, *, folder: RunFolder, total_steps: int, started: float) -> None:
+        self.folder = folder
+        self.totals = Totals()
+        self.resumed_from: str | None = None
+        self._config, self._world, self._total_steps = config, world, total_steps
+        self._started = started
+        self._floor: ComputeFloor | None = None
+        self._hits = self._misses = 0
+        self._since_steps = 0
+        self._since_seconds = 0.0
+        self._last_transition_s = 0.0
+        self.tracker = Tracker.for_rank(
+            world.rank,
+            run_dir=folder.path,
+            run_id=folder.run_id,
+            wandb=config.log.wandb,
+            project=config.log.project,
+            name=config.log.name,
+            config=config.model_dump(mode="json"),
+            resumed=folder.is_resumed,
+        )
+
+    def calibrated(self, calibration: Calibration) -> None:
+        """Tells what was measured and starts the compute floor from it."""
+        measured = calibration.measurements
+        self._floor = ComputeFloor(
+            step_seconds=calibration.floor_seconds,
+            costs=measured.by_length,
+            global_batch_size=self._config.train.batch_size,
+            world_size=self._world.size,
+            memcpy_bytes_per_second=measured.memcpy_bytes_per_second,
+        )
+        modal = measured.modal_length
+        told = ", ".join(
+            f"pp {pp} x dp {plan.dp} (M {plan.num_microbatches}) {calibration.static_seconds[pp][modal] * 1e3:.0f} ms"
+            for pp, plan in calibration.static_plans.items()
+        )
+        self.tracker.line(f"static layouts, a full step: {told}; best is pp {calibration.best_pp}")
+        self.tracker.event(
+            "calibration",
+            static_seconds=calibration.static_seconds,
+            static_plans={pp: plan.as_dict() for pp, plan in calibration.static_plans.items()},
+            best_pp=calibration.best_pp,
+            corrections=calibration.corrections,
+            unit_costs=measured.by_length,
+            job_costs=measured.job,
+        )
+
+    def trains(self, plan: ParallelPlan) -> None:
+        """Set-up is over."""
+        self.totals.setup_s += perf_counter() - self._started
+        config = self._config
+        come_from = f"from {self.resumed_from}" if self.resumed_from else "from the start"
+        self.tracker.event("run", run_id=self.folder.run_id, world_size=self._world.size, plan=plan.as_dict(),
+                           total_steps=self._total_steps, resumed_from=self.resumed_from)
+        self.tracker.line(
+            f"run {self.folder.run_id}: {config.model.name} ({plan.num_blocks} blocks) on {config.data.name}, "
+            f"{self._total_steps} steps {come_from} with pp {plan.pp} x dp {plan.dp}, M {plan.num_microbatches}, "
+            f"{plan.frozen} blocks frozen; set-up took {self.totals.setup_s:.1f} s"
+        )
+
+    def adopts(self, step: int, plan: ParallelPlan, *, reason: str, evidence: dict[str, Any]) -> None:
+        """A plan is taken: the event that ``run.replay`` reads, with what speaks for it."""
+        self.tracker.event("plan", step=step, plan=plan.as_dict(), reason=reason, **evidence)
+
+    def moved(self, step: int, epoch: int, old: ParallelPlan, plan: ParallelPlan, move: Move, *, reason: str) -> None:
+        """A transition during training has been made."""
+        self.totals.add_train(move.seconds)
+        self.totals.transition_s += move.seconds
+        self._last_transition_s = move.seconds
+        self.totals.transitions.append(
+            Transition(
+                step=step,
+                epoch=epoch,
+                frozen=plan.frozen,
+                pp=plan.pp,
+                dp=plan.dp,
+                microbatches=plan.num_microbatches,
+                boundaries=plan.boundaries,
+                seconds=move.seconds,
+                bytes_moved=move.num_bytes,
+                reason=reason,
+            )
+        )
+        self.tracker.event("transition", step=step, epoch=epoch, plan=plan.as_dict(), seconds=move.seconds,
+                           bytes_moved=move.num_bytes, reason=reason)
+        self.tracker.line(
+            f"step {step}: frozen {old.frozen} -> {plan.frozen}, pp {old.pp} -> {plan.pp}, dp {old.dp} -> {plan.dp}, "
+            f"M {old.num_microbatches} -> {plan.num_microbatches}, moved {move.num_bytes / 1e6:.1f} MB "
+            f"in {move.seconds:.3f} s ({reason})"
+        )
+
+    def advanced(self, step: int, boundary: int, advance: Advance, *, num_bytes: int) -> None:
+        self.totals.add_train(advance.seconds)
+        self.totals.cache_advance_s += advance.seconds
+        self.totals.cache_bytes = max(self.totals.cache_bytes, num_bytes)
+        if self._floor is not None:
+            for (first, length), count in advance.samples.items():
+                self._floor.add_advance(length=length, num_samples=count, first=first, stop=boundary + 1)
+        self.tracker.event("advance", step=step, boundary=boundary, seconds=advance.seconds, samples=advance.num_samples)
+        self.tracker.line(
+            f"step {step}: cached {advance.num_samples} samples at block {boundary} in {advance.seconds:.2f} s "
+            f"({num_bytes / 1e6:.0f} MB of host memory a node)"
+        )
+
+    def declined(self, step: int, reason: str) -> None:
+        self.tracker.event("cache_declined", step=step, reason=reason)
+        self.tracker.line(f"step {step}: no cache: {reason}; frozen blocks are computed in each step")
+
+    def stepped(self, plan: ParallelPlan, batch: StepInput, *, row_bytes: int, num_rows: int) -> None:
+        """After each step; ``num_rows`` of ``row_bytes`` were read from the cache for the global batch."""
+        if batch.hidden is not None and plan.cached is not None:
+            if batch.enters:
+                self._hits += batch.num_real
+            else:
+                self._misses += batch.num_real
+        self._since_steps += 1
+        if self._floor is not None:
+            self._floor.add_step(
+                length=batch.length,
+                num_samples=batch.global_count,
+                first_active=plan.first_active,
+                enters=batch.enters,
+                read_bytes=row_bytes * num_rows if batch.enters else 0,
+            )
+
+    def progressed(self, step: int, *, epoch: int, plan: ParallelPlan) -> None:
+        """Moves the bar; costs a microsecond."""
+        self.tracker.step(
+            step,
+            total_steps=self._total_steps,
+            epoch=epoch + 1,
+            num_epochs=self._config.train.epochs,
+            frozen=plan.frozen,
+            pp=plan.pp,
+            dp=plan.dp,
+        )
+
+    def flush(self, step: int, *, plan: ParallelPlan, objective: Objective, phases: PhaseSeconds, seconds: float) -> None:
+        """Collective. Records the steps since the last flush, which took ``seconds``."""
+        if self._since_steps == 0:
+            return
+        mine = torch.tensor(
+            [
+                *(float(objective.loss_sum), float(objective.num_correct), float(objective.num_samples)),
+                *(float(self._hits), float(self._misses)),
+                *phases.as_list(),
+            ],
+            dtype=torch.float64,
+        )
+        gathered = [torch.empty_like(mine) for _ in range(self._world.size)]
+        dist.all_gather(gathered, mine)
+        table = torch.stack(gathered)
+        loss_sum, correct, samples, hits, misses = table[:, :5].sum(dim=0).tolist()
+        self.totals.hits += int(hits)
+        self.totals.misses += int(misses)
+        hit_rate = hits / (hits + misses) if hits + misses else None
+        by_phase = {n: column.tolist() for n, column in zip(PhaseSeconds.names(), table[:, 5:].T, strict=True)}
+        steps, samples = self._since_steps, max(samples, 1.0)
+        rate = samples / seconds if seconds else 0.0
+        slowest = {name: max(column) / steps for name, column in by_phase.items()}
+        self.tracker.event("steps", step=step, num_steps=steps, seconds=seconds, loss=loss_sum / samples,
+                           accuracy=correct / samples, samples_per_s=rate, hits=int(hits), misses=int(misses),
+                           phase_seconds_by_rank=by_phase)
+        metrics = train_metrics(
+            loss=loss_sum / samples,
+            accuracy=correct / samples,
+            samples_per_second=rate,
+            synchronisations_per_second=steps / seconds if plan.dp > 1 and seconds else 0.0,
+            forward_seconds=slowest["forward"] + slowest["prefix"],
+            backward_seconds=slowest["backward"],
+            frozen_blocks=plan.frozen,
+            pp=plan.pp,
+            dp=plan.dp,
+            num_microbatches=plan.num_microbatches,
+            transition_seconds=self._last_transition_s,
+            cache_hit_rate=hit_rate,
+        )
+        self.tracker.metrics(metrics, step=step)
+        fields: dict[str, Any] = {"loss": loss_sum / samples, "samples_per_second": rate}
+        self.tracker.step(step, **fields, **({} if hit_rate is None else {"cache_hit_rate": hit_rate}))
+        objective.clear()
+        self._hits = self._misses = self._since_steps = 0
+        self._last_transition_s = 0.0
+
+    def evaluated(self, step: int, *, epoch: int, loss: float, accuracy: float, seconds: float) -> bool:
+        """Tells an evaluation and returns whether it is the best so far."""
+        totals = self.totals
+        totals.eval_s += seconds
+        totals.metrics = {"accuracy": accuracy, "loss": loss}
+        is_best = accuracy > totals.best_metrics.get("accuracy", -1.0)
+        if is_best:
+            totals.best_metrics = dict(totals.metrics)
+        best = totals.best_metrics["accuracy"]
+        self.tracker.event("evaluation", step=step, epoch=epoch, loss=loss, accuracy=accuracy, best_accuracy=best,
+                           seconds=seconds)
+        names = evaluation_metrics(self._config.task, loss=loss, accuracy=accuracy, best_accuracy=best)
+        self.tracker.metrics(names, step=step)
+        self.tracker.line(
+            f"step {step}: evaluation accuracy {accuracy:.4f} (best {best:.4f}), loss {loss:.4f}, {seconds:.1f} s"
+        )
+        return is_best
+
+    def saved(self, step: int, path: Path) -> None:
+        self.tracker.event("checkpoint", step=step, path=str(path))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the report."""
+        self.totals.floor_s = self._floor.seconds if self._floor is not None else 0.0
+        self.totals.wall_s = self._wall_seconds()
+        return self.totals.state_dict()
+
+    def restore(self, state: dict[str, Any], *, resumed_from: str) -> None:
+        self.totals = Totals.from_state_dict(state)
+        self.resumed_from = resumed_from
+        self._wall_before = self.totals.wall_s
+        if self._floor is not None:
+            self._floor.seconds = self.totals.floor_s
+
+    _wall_before = 0.0
+
+    def _wall_seconds(self) -> float:
+        return self._wall_before + perf_counter() - self._started
+
+    def finish(self, *, steps: int) -> None:
+        """Collective. Writes and shows the summary."""
+        config, totals = self._config, self.totals
+        peaks = [0] * self._world.size
+        dist.all_gather_object(peaks, peak_memory_bytes(self._world.device))
+        summary = Summary(
+            run_id=self.folder.run_id,
+            task=config.task,
+            model=config.model.name,
+            dataset=config.data.name,
+            world_size=self._world.size,
+            epochs=config.train.epochs,
+            steps=steps,
+            global_batch_size=config.train.batch_size,
+            seed=config.train.seed,
+            metrics=totals.metrics,
+            best_metrics=totals.best_metrics,
+            wall_s=self._wall_seconds(),
+            train_s=totals.train_s,
+            eval_s=totals.eval_s,
+            transition_s=totals.transition_s,
+            cache_advance_s=totals.cache_advance_s,
+            setup_s=totals.setup_s,
+            samples_per_s=tuple(totals.samples_per_s),
+            peak_memory_bytes=tuple(peaks),
+            transitions=tuple(totals.transitions),
+            cache=CacheUse(hits=totals.hits, misses=totals.misses, bytes=CacheBytes(host=totals.cache_bytes)),
+            compute_floor_s=self._floor.seconds if self._floor is not None else 0.0,
+            resumed_from=self.resumed_from,
+        )
+        self.tracker.event("end", step=steps, metrics=totals.metrics, train_s=totals.train_s)
+        self.tracker.summarise(summary)
+
+    def close(self, exit_code: int) -> None:
+        self.tracker.close(exit_code=exit_code)

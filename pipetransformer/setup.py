@@ -1,0 +1,158 @@
+"""What happens once before training: the run's folder, the data, the model, and the checks that need all three."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch.distributed as dist
+
+from pipetransformer.config import Config
+from pipetransformer.data import Dataset, describe, load_image_data, load_text_data
+from pipetransformer.distributed import World
+from pipetransformer.errors import UserError
+from pipetransformer.models import BuiltModel, Chain, TimmModel, TransformersModel, build_model
+from pipetransformer.pipe.planner import divisors
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.tracking import read_events
+
+__all__ = ["Job", "RunFolder", "build_job", "check_layout", "open_run_folder", "read_plans"]
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Where a run's files go. ``is_resumed``: it exists and is to be continued."""
+
+    run_id: str
+    path: Path
+    is_resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained, on what."""
+
+    built: BuiltModel
+    chain: Chain
+    train_data: Dataset
+    eval_data: Dataset
+
+
+def open_run_folder(config: Config) -> RunFolder:
+    """Collective. Rank 0 decides the run's id and makes its folder.
+
+    Raises:
+        UserError: on every rank, if the folder is there and neither resumed nor overwritten, or cannot be made.
+    """
+    return _on_first_rank(lambda: _open_run_folder(config))
+
+
+def _open_run_folder(config: Config) -> RunFolder:
+    run = config.run
+    if run.resume and run.id is None:
+        raise UserError("run.resume: which run is not said; give run.id")
+    run_id = run.id or datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = Path(run.dir) / run_id
+    try:
+        if run.resume and not path.is_dir():
+            raise UserError(f"run.resume: there is no run {path}; start it without run.resume")
+        if path.exists() and run.overwrite:
+            shutil.rmtree(path)
+        if path.exists() and not run.resume:
+            raise UserError(
+                f"run.id: {path} exists; continue it with run.resume=true, delete it with run.overwrite=true, "
+                "or give another run id"
+            )
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "config.yaml").write_text(config.with_overrides({"run.id": run_id}).to_yaml())
+    except OSError as error:
+        raise UserError(f"run.dir: {path} cannot be written ({error.strerror})") from error
+    return RunFolder(run_id, path, is_resumed=run.resume)
+
+
+def _on_first_rank(action: Callable[[], Result]) -> Result:
+    """Collective. Rank 0's result, or its UserError, on every rank."""
+    outcome: list[object] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            outcome[0] = action()
+        except UserError as error:
+            outcome[1] = str(error)
+    dist.broadcast_object_list(outcome, src=0)
+    if outcome[1] is not None:
+        raise UserError(str(outcome[1]))
+    return outcome[0]  # type: ignore[return-value]
+
+
+def build_job(config: Config, world: World) -> Job:
+    """Builds model and data, the same on every rank. Raises UserError."""
+    built = build_model(config, describe(config.data))
+    train_data: Dataset
+    eval_data: Dataset
+    if isinstance(built, TimmModel):
+        train_data, eval_data = load_image_data(
+            config.data, preprocessing=built.preprocessing, seed=config.train.seed
+        )
+    else:
+        assert isinstance(built, TransformersModel)
+        train_data, eval_data = load_text_data(config.data, tokenizer=built.tokenizer, seed=config.train.seed)
+    chain = Chain(built.model, name=config.model.name, precision=config.train.precision, device=world.device)
+    probe = train_data.inputs(np.arange(1), length=int(train_data.lengths[0]), epoch=0)
+    chain.learn_shapes({key: value.to(world.device) for key, value in probe.items()})
+    return Job(built, chain, train_data, eval_data)
+
+
+def check_layout(config: Config, *, world_size: int, num_units: int) -> None:
+    """Refuses pipeline settings that no layout of this job can have. Raises UserError."""
+    pipe, batch_size = config.pipe, config.train.batch_size
+    if isinstance(pipe.initial_length, int):
+        if world_size % pipe.initial_length:
+            allowed = ", ".join(str(d) for d in divisors(world_size))
+            raise UserError(
+                f"pipe.initial_length: {pipe.initial_length} does not divide the world size {world_size}; "
+                f"give one of {allowed}"
+            )
+        if pipe.initial_length > num_units:
+            raise UserError(
+                f"pipe.initial_length: {pipe.initial_length} exceeds the {num_units} units (stem, blocks, head) of "
+                f"the model; give at most {num_units}"
+            )
+    first_dp = world_size // pipe.initial_length if isinstance(pipe.initial_length, int) else 1
+    may_grow = config.freeze.policy != "none" and pipe.enabled and config.dp.enabled
+    most_dp = world_size if may_grow or pipe.initial_length == "auto" else first_dp
+    num_microbatches = pipe.microbatches if isinstance(pipe.microbatches, int) else 1
+    if batch_size < most_dp * num_microbatches:
+        raise UserError(
+            f"train.batch_size: {batch_size} is smaller than dp x M = {most_dp} x {num_microbatches}; "
+            f"give at least {most_dp * num_microbatches}"
+        )
+
+
+def read_plans(path: str, *, world_size: int, num_blocks: int) -> dict[int, ParallelPlan]:
+    """The plans of an ``events.jsonl`` by the step they were adopted at. Raises UserError."""
+    plans: dict[int, ParallelPlan] = {}
+    for event in read_events(Path(path)):
+        if event.get("event") == "plan":
+            try:
+                plans[int(event["step"])] = ParallelPlan.from_dict(event["plan"])
+            except (KeyError, TypeError, ValueError, AssertionError) as error:
+                raise UserError(f"run.replay: {path} holds a plan that cannot be read ({error!r})") from error
+    if 0 not in plans:
+        raise UserError(f"run.replay: {path} holds no plan for step 0; give the events.jsonl of a whole run")
+    for plan in plans.values():
+        if plan.world_size != world_size:
+            raise UserError(
+                f"run.replay: {path} was recorded with {plan.world_size} ranks and this job has {world_size}"
+            )
+        if plan.num_blocks != num_blocks:
+            raise UserError(
+                f"run.replay: {path} was recorded with {plan.num_blocks} blocks and this model has {num_blocks}"
+            )
+    return plans

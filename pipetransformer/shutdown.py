@@ -1,0 +1,140 @@
+"""How a process ends early: on a signal, within seconds, whatever its main thread is waiting for.
+
+Python runs a signal's handler only between two bytecodes of the main thread, and that thread may sit for minutes inside
+a collective. So a signal opens two ways out, and the faster one wins:
+
+    handler (main thread)     raises ``Interrupted``: the usual unwinding, every ``finally`` block runs
+    watcher (daemon thread)   woken in C through the wakeup descriptor; after a grace time runs the registered clean-ups
+                              and ends the process
+
+A rank whose launcher is gone treats that as a SIGTERM, so that none outlives its job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import NoReturn
+
+__all__ = ["GRACE_SECONDS", "Interrupted", "installed", "leave", "register"]
+
+GRACE_SECONDS = 4.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PARENT_POLL_SECONDS = 1.0
+_cleanups: list[Callable[[], None]] = []
+
+
+class Interrupted(SystemExit):
+    """Raised in the main thread by the first signal. Uncaught, it ends the process with the shell's 128 + signal."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(128 + signum)
+        self.signal = signal.Signals(signum)
+        self.exit_code = 128 + signum
+
+
+def register(cleanup: Callable[[], None]) -> Callable[[], None]:
+    """Have ``cleanup`` called should the process end without unwinding; returns the function that cancels this.
+
+    Note: it may run in another thread while the main thread holds any lock, so let it remove files and no more.
+    """
+    _cleanups.append(cleanup)
+
+    def unregister() -> None:
+        with contextlib.suppress(ValueError):
+            _cleanups.remove(cleanup)
+
+    return unregister
+
+
+def leave(exit_code: int) -> NoReturn:
+    """Run the clean-ups, end child processes, and end this one at once.
+
+    Destructors are skipped on purpose: that of a process group waits for peers that may never answer.
+    """
+    for cleanup in reversed(_cleanups.copy()):
+        with contextlib.suppress(Exception):
+            cleanup()
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(exit_code)
+
+
+@contextlib.contextmanager
+def installed(*, grace_seconds: float = GRACE_SECONDS, parent: int | None = None) -> Iterator[None]:
+    """While inside, SIGINT, SIGTERM and SIGHUP end this process as the module says. For the main thread only.
+
+    Where ``Interrupted`` passes through, the process is ending: further signals are ignored, and the watcher stays
+    until the interpreter is gone.
+
+    Args:
+        grace_seconds: how long the main thread may take to unwind.
+        parent: process without which this one must not go on.
+    """
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    stopped = threading.Event()
+    previous_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    handler = _RaiseOnce()
+    for number in _SIGNALS:
+        signal.signal(number, handler)
+    previous_descriptor = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    watcher = threading.Thread(
+        target=_watch, args=(read_end, stopped, grace_seconds, parent), name="shutdown", daemon=True
+    )
+    watcher.start()
+    ending = False
+    try:
+        yield
+    except Interrupted:
+        ending = True
+        raise
+    finally:
+        for number, previous in previous_handlers.items():
+            signal.signal(number, signal.SIG_IGN if ending else previous)
+        if not ending:
+            signal.set_wakeup_fd(previous_descriptor)
+            stopped.set()
+            os.close(write_end)
+
+
+class _RaiseOnce:
+    """The handler: a second signal must not break the ``finally`` blocks that the first one set going."""
+
+    def __init__(self) -> None:
+        self._raised = False
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if not self._raised:
+            self._raised = True
+            raise Interrupted(signum)
+
+
+def _watch(read_end: int, stopped: threading.Event, grace_seconds: float, parent: int | None) -> None:
+    while not stopped.is_set():
+        ready, _, _ = select.select([read_end], [], [], _PARENT_POLL_SECONDS)
+        signum = next((number for number in os.read(read_end, 64) if number in _SIGNALS), None) if ready else None
+        if signum is not None:
+            if not stopped.wait(grace_seconds):
+                leave(128 + signum)
+        elif parent is not None and os.getppid() != parent:
+            parent = None
+            os.kill(os.getpid(), signal.SIGTERM)
+    os.close(read_end)
+
+
+def _forget_in_child() -> None:
+    """A forked child (a data loader's worker) dies of a signal as usual and never wakes its parent's watcher."""
+    if isinstance(signal.getsignal(signal.SIGTERM), _RaiseOnce):
+        signal.set_wakeup_fd(-1)
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

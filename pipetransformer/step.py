@@ -1,0 +1,144 @@
+"""One optimizer step of one rank, the same for every plan; and where its seconds went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipetransformer.adapter import gradient_norms
+from pipetransformer.feed import Feed
+from pipetransformer.layout import Layout
+from pipetransformer.models import Chain
+from pipetransformer.optim import clip_
+from pipetransformer.pipe.execute import StepInput
+from pipetransformer.pipe.objective import Objective
+
+if TYPE_CHECKING:
+    from pipetransformer.config import TrainConfig
+
+__all__ = ["PhaseSeconds", "Probe", "Stepper"]
+
+Probe = Callable[[int, Mapping[str, Tensor]], None]
+"""Called with (step, local gradients by name) after the reduction and before clipping."""
+
+
+@dataclass(slots=True)
+class PhaseSeconds:
+    """Seconds of a rank's steps by phase.
+
+    ``prefix`` is the frozen forward in front of stage 0; ``wait`` sending to, receiving from and idling for neighbours;
+    ``reduction`` what the backward did not hide. On a GPU, phases are those of launching; their sum is not the step.
+    """
+
+    data: float = 0.0
+    prefix: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    wait: float = 0.0
+    reduction: float = 0.0
+    optimizer: float = 0.0
+
+    def as_list(self) -> list[float]:
+        return [getattr(self, name) for name in self.names()]
+
+    @classmethod
+    def names(cls) -> list[str]:
+        return [field.name for field in fields(cls)]
+
+
+class Stepper:
+    """Forward, backward, reduction, clipping, update; gradient norms of blocks where AutoFreeze wants them.
+
+    Attributes:
+        seconds: phases since they were last replaced.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        train: TrainConfig,
+        *,
+        objective: Objective,
+        rank: int,
+        needs_norms: bool,
+        probe: Probe | None = None,
+    ) -> None:
+        self._chain = chain
+        self._train = train
+        self._objective = objective
+        self._rank = rank
+        self._probe = probe
+        self._needs_norms = needs_norms
+        self._norm_sums = torch.zeros(chain.num_blocks, dtype=torch.float64, device=chain.device)
+        self._norm_steps = 0
+        self.seconds = PhaseSeconds()
+
+    def run(self, layout: Layout, feed: Feed, batch: StepInput, *, step: int, lr: float) -> None:
+        """One optimizer step. Dropout depends on (seed, step, rank) alone, so that a resumed run repeats it."""
+        clock, seconds, executor = perf_counter, self.seconds, layout.executor
+        start = clock()
+        torch.manual_seed(_mix(self._train.seed, step, self._rank))
+        self._objective.begin(global_count=batch.global_count)
+        layout.reducer.begin(num_microbatches=layout.plan.num_microbatches)
+        batch = feed.enter(batch)
+        entered = clock()
+        executor.times.clear()
+        executor.train(batch)
+        computed = clock()
+        layout.reducer.finish()
+        reduced = clock()
+        if self._probe is not None:
+            self._probe(step, {n: p.grad for n, p in layout.parameters.items() if p.grad is not None})
+        self._use_norms(layout)
+        for group in layout.optimizer.param_groups:
+            group["lr"] = lr
+        layout.optimizer.step()
+        layout.has_stepped = True
+        busy = executor.times.forward + executor.times.backward
+        seconds.prefix += entered - start
+        seconds.forward += executor.times.forward
+        seconds.backward += executor.times.backward
+        seconds.wait += max(0.0, computed - entered - busy)
+        seconds.reduction += reduced - computed
+        seconds.optimizer += clock() - reduced
+
+    def _use_norms(self, layout: Layout) -> None:
+        if self._train.max_grad_norm is None and not self._needs_norms:
+            return
+        gradients = layout.gradients()
+        norms = gradient_norms(gradients)
+        if self._needs_norms:
+            squares = torch.zeros_like(self._norm_sums)
+            blocks = [self._chain.unit_of(name) - 1 for name in layout.parameters]
+            index = torch.tensor(blocks, device=norms.device)
+            mine = (index >= 0) & (index < len(squares))
+            squares.index_add_(0, index[mine], norms[mine].double().square())
+            self._norm_sums += squares.sqrt()
+            self._norm_steps += 1
+        if self._train.max_grad_norm is not None:
+            clip_(norms, gradients, max_norm=self._train.max_grad_norm, pp_group=layout.mesh.pp_group)
+
+    def take_norms(self, layout: Layout) -> tuple[list[float], int]:
+        """Collective. Gradient norms by block summed over the steps since the last call, and how many steps.
+
+        Summed over a pipeline's stages and broadcast from rank 0, so that all ranks decide alike.
+        """
+        sums, steps = self._norm_sums, self._norm_steps
+        if steps:
+            if layout.mesh.pp_group is not None:
+                dist.all_reduce(sums, group=layout.mesh.pp_group)
+            dist.broadcast(sums, src=0)
+        self._norm_sums, self._norm_steps = torch.zeros_like(sums), 0
+        return sums.tolist(), steps
+
+
+def _mix(*numbers: int) -> int:
+    """One 63-bit seed from several numbers, well mixed."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,0 +1,457 @@
+"""The loop. Where a decision is due, four controllers are asked in this order:
+
+    AutoFreeze  gradient norms            -> n, how many leading blocks are frozen now
+    AutoPipe    n, measured layer costs   -> ParallelPlan(n, pp, dp, boundaries, microbatches, schedule, cached)
+    AutoDP      old plan, new plan        -> transfers; the same ranks re-meshed in place
+    AutoCache   n, sample ids             -> activations at the freeze boundary, read instead of computed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipetransformer.cache import AutoCache
+from pipetransformer.calibrate import Calibration, calibrate, measure_costs
+from pipetransformer.checkpoint import CheckpointStore, gather_weights, save_model
+from pipetransformer.config import Config
+from pipetransformer.data import Batch, epoch_batches
+from pipetransformer.distributed import World
+from pipetransformer.errors import UserError
+from pipetransformer.feed import Feed
+from pipetransformer.freeze import FreezeController, build_policy
+from pipetransformer.layout import Layout, Move, initial_ownership, move
+from pipetransformer.optim import OptimizerState, learning_rate
+from pipetransformer.pipe.controller import AutoPipe
+from pipetransformer.pipe.objective import Objective
+from pipetransformer.pipe.planner import divisors
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.report import Report
+from pipetransformer.setup import build_job, check_layout, open_run_folder, read_plans
+from pipetransformer.step import PhaseSeconds, Probe, Stepper
+
+__all__ = ["Trainer"]
+
+
+class Trainer:
+    """Trains one job on this rank; every rank of ``world`` makes one and calls ``run``.
+
+    Args:
+        probe: called with (step, local gradients by name) after the reduction and before clipping.
+        timed: measure unit costs and static layouts before training. Only a run that replays its plans can do without;
+            it then has no compute floor.
+        exact_cache_shape: fill the cache with the step's own shapes, so that cache on and off agree to the bit.
+
+    Raises:
+        UserError: for every mistake in the configuration or the files it names.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        *,
+        probe: Probe | None = None,
+        timed: bool = True,
+        exact_cache_shape: bool = False,
+    ) -> None:
+        started = perf_counter()
+        train = config.train
+        self.config, self.world, self.timed = config, world, timed
+        job = build_job(config, world)
+        self.chain, self.built, self.train_data, self.eval_data = job.chain, job.built, job.train_data, job.eval_data
+        check_layout(config, world_size=world.size, num_units=self.chain.num_units)
+        self.batches_per_epoch = len(self._train_batches(0))
+        self.total_steps = self.batches_per_epoch * train.epochs
+        num_blocks = self.chain.num_blocks
+        self.replayed = (
+            read_plans(config.run.replay, world_size=world.size, num_blocks=num_blocks) if config.run.replay else None
+        )
+        self.autofreeze = FreezeController(
+            build_policy(
+                config.freeze.policy,
+                num_blocks=num_blocks,
+                alpha=config.freeze.alpha,
+                max_frozen=config.freeze.max_frozen,
+            ),
+            every_steps=config.freeze.every.steps(self.batches_per_epoch),
+            warmup_steps=config.freeze.warmup.steps(self.batches_per_epoch),
+            max_frozen=num_blocks if config.freeze.max_frozen is None else config.freeze.max_frozen,
+        )
+        self.autopipe = AutoPipe(config, num_blocks=num_blocks, world_size=world.size)
+        share = -(-train.batch_size // world.size)
+        self.autocache = AutoCache(
+            config.cache,
+            chain=self.chain,
+            datasets={"train": self.train_data, "eval": self.eval_data},
+            rank=world.rank,
+            local_rank=world.local_rank,
+            local_size=world.local_size,
+            advance_rows=share if exact_cache_shape else max(share, 64),
+            exact_shape=exact_cache_shape,
+        )
+        self.objective = Objective(label_smoothing=train.label_smoothing, device=world.device)
+        self.stepper = Stepper(
+            self.chain, train, objective=self.objective, rank=world.rank, probe=probe,
+            needs_norms=self.autofreeze.needs_norms,
+        )
+        self.ownership = initial_ownership(self.chain, world)
+        self.keep_frozen_state = self.replayed is not None or self.autofreeze.may_unfreeze
+        self.layout: Layout | None = None
+        self.feeds: dict[str, Feed] = {}
+        self.calibration: Calibration | None = None
+        self.step = 0
+        folder = open_run_folder(config)
+        self.checkpoints = CheckpointStore(folder.path / "checkpoints", world=world, keep=config.checkpoint.keep)
+        self.report = Report(config, world, folder=folder, total_steps=self.total_steps, started=started)
+
+    def run(self) -> None:
+        """Trains to the end and leaves the run's folder as design.md says."""
+        exit_code = 1
+        try:
+            if self.timed:
+                self._calibrate()
+            self._start()
+            while self.step < self.total_steps:
+                self._decide()
+                self._run_steps(self._next_pause())
+                if self._evaluation_is_due(self.step):
+                    self._evaluate()
+                if self._checkpoint_is_due(self.step):
+                    self._save_checkpoint()
+            self._finish()
+            exit_code = 0
+        finally:
+            self.feeds.clear()
+            self.autocache.close()
+            self.report.close(exit_code)
+
+    # ---- the controllers -------------------------------------------------------------------------------------------
+
+    def _decide(self) -> None:
+        """Asks the controllers where a decision is due, and takes the job to the plan that they come to."""
+        plan, frozen, reason, evidence = self._plan, self._plan.frozen, "", {}
+        if self.replayed is not None:
+            plan, reason = self.replayed.get(self.step, plan), "replayed"
+        elif self.autofreeze.due(self.step):
+            norm_sums, num_steps = self.stepper.take_norms(self._layout)
+            self.autofreeze.observe(norm_sums, num_steps=num_steps)
+            decision = self.autofreeze.decide(self.step, frozen=frozen)
+            frozen, reason = min(decision.frozen, self.autopipe.max_frozen(plan)), self.config.freeze.policy
+            evidence = {"decision": decision}
+            if frozen < decision.frozen:
+                reason += f", held at {frozen} of {decision.frozen}: a pipeline of {plan.pp} keeps {plan.pp} units"
+        if frozen != plan.frozen:
+            plan, choice_evidence = self._choose_plan(frozen)
+            evidence |= choice_evidence
+        if plan != self._plan:
+            self._enter(plan, reason=reason, evidence=evidence)
+
+    def _choose_plan(self, frozen: int) -> tuple[ParallelPlan, dict[str, object]]:
+        assert self.calibration is not None
+        measured = self.calibration.measurements
+        declined = self.autocache.declined
+        if not self.autocache.declined and self.autocache.reserve():
+            self.report.declined(self.step, self.autocache.declined)
+        elif declined and self._plan.frozen == 0:
+            self.report.declined(self.step, declined)
+        remaining = self.total_steps - self.step
+        options = {
+            cached: self._cache_seconds(frozen, cached, remaining) for cached in self.autocache.options(frozen)
+        }
+        choice = self.autopipe.next_plan(
+            frozen,
+            cached_options=options,
+            remaining_steps=remaining,
+            current=self._plan,
+            costs=measured.job,
+            calibration=self.calibration.corrections,
+        )
+        return choice.plan, {"choice": choice, "cache_seconds": {str(k): v for k, v in options.items()}}
+
+    def _cache_seconds(self, frozen: int, cached: int | None, remaining_steps: int) -> float:
+        """Predicted seconds outside of training steps if boundary ``cached`` is read: the advance pass to get there,
+        and the prefix that the remaining evaluations compute."""
+        assert self.calibration is not None
+        costs = self.calibration.measurements.by_length
+        lengths = [self.train_data.lengths, self.eval_data.lengths]
+        train, evaluation = (dict(zip(*np.unique(l, return_counts=True), strict=True)) for l in lengths)
+        evaluations = -(-remaining_steps // self.config.train.eval_every.steps(self.batches_per_epoch))
+
+        def forward(first: int, length: int) -> float:
+            unit = costs.get(length) or costs[max(costs)]
+            return sum(unit.forward_ns[first : frozen + 1]) / unit.rows / 1e9 / self.world.size
+
+        have = self.autocache.boundary
+        seconds = 0.0
+        start = 0 if cached is None else cached + 1
+        seconds += sum(n * evaluations * forward(start, int(length)) for length, n in evaluation.items())
+        if cached is not None and cached != have:
+            source = 0 if have is None else have + 1
+            for counts in (train, evaluation):
+                seconds += sum(n * forward(source, int(length)) for length, n in counts.items())
+        return seconds
+
+    def _enter(self, plan: ParallelPlan, *, reason: str, evidence: dict[str, object]) -> None:
+        """Takes the job to ``plan`` (AutoDP) and the cache to its boundary (AutoCache)."""
+        old = self._plan
+        self.feeds.clear()
+        self.autocache.follow(plan.frozen)
+        if plan.cached is not None and self.autocache.reserve():
+            plan = replace(plan, cached=None)
+        self.report.adopts(self.step, plan, reason=reason, evidence=evidence)
+        moved = self._move(plan)
+        self.report.moved(self.step, self.epoch, old, plan, moved, reason=reason)
+        if plan.cached is not None and plan.cached != self.autocache.boundary:
+            self._advance(plan.cached)
+        self._open_feeds()
+
+    def _advance(self, boundary: int) -> None:
+        self.chain.train(False)
+        advance = self.autocache.advance(boundary)
+        self.report.advanced(self.step, boundary, advance, num_bytes=self.autocache.num_bytes)
+
+    def _move(self, plan: ParallelPlan, state: OptimizerState | None = None) -> Move:
+        self.layout, moved = move(
+            self.layout,
+            plan,
+            ownership=self.ownership,
+            chain=self.chain,
+            train=self.config.train,
+            world=self.world,
+            objective=self.objective,
+            keep_frozen_state=self.keep_frozen_state,
+            state=state,
+        )
+        return moved
+
+    # ---- training and evaluation -----------------------------------------------------------------------------------
+
+    def _run_steps(self, stop: int) -> None:
+        """Optimizer steps up to ``stop``, all in one epoch and under one plan."""
+        layout, feed, plan, report, clock = self._layout, self.feeds["train"], self._plan, self.report, perf_counter
+        train, epoch, log_every = self.config.train, self.epoch, self.config.log.every
+        position = self.step % self.batches_per_epoch
+        batches = self._train_batches(epoch)[position : position + stop - self.step]
+        incoming = feed.batches(batches, epoch=epoch)
+        self.chain.train()
+        previous: tuple[int, torch.Tensor] | None = None
+        flushed = start = clock()
+        for batch_plan in batches:
+            waiting = clock()
+            batch = next(incoming)
+            self.stepper.seconds.data += clock() - waiting
+            lr = learning_rate(train, step=self.step, total_steps=self.total_steps)
+            self.stepper.run(layout, feed, batch, step=self.step, lr=lr)
+            self._check_loss(previous)
+            previous = (self.step, self.objective.step_loss)
+            self.step += 1
+            report.stepped(plan, batch, row_bytes=self.autocache.row_bytes, num_rows=self._num_rows(batch_plan))
+            if self.step % log_every == 0 or self.step == stop:
+                self._check_loss(previous)
+                now = clock()
+                report.flush(
+                    self.step, plan=plan, objective=self.objective, phases=self.stepper.seconds, seconds=now - flushed
+                )
+                self.stepper.seconds = PhaseSeconds()
+                flushed = clock()
+            report.progressed(self.step, epoch=epoch, plan=plan)
+        incoming.close()
+        report.totals.add_train(clock() - start)
+        if self.step % self.batches_per_epoch == 0:
+            report.totals.end_epoch(len(self.train_data))
+
+    def _num_rows(self, batch: Batch) -> int:
+        """Rows of the cache that a global batch takes."""
+        tokens = self.train_data.num_tokens
+        return int(tokens[batch.ids].sum()) if tokens is not None else len(batch.ids) * self.chain.boundary(1, rows=1, length=1).shape[1]
+
+    def _check_loss(self, loss: tuple[int, torch.Tensor] | None) -> None:
+        """Stops at a loss that is not finite. Looks at a step that is over, so that a GPU need not be waited for."""
+        if loss is None or torch.isfinite(loss[1]):
+            return
+        latest = self.checkpoints.latest()
+        good = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint"
+        raise UserError(
+            f"step {loss[0]}, rank {self.world.rank}: the loss is {float(loss[1])}; {good}; "
+            "lower train.lr, or set train.max_grad_norm"
+        )
+
+    def _evaluate(self) -> None:
+        """Every evaluation sample once, over all ranks; keeps the weights if they are the best so far."""
+        start = perf_counter()
+        feed, objective, executor = self.feeds["eval"], self.objective, self._layout.executor
+        lengths, batch_size = self.eval_data.lengths, self.config.train.batch_size
+        batches = epoch_batches(lengths, batch_size=batch_size, seed=0, epoch=0, shuffle=False)
+        self.chain.train(False)
+        objective.clear()
+        with torch.no_grad():
+            for batch in feed.batches(batches, epoch=0):
+                objective.begin(global_count=batch.global_count)
+                executor.evaluate(feed.enter(batch))
+        figures = torch.stack([objective.loss_sum, objective.num_correct.double(), objective.num_samples.double()])
+        objective.clear()
+        dist.all_reduce(figures)
+        loss_sum, correct, count = figures.tolist()
+        assert count == len(self.eval_data), f"{count} evaluation samples counted of {len(self.eval_data)}"
+        seconds = perf_counter() - start
+        epoch = (self.step - 1) // self.batches_per_epoch
+        is_best = self.report.evaluated(
+            self.step, epoch=epoch, loss=loss_sum / count, accuracy=correct / count, seconds=seconds
+        )
+        if is_best:
+            self._save_model("best")
+
+    # ---- beginning, pausing, ending --------------------------------------------------------------------------------
+
+    def _calibrate(self) -> None:
+        """Measures costs, and the step time of every static layout: AutoPipe's evidence and the floor's t0."""
+        batches = self._train_batches(0)
+        microbatches = self.config.pipe.microbatches
+        measurements = measure_costs(
+            self.chain,
+            self.train_data,
+            batches=batches,
+            pipeline_lengths=divisors(self.world.size),
+            train=self.config.train,
+            world=self.world,
+            microbatches=microbatches if isinstance(microbatches, int) else None,
+        )
+        self.calibration = calibrate(
+            self.autopipe.static_layouts,
+            enter_plan=self._enter_untrained,
+            stepper=self.stepper,
+            measurements=measurements,
+            batches=batches,
+        )
+        self.objective.clear()
+        self.report.calibrated(self.calibration)
+
+    def _enter_untrained(self, plan: ParallelPlan) -> tuple[Layout, Feed]:
+        self._move(plan)
+        self._open_feeds()
+        self.chain.train()
+        return self._layout, self.feeds["train"]
+
+    def _start(self) -> None:
+        """Enters the first plan, or the one of the checkpoint that is resumed."""
+        checkpoint = self.checkpoints.latest() if self.config.run.resume else None
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        else:
+            if self.replayed is not None:
+                plan, evidence = self.replayed[0], {}
+            else:
+                assert self.calibration is not None
+                choice = self.autopipe.first_plan(self.calibration.measurements.job, self.calibration.corrections)
+                plan, evidence = choice.plan, {"choice": choice}
+            self._move(plan)
+            self.report.adopts(0, plan, reason="start", evidence=evidence)
+        if self._plan.cached is not None:
+            if self.autocache.reserve():
+                raise UserError(f"cache.host_budget: this plan reads from a cache, but {self.autocache.declined}")
+            self._advance(self._plan.cached)
+        self._open_feeds()
+        self.report.trains(self._plan)
+
+    def _restore(self, checkpoint: Path) -> None:
+        state = self.checkpoints.read_state(checkpoint)
+        if state["total_steps"] != self.total_steps:
+            raise UserError(
+                f"run.resume: {checkpoint} is of a run of {state['total_steps']} steps and this one has "
+                f"{self.total_steps}; give the same data, batch size and epochs"
+            )
+        if self.layout is not None:
+            self.layout.close()
+            self.layout = None
+        self.ownership = initial_ownership(self.chain, self.world)
+        self.chain.materialize(range(self.chain.num_units))
+        plan, optimizer_state = self.checkpoints.load(
+            checkpoint, state=state, chain=self.chain, train=self.config.train, ownership=self.ownership
+        )
+        self.step = state["step"]
+        self.autofreeze.load_state_dict(state["freeze"])
+        self.report.restore(state["report"], resumed_from=checkpoint.name)
+        self._move(plan, optimizer_state)
+
+    def _next_pause(self) -> int:
+        """The next step after which something other than a step may be due."""
+        end = (self.epoch + 1) * self.batches_per_epoch
+        return next(step for step in range(self.step + 1, end + 1) if step == end or self._pauses_at(step))
+
+    def _pauses_at(self, step: int) -> bool:
+        if self.replayed is not None and step in self.replayed:
+            return True
+        return self.autofreeze.due(step) or self._evaluation_is_due(step) or self._checkpoint_is_due(step)
+
+    def _evaluation_is_due(self, step: int) -> bool:
+        return step == self.total_steps or step % self.config.train.eval_every.steps(self.batches_per_epoch) == 0
+
+    def _checkpoint_is_due(self, step: int) -> bool:
+        every = self.config.checkpoint.every
+        if every is None:
+            return False
+        return step % self.batches_per_epoch == 0 or step % every.steps(self.batches_per_epoch) == 0
+
+    def _save_checkpoint(self) -> None:
+        norm_sums, num_steps = self.stepper.take_norms(self._layout)
+        self.autofreeze.observe(norm_sums, num_steps=num_steps)
+        state = {
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "freeze": self.autofreeze.state_dict(),
+            "report": self.report.state_dict(),
+        }
+        path = self.checkpoints.save(
+            self.step, layout=self._layout, chain=self.chain, ownership=self.ownership, state=state
+        )
+        self.report.saved(self.step, path)
+
+    def _save_model(self, name: str) -> None:
+        weights = gather_weights(self.chain, self.ownership, world=self.world)
+        if weights is not None:
+            save_model(self.built, self.report.folder.path / "model" / name, weights)
+
+    def _finish(self) -> None:
+        self._save_model("final")
+        self.report.finish(steps=self.step)
+        self._layout.close()
+
+    # ---- small things ----------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next step belongs to, from 0."""
+        return self.step // self.batches_per_epoch
+
+    @property
+    def _layout(self) -> Layout:
+        assert self.layout is not None
+        return self.layout
+
+    @property
+    def _plan(self) -> ParallelPlan:
+        return self._layout.plan
+
+    def _train_batches(self, epoch: int) -> Sequence[Batch]:
+        train = self.config.train
+        return epoch_batches(self.train_data.lengths, batch_size=train.batch_size, seed=train.seed, epoch=epoch)
+
+    def _open_feeds(self) -> None:
+        self.feeds = {
+            split: Feed(
+                self.chain,
+                data,
+                self._plan,
+                rank=self.world.rank,
+                store=self.autocache.store(split),
+                num_workers=self.config.data.num_workers,
+            )
+            for split, data in (("train", self.train_data), ("eval", self.eval_data))
+        }

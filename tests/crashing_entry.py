@@ -1,0 +1,77 @@
+"""An entry whose ranks end as the first override says: see the functions below."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from pipetransformer.cli import run_guarded
+from pipetransformer.errors import UserError
+
+RANK = int(os.environ["RANK"])
+
+
+def succeed() -> None:
+    print(f"rank {RANK} of {os.environ['WORLD_SIZE']} has arguments {sys.argv[1:]}")
+
+
+def every_rank_finds_the_mistake() -> None:
+    raise UserError("data.path: there is no folder nowhere")
+
+
+def one_raises() -> None:
+    _join()
+    if RANK == 1:
+        raise ValueError("the cause\nand its details")
+    _wait_for_peers()
+
+
+def one_is_killed() -> None:
+    _join()
+    if RANK == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    _wait_for_peers()
+
+
+def one_will_not_listen() -> None:
+    """Rank 0 holds the interpreter's lock in C for ever: neither its handler nor its watcher can run."""
+    import ctypes
+
+    if RANK == 1:
+        raise ValueError("the cause")
+    library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
+def all_wait_for_each_other() -> None:
+    """Both ranks wait in C++, where no handler of Python's runs."""
+    import torch
+    import torch.distributed as dist
+
+    from pipetransformer.shutdown import register
+
+    _join()
+    here = Path(sys.argv[1])
+    half_written = here / f"half_written_{RANK}"
+    half_written.touch()
+    register(half_written.unlink)
+    (here / f"ready_{RANK}").write_text(str(os.getpid()))
+    dist.recv(torch.zeros(1), src=1 - RANK)
+
+
+def _join() -> None:
+    from pipetransformer.distributed import init_world
+
+    init_world(timeout_seconds=300)
+
+
+def _wait_for_peers() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.zeros(1))
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(globals()[sys.argv[2]]))

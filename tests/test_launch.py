@@ -1,0 +1,254 @@
+"""A job starts from one command line and ends whole: every rank, in seconds, with the first cause as the last line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipetransformer import cli, launch
+from pipetransformer.failure import RankEnd, Report, cause_line, first_cause
+from pipetransformer.shutdown import installed
+
+ROOT = Path(__file__).resolve().parent.parent
+DIGITS = str(ROOT / "config" / "train_config_digits_no_freeze.yaml")
+GOOD = ("2", "1", "0", "127.0.0.1", "29511", DIGITS, "1000")
+NAMES = ("NPROC", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "CONFIG", "RUN_ID")
+LAUNCH = """
+import sys
+from pathlib import Path
+from pipetransformer.launch import Job, launch
+folder, how, port = sys.argv[1:]
+job = Job(num_ranks=2, num_nodes=1, node_rank=0, address="127.0.0.1", port=int(port), config=folder, overrides=(how,))
+sys.exit(launch(job, entry=Path("tests/crashing_entry.py")))
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def start(folder: Path, how: str) -> subprocess.Popen[str]:
+    """Launch two ranks of ``crashing_entry`` that end as its function ``how`` does."""
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, str(folder), how, str(free_port())],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(folder: Path, how: str) -> tuple[int, str, list[str]]:
+    """Exit code, stdout, and the lines on stderr."""
+    with start(folder, how) as process:
+        out, err = process.communicate(timeout=60)
+    assert left_behind(folder) == []
+    return process.returncode, out, err.splitlines()
+
+
+def left_behind(folder: Path) -> list[Path]:
+    return [path for path in (folder / "tmp").iterdir() if not path.name.startswith("torchinductor")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("NPROC", "0", "NPROC: 0 is not allowed; give a whole number of at least 1"),
+        ("NPROC", "two", "NPROC: two is not allowed; give a whole number of at least 1"),
+        ("NNODES", "-1", "NNODES: -1 is not allowed; give a whole number of at least 1"),
+        ("NODE_RANK", "1", "NODE_RANK: 1 is not allowed; give a whole number from 0 to 0"),
+        ("MASTER_ADDR", "no.such.host.invalid", "MASTER_ADDR: no.such.host.invalid is not a known host; "),
+        ("MASTER_PORT", "65536", "MASTER_PORT: 65536 is not allowed; give a whole number from 1 to 65535"),
+        ("CONFIG", "nowhere.yaml", "nowhere.yaml"),
+        ("RUN_ID", "", "RUN_ID: it is empty; give the job a name"),
+    ],
+)
+def test_a_bad_argument_gets_one_line(name: str, value: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main([value if name == known else good for known, good in zip(NAMES, GOOD)]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("error: ")
+    assert line in told
+
+
+def test_too_few_arguments_get_the_usage_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main(GOOD[:6]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told == f"error: 6 of 7 arguments; give {launch.USAGE}"
+
+
+def test_a_port_in_use_is_told_before_any_rank_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert launch.main([*GOOD[:4], str(port), *GOOD[5:]]) == 2
+    assert capsys.readouterr().err == f"error: MASTER_PORT: {port} is in use; give another\n"
+
+
+def test_the_last_argument_names_the_run_even_if_it_looks_like_a_number() -> None:
+    assert launch.parse_job([*GOOD, "run.id=other"]).overrides == ("run.id=other", 'run.id="1000"')
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "the following arguments are required: CONFIG"),
+        (["nowhere.yaml"], "nowhere.yaml"),
+        ([DIGITS], "task: image_classification is not for main_tc.py; use main_cv.py"),
+    ],
+)
+def test_an_entry_tells_a_mistake_in_one_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main("text_classification", arguments) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("error: ")
+    assert line in told
+
+
+def test_ranks_get_the_configuration_and_the_overrides(tmp_path: Path) -> None:
+    code, out, _ = run(tmp_path, "succeed")
+    assert code == 0
+    assert sorted(out.splitlines()) == [
+        f"rank {rank} of 2 has arguments {[str(tmp_path), 'succeed']}" for rank in (0, 1)
+    ]
+
+
+def test_a_mistake_that_every_rank_finds_is_told_once(tmp_path: Path) -> None:
+    code, _, lines = run(tmp_path, "every_rank_finds_the_mistake")
+    assert code == 1
+    assert len(lines) == 1
+    assert lines[0].endswith(": data.path: there is no folder nowhere")
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ("one_raises", "rank 1: ValueError: the cause"),
+        ("one_is_killed", "rank 1: ended by SIGKILL (out of memory?)"),
+        ("one_will_not_listen", "rank 1: ValueError: the cause"),
+    ],
+)
+def test_a_failed_rank_ends_the_job_with_its_cause_as_the_last_line(tmp_path: Path, how: str, line: str) -> None:
+    begin = time.monotonic()
+    code, _, lines = run(tmp_path, how)
+    assert code == 1
+    assert lines[-1] == line
+    assert sum("Traceback" in told for told in lines) == (0 if how == "one_is_killed" else 1)
+    assert time.monotonic() - begin < 20, "start-up included"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_ranks_that_wait_in_a_collective(tmp_path: Path, number: signal.Signals) -> None:
+    with start(tmp_path, "all_wait_for_each_other") as process:
+        pids = [_await_pid(tmp_path / f"ready_{rank}") for rank in (0, 1)]
+        begin = time.monotonic()
+        process.send_signal(number)
+        time.sleep(0.5)
+        process.send_signal(number)  # an impatient user
+        _, err = process.communicate(timeout=30)
+    assert time.monotonic() - begin < 10
+    assert process.returncode == 128 + number
+    assert err == f"interrupted by {number.name}\n"
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    assert list(tmp_path.glob("half_written_*")) == []
+    assert left_behind(tmp_path) == []
+
+
+def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
+    with start(tmp_path, "all_wait_for_each_other") as process:
+        ranks = [psutil.Process(_await_pid(tmp_path / f"ready_{rank}")) for rank in (0, 1)]
+        process.kill()
+        _, alive = psutil.wait_procs(ranks, timeout=10)
+    assert alive == []
+
+
+def _await_pid(path: Path) -> int:
+    deadline = time.monotonic() + 60
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < deadline, f"{path.name} did not come"
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+def test_a_second_signal_does_not_break_what_the_first_one_set_going() -> None:
+    program = """
+import signal
+from pipetransformer.shutdown import installed
+with installed():
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.raise_signal(signal.SIGINT)
+        print("unwound")
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "unwound\n", "")
+
+
+def test_a_process_that_does_not_unwind_is_ended() -> None:
+    program = """
+import signal, time
+from pipetransformer.shutdown import installed, register
+register(lambda: print("cleaned", flush=True))
+register(lambda: print("not this", flush=True))()
+with installed(grace_seconds=0.2):
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "cleaned\n", "")
+
+
+def test_handlers_come_back_and_a_forked_child_has_none() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with installed():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+        _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def _report(line: str, *, time: float, followed: bool = False) -> Report:
+    return Report(line=line, details="", followed=followed, time=time)
+
+
+@pytest.mark.parametrize(
+    ("ends", "line"),
+    [
+        ({0: RankEnd(1, 9.0, _report("b", time=9.5)), 1: RankEnd(1, 9.0, _report("a", time=9.1))}, "a"),
+        (
+            {0: RankEnd(1, 5.0, _report("lost 1", time=5.0, followed=True)), 1: RankEnd(-9, 6.0, None)},
+            "rank 1: ended by",
+        ),
+        ({0: RankEnd(143, 5.0, None), 1: RankEnd(1, 6.0, _report("lost 2", time=6.0, followed=True))}, "lost 2"),
+        ({0: RankEnd(-9, 20.0, None), 1: RankEnd(1, 6.0, _report("a", time=6.0))}, "a"),
+        ({0: RankEnd(7, 1.0, None)}, "rank 0: ended with exit code 7"),
+    ],
+)
+def test_the_first_cause_is_no_consequence(ends: dict[int, RankEnd], line: str) -> None:
+    assert first_cause(ends).line.startswith(line)
+
+
+def test_a_cause_is_the_error_at_the_bottom() -> None:
+    try:
+        try:
+            raise ValueError("at the bottom\nmore")
+        except ValueError as error:
+            raise RuntimeError("stage 0 failed") from error
+    except RuntimeError as error:
+        assert cause_line(error) == "ValueError: at the bottom"

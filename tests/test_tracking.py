@@ -1,0 +1,373 @@
+"""What a run tells and leaves: events survive a killed writer, the summary is a contract, wandb costs no job."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from rich.console import Console
+
+from pipetransformer.errors import UserError
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.tracking import (
+    CacheBytes,
+    CacheUse,
+    EventLog,
+    Progress,
+    Summary,
+    Tracker,
+    Transition,
+    WandbRun,
+    evaluation_metrics,
+    read_events,
+    render,
+    to_plain,
+    train_metrics,
+)
+
+PLAN = ParallelPlan(
+    frozen=4, pp=2, dp=1, boundaries=(7,), num_microbatches=4, schedule="1f1b", cached=None, num_blocks=12
+)
+TRANSITION = Transition(
+    step=412, epoch=1, frozen=4, pp=1, dp=2, microbatches=1, boundaries=(), seconds=0.09, bytes_moved=14_200_000,
+    reason="froze [bold]4[/bold] blocks",
+)  # fmt: skip
+SUMMARY = Summary(
+    run_id="1000", task="text_classification", model="a[/b]", dataset="SST-2", world_size=2, epochs=3, steps=1234,
+    global_batch_size=64, seed=0, metrics={"accuracy": 0.91}, best_metrics={"accuracy": 0.912}, wall_s=130.0,
+    train_s=100.0, eval_s=20.0, transition_s=1.0, cache_advance_s=8.0, setup_s=5.0, samples_per_s=(812.0, 1203.0),
+    peak_memory_bytes=(512_000_000, 498_000_000), transitions=(TRANSITION,),
+    cache=CacheUse(hits=90, misses=10, bytes=CacheBytes(host=180_000_000)), compute_floor_s=88.0, resumed_from=None,
+)  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+# Plain values
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (np.arange(3), [0, 1, 2]),
+        (float("nan"), "nan"),
+        (np.float64("-inf"), "-inf"),
+        (Path("a/b"), "a/b"),
+        ({4: (1, None, {"x"})}, {"4": [1, None, ["x"]]}),
+        (PLAN, PLAN.as_dict()),
+    ],
+)
+def test_reported_values_become_plain_json(value: object, plain: object) -> None:
+    assert to_plain(value) == plain
+    json.dumps(to_plain(value), allow_nan=False)
+
+
+def test_torch_scalars_become_numbers() -> None:
+    torch = pytest.importorskip("torch")
+    assert to_plain({"loss": torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True)}) == {"loss": 0.5}
+
+
+def test_a_value_without_a_plain_form_is_refused() -> None:
+    with pytest.raises(TypeError, match="object has no plain form"):
+        to_plain(object())
+
+
+# Events
+
+
+def test_events_come_back_in_order_also_over_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    for step in (1, 2):
+        log = EventLog(path)
+        log.write("transition", step=step, plan=PLAN)
+        log.close()
+    events = read_events(path)
+    assert [(event["event"], event["step"]) for event in events] == [("transition", 1), ("transition", 2)]
+    assert ParallelPlan.from_dict(events[0]["plan"]) == PLAN
+    assert abs(events[0]["time"] - time.time()) < 60
+
+
+def test_an_event_is_readable_while_the_log_is_open(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    log.write("step", step=1)
+    assert len(read_events(tmp_path / "events.jsonl")) == 1
+    log.close()
+
+
+WHOLE = b'{"event": "a"}\n{"event": "b"}\n'
+
+
+@pytest.mark.parametrize("length", range(len(WHOLE) + 1))
+def test_a_torn_last_line_is_ignored_and_does_not_spoil_the_next(tmp_path: Path, length: int) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(WHOLE[:length])
+    before = read_events(path)
+    assert [event["event"] for event in before] == ["a", "b"][: (length + 1) // 15]
+    log = EventLog(path)
+    log.write("c")
+    log.close()
+    assert [event["event"] for event in read_events(path)] == [*(event["event"] for event in before), "c"]
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", "", '{"step": 1}', "\x00\x00"])
+def test_a_broken_line_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text(f'{{"event": "a"}}\n{line}\n{{"event": "b"}}\n')
+    with pytest.raises(UserError, match=re.escape(f"{path}:2: not an event")):
+        read_events(path)
+
+
+def test_missing_events_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        read_events(tmp_path / "none.jsonl")
+
+
+# Progress
+
+
+def _step(progress: Progress, step: int, *, total_steps: int = 1000) -> None:
+    progress.update(
+        step, total_steps=total_steps, epoch=2, num_epochs=3, loss=0.5, samples_per_second=1203.0, frozen=4, pp=1,
+        dp=2, cache_hit_rate=0.98,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "pp_x_dp"), [("80", "pp 1 dp 2"), ("120", "pp 1 x dp 2")])
+def test_the_bar_shows_every_figure_at_any_width(monkeypatch: pytest.MonkeyPatch, columns: str, pp_x_dp: str) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    progress = Progress(out=out, err=io.StringIO())
+    _step(progress, 1000)
+    progress.close()
+    for shown in ("1000/1000", "epoch 2/3", "0.500", "1,203", "4", pp_x_dp, "cache 98 %"):
+        assert shown in out.getvalue()
+
+
+@pytest.mark.parametrize("terminal", ["stdout", "stderr"])
+def test_facts_go_to_standard_output_wherever_the_bar_is(terminal: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out, err = (Terminal(), io.StringIO()) if terminal == "stdout" else (io.StringIO(), Terminal())
+    progress = Progress(out=out, err=err)
+    _step(progress, 1)
+    fact = "step 412: froze [red]blocks[/red] 0-3 " + "long " * 40
+    progress.line(fact)
+    progress.close()
+    assert fact in out.getvalue()
+    assert "epoch 2/3" in (out if terminal == "stdout" else err).getvalue()
+
+
+def test_without_a_terminal_lines_are_plain_and_few() -> None:
+    out = io.StringIO()
+    progress = Progress(out=out, err=io.StringIO())
+    for step in range(1, 1001):
+        _step(progress, step)
+    progress.close()
+    assert out.getvalue() == (
+        "step 1000/1000: epoch 2/3, loss 0.500, 1,203 samples/s, frozen 4, pp 1 x dp 2, cache 98 %\n"
+    )
+
+
+def test_a_step_costs_microseconds_and_reads_the_loss_only_to_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    reads = 0
+
+    class Loss:
+        def __float__(self) -> float:
+            nonlocal reads
+            reads += 1
+            return 0.5
+
+    progress = Progress(out=Terminal(), err=io.StringIO())
+    start = time.perf_counter()
+    for step in range(5000):
+        progress.update(step, total_steps=10_000, loss=Loss())
+    seconds = time.perf_counter() - start
+    progress.close()
+    assert seconds / 5000 < 50e-6
+    assert reads <= 2 + seconds / 0.1
+
+
+# Summary
+
+
+SUMMARY_KEYS = [
+    "run_id", "task", "model", "dataset", "world_size", "epochs", "steps", "global_batch_size", "seed", "metrics",
+    "best_metrics", "wall_s", "train_s", "eval_s", "transition_s", "cache_advance_s", "setup_s", "samples_per_s",
+    "peak_memory_bytes", "transitions", "cache", "compute_floor_s", "resumed_from",
+]  # fmt: skip
+TRANSITION_KEYS = [
+    "step", "epoch", "frozen", "pp", "dp", "microbatches", "boundaries", "seconds", "bytes_moved", "reason",
+]  # fmt: skip
+
+
+def test_the_summary_is_the_contract_to_the_letter(tmp_path: Path) -> None:
+    SUMMARY.write(tmp_path / "summary.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert list(written) == SUMMARY_KEYS
+    assert list(written["transitions"][0]) == TRANSITION_KEYS
+    assert list(written["cache"]) == ["hits", "misses", "bytes"]
+    assert list(written["cache"]["bytes"]) == ["device", "host", "disk"]
+    assert written["metrics"] == {"accuracy": 0.91}
+    assert written["resumed_from"] is None
+
+
+def _rendered(summary: Summary, *, width: int) -> str:
+    console = Console(width=width, file=io.StringIO())
+    console.print(render(summary))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_readable_summary_has_the_figures_and_fits(width: int) -> None:
+    shown = _rendered(SUMMARY, width=width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert "…" not in shown
+    facts = (
+        "0.9100 final, 0.9120 best",
+        "812, 1,203",
+        "90.0 % hit",
+        "180.0 MB on host",
+        "= 0.88",
+        "412",
+        "14.2",
+        "a[/b]",
+    )
+    for fact in (*facts, "[bold]4[/bold]"):
+        assert fact in shown
+
+
+def test_a_run_that_did_nothing_has_a_readable_summary_too() -> None:
+    empty = replace(SUMMARY, wall_s=0.0, train_s=0.0, transitions=(), cache=CacheUse(), samples_per_s=(), metrics={})
+    assert "not used" in _rendered(empty, width=80)
+
+
+# Names
+
+
+def test_metric_names_are_the_original_s() -> None:
+    metrics = train_metrics(
+        loss=0.5, accuracy=0.9, samples_per_second=1.0, synchronisations_per_second=1.0, forward_seconds=1.0,
+        backward_seconds=1.0, frozen_blocks=4, pp=1, dp=2, num_microbatches=1, transition_seconds=0.0,
+        cache_hit_rate=None,
+    )  # fmt: skip
+    assert set(metrics) == {
+        "Train/Loss", "Train/Acc", "sample_throughput", "comm_frequency", "forward_time_per_batch",
+        "backwards_time_per_batch", "frozen_blocks", "pp", "dp", "microbatches", "transition_seconds",
+    }  # fmt: skip
+    assert evaluation_metrics("image_classification", loss=0.5, accuracy=0.9, best_accuracy=0.95) == {
+        "Test/Loss": 0.5,
+        "Test/Acc": 0.9,
+    }
+    assert evaluation_metrics("text_classification", loss=0.5, accuracy=0.9, best_accuracy=0.95) == {
+        "Evaluation Loss": 0.5,
+        "Evaluation Accuracy": 0.9,
+        "Evaluation Accuracy (best)": 0.95,
+    }
+
+
+# wandb and the tracker, each in a process of its own, as in a job
+
+
+def _python(code: str, *, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], cwd=cwd, text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+TRACKED = """
+    import sys
+    from pathlib import Path
+    import psutil
+    from pipetransformer.tracking import Tracker
+    tracker = Tracker.for_rank(0, run_dir=Path("."), run_id="10/00", wandb="offline", project="p", name=None,
+                               config={"a": 1}, resumed=False)
+    tracker.event("start", step=0)
+    tracker.metrics({"Train/Loss": 0.5}, step=1)
+    tracker.step(1, total_steps=2)
+    """
+
+
+def test_offline_wandb_is_quiet_stays_in_the_run_directory_and_ends_with_it(tmp_path: Path) -> None:
+    code = TRACKED + 'tracker.close(exit_code=1); tracker.close(); print("left", psutil.Process().children())'
+    process = _python(code, cwd=tmp_path)
+    output, _ = process.communicate(timeout=60)
+    assert output == "left []\n"
+    assert len(list((tmp_path / "wandb").glob("offline-run-*-10-00/run-10-00.wandb"))) == 1
+    assert len(read_events(tmp_path / "events.jsonl")) == 1
+
+
+def test_no_wandb_process_outlives_a_killed_job(tmp_path: Path) -> None:
+    process = _python(TRACKED + 'print("ready", flush=True); import time; time.sleep(60)', cwd=tmp_path)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert children
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+
+
+def test_a_wandb_that_cannot_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    lines: list[str] = []
+    run = WandbRun(
+        run_dir=tmp_path, run_id="1", mode="offline", project="p", name=None, config={}, resumed=False,
+        report=lines.append,
+    )  # fmt: skip
+    run.log({"pp": 1}, step=1)
+    run.finish()
+    assert len(lines) == 1
+    assert lines[0].startswith("wandb could not start: ")
+    assert lines[0].endswith("; the run goes on without it")
+
+
+def test_disabled_wandb_and_torch_are_never_imported(tmp_path: Path) -> None:
+    code = TRACKED.replace("offline", "disabled") + 'print({"wandb", "torch"} & set(sys.modules))'
+    output, _ = _python(code, cwd=tmp_path).communicate(timeout=60)
+    assert output == "set()\n"
+
+
+def test_other_ranks_leave_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tracker = Tracker.for_rank(
+        1, run_dir=tmp_path, run_id="1", wandb="offline", project="p", name=None, config={}, resumed=False
+    )
+    tracker.event("start")
+    tracker.line("a fact")
+    tracker.step(1, total_steps=1)
+    tracker.metrics({"pp": 1}, step=1)
+    tracker.summarise(SUMMARY)
+    tracker.close()
+    assert not list(tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_first_rank_s_summary_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tracker = Tracker.for_rank(
+        0, run_dir=tmp_path, run_id="1", wandb="disabled", project="p", name=None, config={}, resumed=False
+    )
+    tracker.summarise(SUMMARY)
+    tracker.close()
+    assert (tmp_path / "summary.json").exists()
+    assert "compute floor" in capsys.readouterr().out
