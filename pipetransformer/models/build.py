@@ -65,7 +65,9 @@ class TimmModel(BuiltModel):
         self.arguments = {"in_chans": channels, **kwargs}
         self.label_names = info.label_names
         data = resolve_model_data_config(self.model)
-        self.preprocessing = ImagePreprocessing.from_timm(data, size=config.data.image_size or data["input_size"][-1])
+        size = config.data.image_size or data["input_size"][-1]
+        # Note: timm keeps the channels of pre-training in the data configuration of a model with other ones.
+        self.preprocessing = ImagePreprocessing.from_timm({**data, "input_size": (channels, size, size)}, size=size)
 
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """The hub layout of timm: ``config.json`` and ``model.safetensors``."""
