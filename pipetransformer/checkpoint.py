@@ -53,7 +53,7 @@ class CheckpointStore:
         """Writes one checkpoint and deletes those that are too many.
 
         Args:
-            state: what can be written as JSON; comes back from ``read_state``.
+            state: what can be written as JSON; comes back from ``resumable``.
         """
         rank = self._world.rank
         final = self.folder / f"step-{step:08d}"
@@ -97,12 +97,32 @@ class CheckpointStore:
                     tensors |= {f"optimizer.{name}.{key}": value for key, value in state[name].items()}
         return tensors
 
-    def read_state(self, path: Path) -> dict[str, Any]:
-        """The JSON part. Not collective. Raises UserError if it cannot be read."""
+    def resumable(self, *, total_steps: int, num_blocks: int) -> tuple[Path, dict[str, Any]]:
+        """The last complete checkpoint and its JSON part. Not collective.
+
+        Raises:
+            UserError: if there is none, or if it belongs to another number of steps, ranks or blocks.
+        """
+        path = self.latest()
+        if path is None:
+            raise UserError(
+                f"run.resume: {self.folder.parent} holds no complete checkpoint; "
+                "start it anew with run.overwrite=true and run.resume=false"
+            )
         try:
-            return dict(json.loads((path / "state.json").read_text()))
-        except (OSError, ValueError) as error:
-            raise UserError(f"run.resume: {path / 'state.json'} cannot be read ({error}); delete {path}") from error
+            state = dict(json.loads((path / "state.json").read_text()))
+            plan, steps = ParallelPlan.from_dict(state["plan"]), state["total_steps"]
+        except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+            said = f"{type(error).__name__}: {error}"
+            raise UserError(f"run.resume: {path / 'state.json'} cannot be read ({said}); delete {path}") from error
+        for given, here, what, remedy in (
+            (steps, total_steps, "steps", "give the same data, batch size and epochs"),
+            (plan.world_size, self._world.size, "ranks", f"start it with {plan.world_size}"),
+            (plan.num_blocks, num_blocks, "blocks", "give the same model"),
+        ):
+            if given != here:
+                raise UserError(f"run.resume: {path} is of a run of {given} {what} and this one has {here}; {remedy}")
+        return path, state
 
     def load(
         self, path: Path, *, state: Mapping[str, Any], chain: Chain, train: TrainConfig, ownership: Ownership
@@ -110,15 +130,10 @@ class CheckpointStore:
         """Fills the chain (whole on every rank) and ``ownership``; returns the plan and this rank's optimizer state.
 
         Raises:
-            UserError: if the checkpoint belongs to another world size or model.
+            UserError: if the checkpoint belongs to another model or optimizer.
         """
         plan = ParallelPlan.from_dict(state["plan"])
         world = self._world
-        if plan.world_size != world.size:
-            raise UserError(
-                f"run.resume: {path.name} was saved by {plan.world_size} ranks and this job has {world.size}; "
-                f"start it with {plan.world_size}"
-            )
         holders = {int(unit): frozenset(ranks) for unit, ranks in state["state_holders"].items()}
         needed = [u for u in range(plan.num_units) if u < plan.first_active or u in plan.active_units_of(world.rank)]
         parameters = chain.named_parameters(needed)

@@ -31,7 +31,7 @@ def build_optimizer(
     groups = [group for group in groups if group["params"]]
     optimizer: torch.optim.Optimizer
     if train.optimizer == "adamw":
-        optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=tuple(train.betas), eps=train.eps, fused=True)
+        optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
     else:
         optimizer = torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum, fused=True)
     for name, parameter in parameters.items():
@@ -68,7 +68,7 @@ def take_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Par
 
 def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:
     """Learning rate of optimizer step ``step`` (from 0): linear warm-up, then linear, cosine or constant decay."""
-    warmup = int(train.warmup_ratio * total_steps)
+    warmup = round(train.warmup_ratio * total_steps)
     if step < warmup:
         return train.lr * (step + 1) / warmup
     progress = (step - warmup) / max(1, total_steps - warmup)

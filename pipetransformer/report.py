@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -14,11 +15,12 @@ from pipetransformer.calibrate import Calibration
 from pipetransformer.config import Config
 from pipetransformer.distributed import World
 from pipetransformer.floor import ComputeFloor
+from pipetransformer.freeze import FreezeDecision
 from pipetransformer.layout import Move
 from pipetransformer.pipe.execute import StepInput
 from pipetransformer.pipe.objective import Objective
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.setup import RunFolder
+from pipetransformer.setup import RunFolder, make_run_folder
 from pipetransformer.step import PhaseSeconds
 from pipetransformer.totals import Totals, peak_memory_bytes
 from pipetransformer.tracking import (
@@ -39,6 +41,8 @@ class Report:
 
     Attributes:
         folder: where the run's files go. totals: what has been added up so far.
+
+    Nothing is written before ``open``.
     """
 
     def __init__(self, config: Config, world: World, *, folder: RunFolder, total_steps: int, started: float) -> None:
@@ -52,8 +56,14 @@ class Report:
         self._since_steps = 0
         self._since_seconds = 0.0
         self._last_transition_s = 0.0
+        self.tracker = Tracker(None)
+
+    def open(self) -> None:
+        """Collective. Makes the run's folder and starts to write."""
+        config, folder = self._config, self.folder
+        make_run_folder(folder, config)
         self.tracker = Tracker.for_rank(
-            world.rank,
+            self._world.rank,
             run_dir=folder.path,
             run_id=folder.run_id,
             wandb=config.log.wandb,
@@ -101,6 +111,10 @@ class Report:
             f"{self._total_steps} steps {come_from} with pp {plan.pp} x dp {plan.dp}, M {plan.num_microbatches}, "
             f"{plan.frozen} blocks frozen; set-up took {self.totals.setup_s:.1f} s"
         )
+
+    def decided(self, decision: FreezeDecision) -> None:
+        """AutoFreeze was asked."""
+        self.tracker.event("freeze_decision", **asdict(decision))
 
     def adopts(self, step: int, plan: ParallelPlan, *, reason: str, evidence: dict[str, Any]) -> None:
         """A plan is taken: the event that ``run.replay`` reads, with what speaks for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from pipetransformer.pipe.planner import divisors
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.tracking import read_events
 
-__all__ = ["Job", "RunFolder", "build_job", "check_layout", "open_run_folder", "read_plans"]
+__all__ = ["Job", "RunFolder", "build_job", "check_layout", "find_run_folder", "make_run_folder", "read_plans"]
 
 Result = TypeVar("Result")
 
@@ -45,16 +46,25 @@ class Job:
     eval_data: Dataset
 
 
-def open_run_folder(config: Config) -> RunFolder:
-    """Collective. Rank 0 decides the run's id and makes its folder.
+def find_run_folder(config: Config) -> RunFolder:
+    """Collective. Rank 0 decides the run's id; nothing is written, so that what is refused later leaves no trace.
 
     Raises:
-        UserError: on every rank, if the folder is there and neither resumed nor overwritten, or cannot be made.
+        UserError: on every rank, if the folder is there and neither resumed nor overwritten, or is not there to resume.
     """
-    return _on_first_rank(lambda: _open_run_folder(config))
+    return _on_first_rank(lambda: _find_run_folder(config))
 
 
-def _open_run_folder(config: Config) -> RunFolder:
+def make_run_folder(folder: RunFolder, config: Config) -> None:
+    """Collective. Makes the folder that ``find_run_folder`` found, or empties the one that is to be overwritten.
+
+    Raises:
+        UserError: on every rank, if it cannot be written.
+    """
+    _on_first_rank(lambda: _make_run_folder(folder, config))
+
+
+def _find_run_folder(config: Config) -> RunFolder:
     run = config.run
     if run.resume and run.id is None:
         raise UserError("run.resume: which run is not said; give run.id")
@@ -63,18 +73,27 @@ def _open_run_folder(config: Config) -> RunFolder:
     try:
         if run.resume and not path.is_dir():
             raise UserError(f"run.resume: there is no run {path}; start it without run.resume")
-        if path.exists() and run.overwrite:
-            shutil.rmtree(path)
-        if path.exists() and not run.resume:
+        if path.exists() and not (run.resume or run.overwrite):
             raise UserError(
                 f"run.id: {path} exists; continue it with run.resume=true, delete it with run.overwrite=true, "
                 "or give another run id"
             )
-        path.mkdir(parents=True, exist_ok=True)
-        (path / "config.yaml").write_text(config.with_overrides({"run.id": run_id}).to_yaml())
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     except OSError as error:
-        raise UserError(f"run.dir: {path} cannot be written ({error.strerror})") from error
+        raise UserError(f"run.dir: {path} cannot be read ({error.strerror})") from error
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise UserError(f"run.dir: {path} cannot be made, because {there} is no folder that this user may write to")
     return RunFolder(run_id, path, is_resumed=run.resume)
+
+
+def _make_run_folder(folder: RunFolder, config: Config) -> None:
+    try:
+        if folder.path.exists() and config.run.overwrite:
+            shutil.rmtree(folder.path)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        (folder.path / "config.yaml").write_text(config.with_overrides({"run.id": folder.run_id}).to_yaml())
+    except OSError as error:
+        raise UserError(f"run.dir: {folder.path} cannot be written ({error.strerror})") from error
 
 
 def _on_first_rank(action: Callable[[], Result]) -> Result:

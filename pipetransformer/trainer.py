@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ from pipetransformer.pipe.objective import Objective
 from pipetransformer.pipe.planner import divisors
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.report import Report
-from pipetransformer.setup import build_job, check_layout, open_run_folder, read_plans
+from pipetransformer.setup import build_job, check_layout, find_run_folder, read_plans
 from pipetransformer.step import PhaseSeconds, Probe, Stepper
 
 __all__ = ["Trainer"]
@@ -64,12 +65,19 @@ class Trainer:
         started = perf_counter()
         train = config.train
         self.config, self.world, self.timed = config, world, timed
+        folder = find_run_folder(config)
         job = build_job(config, world)
         self.chain, self.built, self.train_data, self.eval_data = job.chain, job.built, job.train_data, job.eval_data
         check_layout(config, world_size=world.size, num_units=self.chain.num_units)
         self.batches_per_epoch = len(self._train_batches(0))
         self.total_steps = self.batches_per_epoch * train.epochs
         num_blocks = self.chain.num_blocks
+        self.checkpoints = CheckpointStore(folder.path / "checkpoints", world=world, keep=config.checkpoint.keep)
+        self.resumable = (
+            self.checkpoints.resumable(total_steps=self.total_steps, num_blocks=num_blocks)
+            if config.run.resume
+            else None
+        )
         self.replayed = (
             read_plans(config.run.replay, world_size=world.size, num_blocks=num_blocks) if config.run.replay else None
         )
@@ -107,8 +115,6 @@ class Trainer:
         self.feeds: dict[str, Feed] = {}
         self.calibration: Calibration | None = None
         self.step = 0
-        folder = open_run_folder(config)
-        self.checkpoints = CheckpointStore(folder.path / "checkpoints", world=world, keep=config.checkpoint.keep)
         self.report = Report(config, world, folder=folder, total_steps=self.total_steps, started=started)
 
     def run(self) -> None:
@@ -136,21 +142,25 @@ class Trainer:
 
     def _decide(self) -> None:
         """Asks the controllers where a decision is due, and takes the job to the plan that they come to."""
-        plan, frozen, reason, evidence = self._plan, self._plan.frozen, "", {}
         if self.replayed is not None:
-            plan, reason = self.replayed.get(self.step, plan), "replayed"
+            plan = self.replayed.get(self.step, self._plan)
+            if plan != self._plan:
+                self._enter(plan, reason="replayed", evidence={})
         elif self.autofreeze.due(self.step):
-            norm_sums, num_steps = self.stepper.take_norms(self._layout)
-            self.autofreeze.observe(norm_sums, num_steps=num_steps)
-            decision = self.autofreeze.decide(self.step, frozen=frozen)
-            frozen, reason = min(decision.frozen, self.autopipe.max_frozen(plan)), self.config.freeze.policy
-            evidence = {"decision": decision}
-            if frozen < decision.frozen:
-                reason += f", held at {frozen} of {decision.frozen}: a pipeline of {plan.pp} keeps {plan.pp} units"
-        if frozen != plan.frozen:
-            plan, choice_evidence = self._choose_plan(frozen)
-            evidence |= choice_evidence
-        if plan != self._plan:
+            self._decide_live()
+
+    def _decide_live(self) -> None:
+        norm_sums, num_steps = self.stepper.take_norms(self._layout)
+        self.autofreeze.observe(norm_sums, num_steps=num_steps)
+        decision = self.autofreeze.decide(self.step, frozen=self._plan.frozen)
+        reason = self.config.freeze.policy
+        frozen = min(decision.frozen, self.autopipe.max_frozen(self._plan))
+        if frozen < decision.frozen:
+            kept = self._plan.pp
+            reason += f", held at {frozen} of {decision.frozen} blocks: a pipeline of {kept} keeps {kept} units"
+        self.report.decided(decision)
+        if frozen != self._plan.frozen:
+            plan, evidence = self._choose_plan(frozen)
             self._enter(plan, reason=reason, evidence=evidence)
 
     def _choose_plan(self, frozen: int) -> tuple[ParallelPlan, dict[str, object]]:
@@ -323,6 +333,7 @@ class Trainer:
             world=self.world,
             microbatches=microbatches if isinstance(microbatches, int) else None,
         )
+        self.autopipe.first_plan(measurements.job, {})  # where none fits, this tells so
         self.calibration = calibrate(
             self.autopipe.static_layouts,
             enter_plan=self._enter_untrained,
@@ -331,7 +342,6 @@ class Trainer:
             batches=batches,
         )
         self.objective.clear()
-        self.report.calibrated(self.calibration)
 
     def _enter_untrained(self, plan: ParallelPlan) -> tuple[Layout, Feed]:
         self._move(plan)
@@ -340,33 +350,33 @@ class Trainer:
         return self._layout, self.feeds["train"]
 
     def _start(self) -> None:
-        """Enters the first plan, or the one of the checkpoint that is resumed."""
-        checkpoint = self.checkpoints.latest() if self.config.run.resume else None
-        if checkpoint is not None:
-            self._restore(checkpoint)
+        """Enters the first plan, or the one of the checkpoint that is resumed; what is refused has left no trace."""
+        evidence: dict[str, object] = {}
+        if self.resumable is not None:
+            self._restore(*self.resumable)
+        elif self.replayed is not None:
+            self._move(self.replayed[0])
         else:
-            if self.replayed is not None:
-                plan, evidence = self.replayed[0], {}
-            else:
-                assert self.calibration is not None
-                choice = self.autopipe.first_plan(self.calibration.measurements.job, self.calibration.corrections)
-                plan, evidence = choice.plan, {"choice": choice}
-            self._move(plan)
-            self.report.adopts(0, plan, reason="start", evidence=evidence)
+            assert self.calibration is not None
+            choice = self.autopipe.first_plan(self.calibration.measurements.job, self.calibration.corrections)
+            evidence = {"choice": choice}
+            self._move(choice.plan)
+        if self._plan.cached is not None and self.autocache.reserve():
+            raise UserError(f"cache.host_budget: this plan reads from a cache, but {self.autocache.declined}")
+        self.report.open()
+        if self.calibration is not None:
+            self.report.calibrated(self.calibration)
+        if self.resumable is not None:
+            checkpoint, state = self.resumable
+            self.report.restore(state["report"], resumed_from=checkpoint.name)
+        else:
+            self.report.adopts(0, self._plan, reason="start", evidence=evidence)
         if self._plan.cached is not None:
-            if self.autocache.reserve():
-                raise UserError(f"cache.host_budget: this plan reads from a cache, but {self.autocache.declined}")
             self._advance(self._plan.cached)
         self._open_feeds()
         self.report.trains(self._plan)
 
-    def _restore(self, checkpoint: Path) -> None:
-        state = self.checkpoints.read_state(checkpoint)
-        if state["total_steps"] != self.total_steps:
-            raise UserError(
-                f"run.resume: {checkpoint} is of a run of {state['total_steps']} steps and this one has "
-                f"{self.total_steps}; give the same data, batch size and epochs"
-            )
+    def _restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         if self.layout is not None:
             self.layout.close()
             self.layout = None
@@ -377,7 +387,6 @@ class Trainer:
         )
         self.step = state["step"]
         self.autofreeze.load_state_dict(state["freeze"])
-        self.report.restore(state["report"], resumed_from=checkpoint.name)
         self._move(plan, optimizer_state)
 
     def _next_pause(self) -> int:

@@ -46,7 +46,8 @@ def advance(
             first = source + 1 if source is not None and store.holds(ids, source).all() else 0
             inputs = {}
             if first == 0 or chain.family.block_inputs:
-                inputs = {key: value.to(chain.device) for key, value in dataset.inputs(ids, length=length, epoch=0).items()}
+                raw = dataset.inputs(ids, length=length, epoch=0)
+                inputs = {key: value.to(chain.device) for key, value in raw.items()}
             if first == 0:
                 hidden = inputs[chain.family.main_input]
             else:
@@ -57,4 +58,3 @@ def advance(
             store.write(batch.ids, hidden[:num_real], boundary=target)
             done[first, length] = done.get((first, length), 0) + num_real
     return done
-

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import torch.distributed as dist
@@ -13,6 +14,9 @@ import torch.distributed as dist
 from pipetransformer.cache.store import ActivationStore, StoreLayout
 
 __all__ = ["ActivationCache", "available_host_memory", "open_cache"]
+
+Offer = TypeVar("Offer")
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,12 @@ class ActivationCache:
 def available_host_memory() -> int:
     """Bytes that may still be taken on this node: what the kernel has, or less where a control group allows less."""
     available = int(psutil.virtual_memory().available)
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     try:
-        return min(available, int(limit.read_text()) - int(used.read_text()))
-    except (OSError, ValueError):  # no control group, or "max"
+        limit, used = (int((_CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        counters = dict(line.split() for line in (_CONTROL_GROUP / "memory.stat").read_text().splitlines())
+        # Note: "current" counts the page cache, which the kernel gives back when asked for more.
+        return min(available, limit - used + int(counters["inactive_file"]))
+    except (OSError, ValueError, KeyError):  # no control group, or "max"
         return available
 
 
@@ -59,24 +65,28 @@ def open_cache(
     stores: dict[str, ActivationStore] = {}
     offer: dict[str, str] | str = {}
     if local_rank == 0:
-        allowed = available_host_memory() // 2 if budget is None else budget
-        if wanted > allowed:
-            offer = f"the cache needs {wanted / 1e6:.1f} MB of host memory and its budget is {allowed / 1e6:.1f} MB"
+        available = available_host_memory()
+        budget = available // 2 if budget is None else budget
+        if wanted > min(budget, available):
+            offer = (
+                f"the cache needs {_megabytes(wanted)} of host memory; its budget is {_megabytes(budget)} "
+                f"and {_megabytes(available)} are available"
+            )
         else:
             try:
-                stores = {split: ActivationStore.reserve(layout) for split, layout in layouts.items()}
+                stores = _open_all(layouts, lambda _, layout: ActivationStore.reserve(layout))
                 offer = {split: store.address for split, store in stores.items()}
             except OSError as error:
-                offer = f"the cache's {wanted / 1e6:.1f} MB of host memory could not be reserved ({os.strerror(error.errno or 0)})"
-    offers: list[dict[str, str] | str] = _gather(offer)
-    mine = offers[rank - local_rank]
+                offer = f"the cache's {_megabytes(wanted)} of host memory could not be reserved ({_reason(error)})"
+    offers = _gather(offer)
     reason = next((o for o in offers if isinstance(o, str)), "")
+    addresses = offers[rank - local_rank]
     if not reason and local_rank != 0:
-        assert isinstance(mine, dict)
+        assert isinstance(addresses, dict)
         try:
-            stores = {split: ActivationStore.open(mine[split], layout) for split, layout in layouts.items()}
+            stores = _open_all(layouts, lambda split, layout: ActivationStore.open(addresses[split], layout))
         except OSError as error:
-            reason = f"rank {rank} could not open its node's cache ({os.strerror(error.errno or 0)})"
+            reason = f"rank {rank} could not open its node's cache ({_reason(error)})"
     reason = next((r for r in _gather(reason) if r), "")
     if reason:
         for store in stores.values():
@@ -85,7 +95,30 @@ def open_cache(
     return ActivationCache(stores), ""
 
 
-def _gather(value):  # type: ignore[no-untyped-def]
+def _open_all(
+    layouts: Mapping[str, StoreLayout], open_one: Callable[[str, StoreLayout], ActivationStore]
+) -> dict[str, ActivationStore]:
+    """Every split's store, or an OSError and none."""
+    stores: dict[str, ActivationStore] = {}
+    try:
+        for split, layout in layouts.items():
+            stores[split] = open_one(split, layout)
+    except OSError:
+        for store in stores.values():
+            store.close()
+        raise
+    return stores
+
+
+def _gather(value: Offer) -> list[Offer]:
     gathered = [value] * dist.get_world_size()
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB"
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno or 0)

@@ -7,8 +7,8 @@ A slot is read only where its stamp is the wanted boundary: torn, stale and fore
 boundary a to b overwrites in place, each slot by the one rank that read it: stamp 0, rows, stamp b. So one store serves
 every boundary in turn and the memory is that of one.
 
-The memory has no name (``memfd``): it ends with its last rank, however that dies. Neighbours on the node open it through
-the leader's descriptor.
+The memory has no name (``memfd``): it ends with its last rank, however that dies. Neighbours on the node open it
+through the leader's descriptor.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class ActivationStore:
         descriptor = os.memfd_create("pipetransformer-cache", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(descriptor, 0, layout.num_bytes)
+            return cls(descriptor, layout)
         except OSError:
             os.close(descriptor)
             raise
-        return cls(descriptor, layout)
 
     @classmethod
     def open(cls, address: str, layout: StoreLayout) -> ActivationStore:
@@ -93,6 +93,7 @@ class ActivationStore:
 
     def holds(self, ids: np.ndarray, boundary: int) -> np.ndarray:
         """Which of the samples can be read at ``boundary``, bool [len(ids)]."""
+        assert boundary > 0, "stamp 0 is that of an empty slot"
         return (self._stamps[torch.from_numpy(ids)] == boundary).numpy()
 
     def clear(self) -> None:

@@ -57,4 +57,5 @@ def _groups(members: list[list[int]], timeout_seconds: float) -> dist.ProcessGro
         return dist.group.WORLD
     timeout = timedelta(seconds=timeout_seconds)
     group, _ = dist.new_subgroups_by_enumeration(members, timeout=timeout)
+    assert not isinstance(group, int)  # what a rank outside of all groups would get
     return group

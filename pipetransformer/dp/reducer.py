@@ -1,13 +1,13 @@
 """Sums gradients over the replicas, overlapped with the backward: the one home-made piece of distribution.
 
-DDP and ``replicate`` are as exact, but must be wrapped anew at every transition and measured slower (design.md). This is
-one class of hooks: buckets in a fixed order, filled from the last parameter to the first as a backward does, each summed
-by one asynchronous ``all_reduce`` after its last micro-batch.
+DDP and ``replicate`` are as exact, but must be wrapped anew at every transition and measured slower (design.md). This
+is one class of hooks: buckets in a fixed order, filled from the last parameter to the first as a backward does, each
+summed by one asynchronous ``all_reduce`` after its last micro-batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -48,9 +48,10 @@ class GradientReducer:
             self._buckets.append(_Bucket(members))
         for bucket in self._buckets:
             for name, parameter in bucket.members:
-                self._handles.append(parameter.register_post_accumulate_grad_hook(self._hook(bucket, name)))
+                hook = self._hook(bucket, name)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
-    def _hook(self, bucket: _Bucket, name: str):  # type: ignore[no-untyped-def]
+    def _hook(self, bucket: _Bucket, name: str) -> Callable[[Tensor], None]:
         def accumulated(_: Tensor) -> None:
             bucket.counts[name] += 1
             if bucket.counts[name] == self._accumulations:

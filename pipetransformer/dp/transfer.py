@@ -42,11 +42,7 @@ def plan_transfers(
             continue
         for target in sorted(needed[unit] - holders):
             node = target // ranks_per_node
-
-            def distance(source: int) -> tuple[bool, int, int, int]:
-                return (source // ranks_per_node != node, sent[source], abs(source - target), source)
-
-            source = min(holders, key=distance)
+            *_, source = min((s // ranks_per_node != node, sent[s], abs(s - target), s) for s in holders)
             sent[source] += 1
             transfers.append(Transfer(unit=unit, source=source, target=target))
     return tuple(transfers)
@@ -62,7 +58,7 @@ def execute_transfers(
     """Moves the units' tensors in one batch of point-to-point operations.
 
     Args:
-        tensors: the tensors of a unit on this rank, in the same order everywhere; those of a target are filled in place.
+        tensors: the tensors of a unit on this rank, in the same order everywhere; a target's are filled in place.
 
     Returns:
         Bytes that this rank received.

@@ -56,7 +56,8 @@ class AutoPipe:
 
     def max_frozen(self, first_plan: ParallelPlan) -> int:
         """The most blocks that may freeze: all, or as many as leave the kept pipeline a unit a stage."""
-        return min(self._num_blocks, self._num_blocks + 1 - first_plan.pp) if self._keeps_length else self._num_blocks
+        most = self._num_blocks + 1 - first_plan.pp if self._keeps_length else self._num_blocks
+        return min(max(most, 0), self._num_blocks)
 
     def static_layouts(self, costs: JobCosts) -> tuple[Prediction, ...]:
         """The best unfrozen plan of every pipeline length that fits, shortest first."""

@@ -5,10 +5,10 @@ Both consume the same ``StepInput``, so the trainer does not know which one it h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from pipetransformer.dp import Mesh
 from pipetransformer.models import Chain, Stage
 from pipetransformer.pipe.objective import Objective
 from pipetransformer.plan import ParallelPlan
+
+if TYPE_CHECKING:
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 __all__ = ["Executor", "StepInput", "build_executor"]
 
@@ -70,7 +73,7 @@ class _PlainExecutor:
             start = perf_counter()
             loss = self._objective(self._stage(hidden, **inputs), labels)
             middle = perf_counter()
-            loss.backward()
+            torch.autograd.backward(loss)
             self.times.forward += middle - start
             self.times.backward += perf_counter() - middle
 
@@ -78,7 +81,9 @@ class _PlainExecutor:
         for hidden, inputs, labels in self._microbatches(batch):
             self._objective(self._stage(hidden, **inputs), labels)
 
-    def _microbatches(self, batch: StepInput):  # type: ignore[no-untyped-def]
+    def _microbatches(
+        self, batch: StepInput
+    ) -> Iterable[tuple[Tensor | None, Mapping[str, Tensor], Tensor]]:
         if self._num_microbatches == 1:
             return [(batch.hidden, batch.inputs, batch.labels)]
         assert batch.hidden is not None
@@ -97,7 +102,7 @@ class _PipelineExecutor:
         self._chain = chain
         self._plan = plan
         self._mesh = mesh
-        self._schedules: dict[tuple[int, int, bool], object] = {}
+        self._schedules: dict[tuple[int, int, bool], PipelineScheduleSingle] = {}
         self.times = StageTimes()
 
     def train(self, batch: StepInput) -> None:
@@ -120,12 +125,12 @@ class _PipelineExecutor:
         is_last = self._mesh.stage == self._mesh.pp - 1
         arguments = () if batch.hidden is None else (batch.hidden,)
         target = batch.labels if training and is_last else None
+        inputs: dict[str, Any] = dict(batch.inputs)
         with torch.set_grad_enabled(training):
-            return schedule.step(  # type: ignore[attr-defined]
-                *arguments, target=target, return_outputs=not training, **batch.inputs
-            )
+            output: Tensor | None = schedule.step(*arguments, target=target, return_outputs=not training, **inputs)
+        return output
 
-    def _build(self, batch: StepInput, *, training: bool) -> object:
+    def _build(self, batch: StepInput, *, training: bool) -> PipelineScheduleSingle:
         rows = batch.rows // self._plan.num_microbatches
         units, stage = self._module.units, self._mesh.stage
         if stage == 0:

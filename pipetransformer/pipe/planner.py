@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipetransformer.pipe.costs import JobCosts
-from pipetransformer.pipe.partition import partition
+from pipetransformer.pipe.partition import bottleneck, partition
 from pipetransformer.plan import ParallelPlan
 
 __all__ = ["Constraints", "Prediction", "best_plan", "divisors", "microbatch_choices"]
@@ -85,8 +85,7 @@ def best_plan(
     for pp in constraints.pipeline_lengths:
         if pp > num_units - first_active:
             continue
-        dp = constraints.world_size // pp
-        share = -(-constraints.global_batch_size // dp)
+        share = -(-constraints.global_batch_size // (constraints.world_size // pp))
         choices: Sequence[int] = (
             (constraints.microbatches,)
             if constraints.microbatches is not None
@@ -94,7 +93,15 @@ def best_plan(
         )
         for num_microbatches in choices:
             prediction = _predict(
-                frozen, cached, pp, dp, num_microbatches, share, costs, constraints, num_blocks, calibration
+                pp,
+                num_microbatches=num_microbatches,
+                share=share,
+                frozen=frozen,
+                cached=cached,
+                costs=costs,
+                constraints=constraints,
+                num_blocks=num_blocks,
+                correction=calibration.get(pp, 1.0),
             )
             if prediction is not None:
                 weighed.append(prediction)
@@ -105,62 +112,54 @@ def best_plan(
 
 
 def _predict(
-    frozen: int,
-    cached: int | None,
     pp: int,
-    dp: int,
+    *,
     num_microbatches: int,
     share: int,
+    frozen: int,
+    cached: int | None,
     costs: JobCosts,
     constraints: Constraints,
     num_blocks: int,
-    calibration: Mapping[int, float],
+    correction: float,
 ) -> Prediction | None:
+    """The best cut for this (pp, M); None where the schedule, the batch or the memory does not admit one."""
     if (constraints.schedule == "1f1b" and num_microbatches < pp) or num_microbatches > share:
         return None
     first = frozen + 1 if frozen else 0
-    rows = max(1, share // num_microbatches)
+    dp = constraints.world_size // pp
+    rows = -(-share // num_microbatches)
     known = min(costs.by_rows, key=lambda have: (abs(have - rows), have))
     unit, scale = costs.by_rows[known], rows / known
     step_ns = [round(ns * scale) for ns in unit.step_ns[first:]]
     sends = [round(costs.send_latency_ns + costs.send_ns_per_byte * b * scale) * 2 for b in unit.boundary_bytes[first:]]
     weights = costs.parameter_bytes[first:]
-    activations = [round(b * scale) for b in unit.activation_bytes[first:]]
     prefix_bytes = sum(costs.parameter_bytes[:first])
-
-    def in_flight(stage: int) -> int:
-        return num_microbatches if constraints.schedule == "gpipe" and pp > 1 else min(num_microbatches, pp - stage)
-
-    def stage_bytes(start: int, stop: int, stage: int) -> int:
-        own = sum(weights[start:stop])
-        return round(own * (1 + costs.optimizer_factor)) + sum(activations[start:stop]) * in_flight(stage)
-
+    memory = [
+        [
+            round(own * (1 + costs.optimizer_factor)) + round(kept * scale) * alive
+            for own, kept in zip(weights, unit.activation_bytes[first:])
+        ]
+        for alive in _microbatches_alive(constraints.schedule, pp=pp, num_microbatches=num_microbatches)
+    ]
+    limit = None if constraints.memory_limit is None else constraints.memory_limit - prefix_bytes
     if constraints.fixed_cut is not None:
-        cut: tuple[int, ...] | None = _kept_cut(constraints.fixed_cut, first=first, num_units=num_blocks + 2)
+        cut = _kept_cut(constraints.fixed_cut, first=first, num_units=num_blocks + 2)
     else:
-        limit, memory, limits = constraints.memory_limit, None, None
-        if limit is not None:
-            # Exact for 1F1B's deepest stage and GPipe alike: every unit is counted with the most micro-batches that
-            # any stage keeps alive, so a partition that passes here passes below.
-            memory = [stage_bytes(i, i + 1, 0) for i in range(len(weights))]
-            limits = [limit - prefix_bytes] * pp
-        cut = partition(step_ns, num_stages=pp, crossing=sends, memory=memory, memory_limits=limits)
+        cut = partition(step_ns, num_stages=pp, crossing=sends, memory=memory, memory_limit=limit)
     if cut is None:
         return None
-    cuts = (0, *cut, len(step_ns))
-    stages = list(zip(cuts, cuts[1:]))
-    slowest = max(
-        sum(step_ns[a:b]) + (sends[a - 1] if a else 0) + (sends[b - 1] if b < len(step_ns) else 0) for a, b in stages
-    )
-    memory_bytes = prefix_bytes + max(stage_bytes(a, b, stage) for stage, (a, b) in enumerate(stages))
-    if constraints.memory_limit is not None and memory_bytes > constraints.memory_limit:
+    stages = list(zip((0, *cut), (*cut, len(step_ns))))
+    stage_bytes = max(sum(row[a:b]) for row, (a, b) in zip(memory, stages))
+    if limit is not None and stage_bytes > limit:
         return None
-    uncached = unit.forward_ns[cached + 1 if cached else 0 : first]
+    uncached_ns = sum(unit.forward_ns[cached + 1 if cached else 0 : first])
     largest = max(sum(weights[a:b]) for a, b in stages)
-    compute = (num_microbatches + pp - 1) * slowest + round(sum(uncached) * scale * num_microbatches)
-    total = compute * calibration.get(pp, 1.0) + largest * costs.update_ns_per_byte
+    slowest_ns = bottleneck(step_ns, cut, crossing=sends)
+    compute_ns = (num_microbatches + pp - 1) * slowest_ns + round(uncached_ns * scale * num_microbatches)
+    total_ns = compute_ns * correction + largest * costs.update_ns_per_byte
     if dp > 1:
-        total += largest * costs.reduce_ns_per_byte
+        total_ns += largest * costs.reduce_ns_per_byte
     plan = ParallelPlan(
         frozen=frozen,
         pp=pp,
@@ -171,7 +170,14 @@ def _predict(
         cached=cached,
         num_blocks=num_blocks,
     )
-    return Prediction(plan=plan, step_seconds=round(total) / 1e9, memory_bytes=memory_bytes)
+    return Prediction(plan=plan, step_seconds=round(total_ns) / 1e9, memory_bytes=prefix_bytes + stage_bytes)
+
+
+def _microbatches_alive(schedule: str, *, pp: int, num_microbatches: int) -> list[int]:
+    """By stage: the most micro-batches whose activations wait for their backward at once."""
+    if schedule == "gpipe" and pp > 1:
+        return [num_microbatches] * pp
+    return [min(num_microbatches, pp - stage) for stage in range(pp)]
 
 
 def _kept_cut(cut: tuple[int, ...], *, first: int, num_units: int) -> tuple[int, ...] | None:

@@ -1,0 +1,252 @@
+"""Law 1 of the design, as a harness: an elastic run of the trainer against a plain loop that shares none of its code.
+
+The plain loop runs the *library's own* model on the batch plan's ids in one process: no chain, no stage, no reducer, no
+cache, torch's own optimizer and clipping. Both return every weight, and every gradient of the first and last step.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from pipetransformer.checkpoint import gather_weights
+from pipetransformer.config import Config, load_config
+from pipetransformer.data import epoch_batches
+from pipetransformer.distributed import World
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.setup import build_job
+from pipetransformer.trainer import Trainer
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+NUM_BLOCKS = 6
+
+# (step, frozen blocks, pipeline length); every plan holds until the next.
+STATIC = {pp: ((0, 0, pp),) for pp in (1, 2, 4)}
+SHRINK_AND_GROW = ((0, 0, 4), (4, 2, 2), (8, 4, 1), (12, 4, 2), (16, 1, 4))
+TWO_RANKS = ((0, 0, 2), (5, 6, 1), (9, 3, 2), (14, 0, 2))
+
+Weights = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One elastic run. ``moves``: (step, frozen, pp). ``clip``: max_grad_norm."""
+
+    model: str
+    world_size: int
+    moves: tuple[tuple[int, int, int], ...]
+    num_microbatches: int = 2
+    schedule: str = "1f1b"
+    optimizer: str = "adamw"
+    clip: float | None = 0.5
+    cached: bool = False
+    precision: str = "float64"
+
+    @property
+    def name(self) -> str:
+        path = "-".join(f"{pp}x{self.world_size // pp}" for _, _, pp in self.moves)
+        cache = "cache" if self.cached else "nocache"
+        clip = "clip" if self.clip else "noclip"
+        return f"{self.model}-{path}-{self.schedule}-M{self.num_microbatches}-{self.optimizer}-{clip}-{cache}"
+
+    def overrides(self, data: str) -> list[str]:
+        return [
+            *model_overrides(self.model, data),
+            f"train.optimizer={self.optimizer}",
+            f"train.lr={0.003 if self.optimizer == 'adamw' else 0.05}",
+            f"train.max_grad_norm={'null' if self.clip is None else self.clip}",
+            f"train.precision={self.precision}",
+        ]
+
+    def plans(self) -> dict[int, ParallelPlan]:
+        return {
+            step: make_plan(
+                frozen,
+                pp,
+                world_size=self.world_size,
+                num_microbatches=self.num_microbatches,
+                schedule=self.schedule,
+                cached=frozen if self.cached and frozen else None,
+            )
+            for step, frozen, pp in self.moves
+        }
+
+
+def make_plan(
+    frozen: int, pp: int, *, world_size: int, num_microbatches: int, schedule: str, cached: int | None
+) -> ParallelPlan:
+    """A plan with evenly cut stages."""
+    first = frozen + 1 if frozen else 0
+    active = NUM_BLOCKS + 2 - first
+    boundaries = tuple(first + round(stage * active / pp) for stage in range(1, pp))
+    return ParallelPlan(frozen, pp, world_size // pp, boundaries, num_microbatches, schedule, cached, NUM_BLOCKS)
+
+
+def model_overrides(model: str, data: str) -> list[str]:
+    """20 steps (4 epochs of 5) on images, some more on texts; the last batch of an epoch or bucket is uneven."""
+    common = [
+        *("train.batch_size=32", "train.epochs=4", "train.warmup_ratio=0.2", "train.label_smoothing=0.1"),
+        *("train.weight_decay=0.1", "train.eval_every=1000 steps", "checkpoint.every=null", "log.wandb=disabled"),
+        *("log.every=1000", "model.dropout=0.0", "pipe.initial_length=auto"),
+    ]
+    if model == "vit":
+        kwargs = f"{{patch_size: 2, in_chans: 1, embed_dim: 16, depth: {NUM_BLOCKS}, num_heads: 2}}"
+        return [*common, f"model.kwargs={kwargs}", "data.max_train_samples=150", "data.max_eval_samples=40"]
+    return [*common, f"model.name={data}/bert", f"data.path={data}/sst2"]
+
+
+def configuration(model: str, overrides: Sequence[str]) -> Config:
+    name = "digits" if model == "vit" else "sst2"
+    return load_config(REPOSITORY / f"config/train_config_{name}_no_freeze.yaml", overrides)
+
+
+class KeepingTrainer(Trainer):
+    """Keeps the final weights instead of writing them."""
+
+    weights: Weights | None = None
+
+    def _save_model(self, name: str) -> None:
+        weights = gather_weights(self.chain, self.ownership, world=self.world)
+        if weights is not None:
+            self.weights = {key: value.numpy() for key, value in weights.items()}
+
+
+def elastic_run(
+    world: World,
+    case: Case,
+    data: str,
+    folder: str,
+    bug: AbstractContextManager[object] | None = None,
+    exact_cache_shape: bool = False,
+) -> tuple[Weights | None, dict[int, Weights]]:
+    """The job under test on one rank: (all weights on rank 0, this rank's gradients by step)."""
+    replay = Path(folder) / f"replay_{world.rank}.jsonl"
+    write_replay(replay, case.plans())
+    overrides = [*case.overrides(data), f"run.replay={replay}", f"run.dir={folder}", "run.id=elastic"]
+    gradients: dict[int, Weights] = {}
+
+    def probe(step: int, named: Mapping[str, torch.Tensor]) -> None:
+        last = trainer.total_steps - 1
+        if step in (0, last):
+            gradients[0 if step == 0 else -1] = {name: g.detach().numpy().copy() for name, g in named.items()}
+
+    config = configuration(case.model, [*overrides, "run.overwrite=true"])
+    with bug or nullcontext():
+        trainer = KeepingTrainer(config, world, probe=probe, timed=False, exact_cache_shape=exact_cache_shape)
+        trainer.run()
+    return trainer.weights, gradients
+
+
+def write_replay(path: Path, plans: Mapping[int, ParallelPlan]) -> None:
+    lines = [json.dumps({"event": "plan", "step": step, "plan": plan.as_dict()}) for step, plan in plans.items()]
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+@lru_cache(maxsize=64)
+def plain_run(
+    model: str, frozen_at: tuple[tuple[int, int], ...], overrides: tuple[str, ...]
+) -> tuple[Weights, dict[int, Weights]]:
+    """The reference: a plain loop over the library's model. ``frozen_at``: (step, frozen blocks)."""
+    torch.set_num_threads(1)
+    config = configuration(model, overrides)
+    train = config.train
+    job = build_job(config, World(0, 1, 0, 1, torch.device("cpu")))
+    network = job.built.model
+    dtype = torch.float64 if train.precision == "float64" else torch.float32
+    decayed = [p for p in network.parameters() if p.ndim > 1]
+    others = [p for p in network.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    if train.optimizer == "adamw":
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum)
+    batches = [
+        (epoch, batch)
+        for epoch in range(train.epochs)
+        for batch in epoch_batches(
+            job.train_data.lengths, batch_size=train.batch_size, seed=train.seed, epoch=epoch
+        )
+    ]
+    warmup = math.ceil(train.warmup_ratio * len(batches))
+    frozen_from = dict(frozen_at)
+    gradients: dict[int, Weights] = {}
+    network.train()
+    for step, (epoch, batch) in enumerate(batches):
+        if step in frozen_from:
+            for name, parameter in network.named_parameters():
+                parameter.requires_grad_(not is_frozen(name, frozen_from[step]))
+                parameter.grad = None
+        inputs = job.train_data.inputs(batch.ids, length=batch.length, epoch=epoch)
+        logits = network(inputs["pixel_values"].to(dtype)) if model == "vit" else network(**inputs).logits
+        loss = F.cross_entropy(logits, job.train_data.labels[batch.ids], label_smoothing=train.label_smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        if step in (0, len(batches) - 1):
+            gradients[0 if step == 0 else -1] = {
+                name: p.grad.numpy().copy() for name, p in network.named_parameters() if p.grad is not None
+            }
+        if train.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_([p for p in network.parameters() if p.grad is not None], train.max_grad_norm)
+        ramp = (step + 1) / warmup if step < warmup else 1.0
+        decay = 1.0 if step < warmup else (step - warmup) / max(1, len(batches) - warmup)
+        shape = 0.5 * (1 + np.cos(np.pi * decay)) if train.lr_schedule == "cosine" else 1.0 - decay
+        for group in optimizer.param_groups:
+            group["lr"] = train.lr * (ramp if step < warmup else float(shape))
+        optimizer.step()
+    return {name: value.numpy().copy() for name, value in network.state_dict().items()}, gradients
+
+
+def is_frozen(name: str, frozen: int) -> bool:
+    """Whether a parameter belongs to the stem or one of the first ``frozen`` blocks, by its name alone."""
+    if frozen == 0:
+        return False
+    parts = name.split(".")
+    for marker in ("blocks", "layer"):
+        if marker in parts:
+            return int(parts[parts.index(marker) + 1]) < frozen
+    return name.startswith(("cls_token", "pos_embed", "patch_embed", "bert.embeddings"))
+
+
+def deviation(ours: Weights, theirs: Weights) -> float:
+    """Largest difference of any weight, relative to the largest value of its tensor.
+
+    A key bias does not change a softmax: its true gradient is zero and the whole tensor is rounding noise. It is compared
+    on the scale of the query bias beside it, as it is where both lie in one fused qkv bias.
+    """
+    assert ours.keys() == theirs.keys()
+    return max(
+        float(np.abs(ours[name] - theirs[name]).max() / np.abs(theirs[name.replace("self.key.bias", "self.query.bias")]).max())
+        for name in theirs
+    )
+
+
+def gradient_deviation(ours: Sequence[dict[int, Weights]], theirs: dict[int, Weights]) -> float:
+    """Largest difference of any gradient of the first and last step, relative to the largest gradient of that step.
+
+    Every rank's gradients are compared: replicas must agree, stages must cover all parameters.
+    """
+    worst = 0.0
+    for step, expected in theirs.items():
+        largest = max(float(np.abs(g).max()) for g in expected.values())
+        covered: set[str] = set()
+        for rank in ours:
+            for name, gradient in rank[step].items():
+                worst = max(worst, float(np.abs(gradient - expected[name]).max()) / largest)
+                covered.add(name)
+        assert covered == expected.keys(), covered ^ expected.keys()
+    return worst
+
+
+def reference(case: Case, data: str) -> tuple[Weights, dict[int, Weights]]:
+    return plain_run(
+        case.model, tuple((step, frozen) for step, frozen, _ in case.moves), tuple(case.overrides(data))
+    )

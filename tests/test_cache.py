@@ -1,0 +1,364 @@
+"""The cache never lies: what it returns was written for that sample at that boundary; everything else is a miss."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranks import RankPool
+
+from pipetransformer.cache import (
+    ActivationStore,
+    BatchReader,
+    StoreLayout,
+    available_host_memory,
+    open_cache,
+    read_ahead,
+)
+from pipetransformer.cache import shared as shared_module
+from pipetransformer.distributed import World
+
+WIDTH = 3
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64])
+NUM_TOKENS = st.lists(st.integers(1, 9), min_size=1, max_size=20).map(np.array)
+
+
+def text_layout(num_tokens: np.ndarray, dtype: torch.dtype = torch.float32) -> StoreLayout:
+    return StoreLayout(num_tokens=num_tokens, width=WIDTH, dtype=dtype)
+
+
+def image_layout(num_samples: int, *, positions: int = 5) -> StoreLayout:
+    tokens = np.full(num_samples, positions)
+    return StoreLayout(num_tokens=tokens, width=WIDTH, dtype=torch.float32, positions=positions)
+
+
+def activations(ids: np.ndarray, *, length: int, boundary: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """What a model might give: every number tells sample, position and boundary."""
+    values = torch.from_numpy(ids).view(-1, 1, 1) + torch.arange(length).view(1, -1, 1) / 16 + boundary * 32
+    return values.expand(-1, -1, WIDTH).to(dtype)
+
+
+def held(store: ActivationStore, boundary: int) -> list[bool]:
+    return store.holds(np.arange(len(store.layout.num_tokens)), boundary).tolist()
+
+
+@pytest.fixture
+def store() -> Iterator[ActivationStore]:
+    store = ActivationStore.reserve(image_layout(6))
+    yield store
+    store.close()
+
+
+def traces() -> list[str]:
+    """What this process has of stores: open descriptors and mappings."""
+    descriptors = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            descriptors.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        except FileNotFoundError:  # the one of the listing
+            continue
+    mappings = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in (*descriptors, *mappings) if "memfd:pipetransformer" in line]
+
+
+# Round trips
+
+
+@given(num_tokens=NUM_TOKENS, dtype=DTYPES, data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_texts_come_back_as_they_were_written_and_padding_is_zero(
+    num_tokens: np.ndarray, dtype: torch.dtype, data: st.DataObject
+) -> None:
+    store = ActivationStore.reserve(text_layout(num_tokens, dtype))
+    everyone = data.draw(st.permutations(range(len(num_tokens))))
+    written = np.array(everyone[: data.draw(st.integers(0, len(everyone)))], dtype=np.int64)
+    for ids in np.array_split(written, data.draw(st.integers(1, 4))):
+        padded = data.draw(st.integers(9, 12))
+        store.write(ids, activations(ids, length=padded, dtype=dtype), boundary=1)
+    assert held(store, 1) == [sample in written for sample in range(len(num_tokens))]
+    length = data.draw(st.integers(9, 12))
+    read = store.read(written, length=length)
+    is_token = torch.arange(length) < torch.from_numpy(num_tokens[written]).unsqueeze(1)
+    expected = activations(written, length=length, dtype=dtype) * is_token.unsqueeze(2)
+    assert torch.equal(read, expected) and read.dtype == dtype
+    store.close()
+
+
+def test_images_come_back_as_they_were_written(store: ActivationStore) -> None:
+    ids = np.array([4, 0, 3])
+    store.write(ids, activations(ids, length=5), boundary=1)
+    assert torch.equal(store.read(ids[::-1].copy(), length=32), activations(ids[::-1].copy(), length=5))
+
+
+def test_a_narrower_store_holds_rounded_numbers() -> None:
+    store = ActivationStore.reserve(text_layout(np.array([2]), torch.bfloat16))
+    exact = torch.full((1, 2, WIDTH), 1 / 3)
+    store.write(np.array([0]), exact, boundary=1)
+    assert torch.equal(store.read(np.array([0]), length=2), exact.bfloat16())
+    store.close()
+
+
+# Misses
+
+
+def test_what_was_never_written_is_a_miss(store: ActivationStore) -> None:
+    store.write(np.array([1, 4]), activations(np.array([1, 4]), length=5), boundary=2)
+    assert held(store, 2) == [False, True, False, False, True, False]
+
+
+def test_another_boundary_is_a_miss(store: ActivationStore) -> None:
+    ids = np.arange(6)
+    store.write(ids, activations(ids, length=5), boundary=2)
+    assert not any(held(store, 1) + held(store, 3))
+
+
+def test_a_write_that_broke_off_is_a_miss(store: ActivationStore) -> None:
+    ids = np.arange(6)
+    store.write(ids, activations(ids, length=5), boundary=2)
+    with pytest.raises(RuntimeError):
+        store.write(ids[:2], torch.zeros(2, 5, WIDTH + 1), boundary=3)
+    assert held(store, 2) == [False, False, True, True, True, True]
+    assert not any(held(store, 3))
+
+
+def test_a_cleared_store_holds_nothing(store: ActivationStore) -> None:
+    ids = np.arange(6)
+    store.write(ids, activations(ids, length=5), boundary=2)
+    store.clear()
+    assert not any(held(store, 2))
+
+
+def test_an_advance_replaces_in_place(store: ActivationStore) -> None:
+    ids = np.arange(6)
+    store.write(ids, activations(ids, length=5, boundary=1), boundary=1)
+    for part in (ids[:2], ids[2:5]):
+        store.write(part, store.read(part, length=5) + 32, boundary=2)
+    assert held(store, 1) == [False] * 5 + [True]
+    assert held(store, 2) == [True] * 5 + [False]
+    assert torch.equal(store.read(ids[:5], length=5), activations(ids[:5], length=5, boundary=2))
+    assert torch.equal(store.read(ids[5:], length=5), activations(ids[5:], length=5, boundary=1))
+
+
+# Memory
+
+
+@given(num_tokens=NUM_TOKENS, dtype=DTYPES)
+@settings(max_examples=20, deadline=None)
+def test_the_whole_space_is_reserved_and_no_more(num_tokens: np.ndarray, dtype: torch.dtype) -> None:
+    layout = text_layout(num_tokens, dtype)
+    assert layout.num_bytes == (num_tokens.sum() + 1) * WIDTH * dtype.itemsize + len(num_tokens)
+    store = ActivationStore.reserve(layout)
+    status = os.fstat(store.descriptor)
+    assert status.st_size == layout.num_bytes
+    assert status.st_blocks * 512 >= layout.num_bytes
+    store.close()
+
+
+def test_nothing_is_left_after_close() -> None:
+    before = traces()
+    store = ActivationStore.reserve(image_layout(100))
+    neighbour = ActivationStore.open(store.address, store.layout)
+    assert len(traces()) > len(before)
+    assert os.fstat(store.descriptor).st_nlink == 0  # the memory has no name, in /dev/shm or elsewhere
+    for opened in (store, neighbour):
+        opened.close()
+        opened.close()
+    assert traces() == before
+
+
+def test_a_failed_reservation_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = traces()
+    monkeypatch.setattr(os, "posix_fallocate", no_space)
+    with pytest.raises(OSError, match="No space left on device"):
+        ActivationStore.reserve(image_layout(100))
+    assert traces() == before
+
+
+def no_space(descriptor: int, offset: int, num_bytes: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    ("limit", "current", "cached_files", "expected"),
+    [("1000", "800", 300, 500), ("1000", "1000", 0, 0), ("max", "800", 300, None), (str(2**60), "0", 0, None)],
+)
+def test_available_memory_keeps_to_a_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, current: str, cached_files: int, expected: int | None
+) -> None:
+    (tmp_path / "memory.max").write_text(limit)
+    (tmp_path / "memory.current").write_text(current)
+    (tmp_path / "memory.stat").write_text(f"anon 700\ninactive_file {cached_files}\n")
+    monkeypatch.setattr(shared_module, "_CONTROL_GROUP", tmp_path)
+    machine = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
+    assert available_host_memory() == (machine.available if expected is None else expected)
+
+
+# One store a node
+
+LAYOUTS = {"train": text_layout(np.array([3, 1, 4, 1, 5, 9, 2, 6])), "eval": image_layout(4)}
+NUM_BYTES = sum(layout.num_bytes for layout in LAYOUTS.values())
+
+
+def shares_its_stores(world: World) -> list[bool]:
+    before = traces()
+    cache, reason = open_cache(LAYOUTS, budget=NUM_BYTES, rank=world.rank, local_rank=world.rank)
+    assert cache is not None and not reason
+    assert cache.num_bytes == NUM_BYTES
+    ids = np.arange(8)
+    mine = ids[world.rank :: world.size]
+    cache.stores["train"].write(mine, activations(mine, length=9), boundary=1)
+    dist.barrier()
+    is_token = torch.arange(9) < torch.from_numpy(LAYOUTS["train"].num_tokens).unsqueeze(1)
+    agrees = torch.equal(
+        cache.stores["train"].read(ids, length=9), activations(ids, length=9) * is_token.unsqueeze(2)
+    )
+    everything = [agrees, *held(cache.stores["train"], 1), *held(cache.stores["eval"], 1)]
+    dist.barrier()
+    cache.clear()
+    assert not any(held(cache.stores["train"], 1))
+    cache.close()
+    assert traces() == before
+    return everything
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_ranks_of_a_node_share_their_stores(ranks: RankPool, world_size: int) -> None:
+    assert ranks.run(world_size, shares_its_stores) == [[True] * 9 + [False] * 4] * world_size
+
+
+def is_declined(world: World, how: str, local_size: int) -> str:
+    """The reason, on nodes of ``local_size`` ranks; what goes wrong goes wrong on the last node alone."""
+    before = traces()
+    on_last_node = world.rank >= world.size - local_size
+    budget = NUM_BYTES - 1 if how == "budget" and on_last_node else NUM_BYTES
+    with pytest.MonkeyPatch.context() as patch:
+        if how == "space" and on_last_node:
+            reserve, calls = os.posix_fallocate, iter([True, False])
+            patch.setattr(os, "posix_fallocate", lambda *a: reserve(*a) if next(calls) else no_space(*a))
+        if how == "machine" and on_last_node:
+            patch.setattr(shared_module, "available_host_memory", lambda: NUM_BYTES - 1)
+        if how == "neighbour" and world.rank == world.size - 1:
+            patch.setattr(ActivationStore, "address", "/proc/0/fd/0")
+            patch.setattr(os, "open", not_allowed)
+        cache, reason = open_cache(LAYOUTS, budget=budget, rank=world.rank, local_rank=world.rank % local_size)
+    assert cache is None
+    assert traces() == before
+    return reason
+
+
+def not_allowed(path: str, flags: int) -> int:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("budget", "its budget is 0.0 MB"),
+        ("space", "could not be reserved (No space left on device)"),
+        ("machine", "0.0 MB are available"),
+        ("neighbour", "could not open its node's cache (Permission denied)"),
+    ],
+)
+@pytest.mark.parametrize(("world_size", "local_size"), [(2, 2), (4, 2)])
+def test_a_cache_is_declined_everywhere_for_one_reason(
+    ranks: RankPool, how: str, said: str, world_size: int, local_size: int
+) -> None:
+    reasons = ranks.run(world_size, is_declined, how, local_size)
+    assert len(set(reasons)) == 1
+    assert said in reasons[0]
+
+
+# Reading ahead
+
+
+def wait_for(fetched: list[int], count: int) -> None:
+    """Until the thread has gone as far ahead as it may; then it stands still."""
+    deadline = time.monotonic() + 10
+    while len(fetched) < count and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.005)
+    assert len(fetched) == count
+
+
+def reader_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("cache-reader")]
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 2, 3, 20])
+def test_items_come_in_order_and_the_thread_ends(num_items: int) -> None:
+    assert list(read_ahead(range(num_items), lambda item: item * item)) == [item * item for item in range(num_items)]
+    assert not reader_threads()
+
+
+def test_two_items_are_fetched_ahead_and_no_more() -> None:
+    fetched: list[int] = []
+    for number, _ in enumerate(read_ahead(range(8), fetched.append)):
+        wait_for(fetched, min(number + 3, 8))
+    assert fetched == list(range(8))
+
+
+def test_an_exception_comes_out_at_its_item() -> None:
+    seen = []
+
+    def fetch(item: int) -> float:
+        return 1 / (item - 5)
+
+    with pytest.raises(ZeroDivisionError):
+        for value in read_ahead(range(20), fetch):
+            seen.append(value)
+    assert len(seen) == 5
+    assert not reader_threads()
+
+
+def test_a_reader_that_is_closed_early_ends_its_thread() -> None:
+    fetched: list[int] = []
+    reader = read_ahead(range(1000), fetched.append)
+    next(reader)
+    assert reader_threads()
+    reader.close()  # type: ignore[attr-defined]
+    assert not reader_threads()
+    assert len(fetched) <= 4
+
+
+def test_a_batch_in_use_is_not_overwritten() -> None:
+    num_tokens = np.repeat([4, 7], 12)
+    store = ActivationStore.reserve(text_layout(num_tokens))
+    everyone = np.arange(24)
+    store.write(everyone, activations(everyone, length=7, boundary=3), boundary=3)
+    reader = BatchReader(store, boundary=3, device=torch.device("cpu"), dtype=torch.float32)
+    batches = [np.array([a, a + 1]) for a in (0, 2, 12, 4, 6, 14, 8, 10, 16, 18, 20, 22)]
+    fetched: list[int] = []
+
+    def fetch(number: int) -> torch.Tensor | None:
+        fetched.append(number)
+        ids = batches[number]
+        return reader.read(ids, length=int(num_tokens[ids[0]]))
+
+    for number, hidden in enumerate(read_ahead(range(len(batches)), fetch)):
+        wait_for(fetched, min(number + 3, len(batches)))
+        ids = batches[number]
+        assert torch.equal(hidden, activations(ids, length=int(num_tokens[ids[0]]), boundary=3))
+    store.close()
+
+
+def test_a_batch_with_any_miss_is_none_and_others_have_the_step_s_type(store: ActivationStore) -> None:
+    reader = BatchReader(store, boundary=3, device=torch.device("cpu"), dtype=torch.float64)
+    store.write(np.arange(5), activations(np.arange(5), length=5), boundary=3)
+    assert reader.read(np.array([4, 5]), length=5) is None
+    hidden = reader.read(np.array([4, 3]), length=5)
+    assert hidden is not None and hidden.dtype == torch.float64
+    assert BatchReader(store, boundary=2, device=torch.device("cpu"), dtype=torch.float32).read(
+        np.array([0]), length=5
+    ) is None  # fmt: skip

@@ -1,0 +1,111 @@
+"""Law 1: freezing is the only thing that changes the mathematics.
+
+Any (pp, dp, M, schedule, optimizer, cache) and any transitions in between give the weights of the plain loop: float64,
+20 steps and more, every parameter within 1e-10 of its tensor's largest value, every gradient of the first and last step
+within 1e-10 of the largest. ``make test`` runs a pairwise share of the grid, ``make test-full`` all of it.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from laws import (
+    SHRINK_AND_GROW,
+    STATIC,
+    TWO_RANKS,
+    Case,
+    deviation,
+    elastic_run,
+    gradient_deviation,
+    reference,
+)
+from ranks import RankPool
+from tiny import tiny_bert, tiny_sst2
+
+LAYOUTS = {
+    "1": (1, STATIC[1]),
+    "1x2": (2, STATIC[1]),
+    "2x1": (2, STATIC[2]),
+    "1x4": (4, STATIC[1]),
+    "2x2": (4, STATIC[2]),
+    "4x1": (4, STATIC[4]),
+    "elastic on 2": (2, TWO_RANKS),
+    "elastic on 4": (4, SHRINK_AND_GROW),
+}
+AXES = {
+    "layout": tuple(LAYOUTS),
+    "model": ("vit", "bert"),
+    "num_microbatches": (1, 2, 4, 8),
+    "schedule": ("gpipe", "1f1b"),
+    "optimizer": (("adamw", 0.5), ("sgd", 0.5), ("sgd", None)),
+    "cached": (False, True),
+}
+
+
+def _is_possible(point: dict[str, object]) -> bool:
+    world_size, moves = LAYOUTS[str(point["layout"])]
+    longest = max(pp for _, _, pp in moves)
+    if point["schedule"] == "1f1b" and int(str(point["num_microbatches"])) < longest:
+        return False
+    if longest == 1 and point["schedule"] == "gpipe":
+        return False  # a plain loop has no schedule
+    return not point["cached"] or len(moves) > 1  # without a frozen block there is nothing to cache
+
+
+GRID = [p for p in (dict(zip(AXES, values)) for values in product(*AXES.values())) if _is_possible(p)]
+
+
+def _case(point: dict[str, object]) -> Case:
+    world_size, moves = LAYOUTS[point["layout"]]  # type: ignore[index]
+    optimizer, clip = point["optimizer"]  # type: ignore[misc]
+    return Case(
+        model=point["model"],  # type: ignore[arg-type]
+        world_size=world_size,
+        moves=moves,
+        num_microbatches=point["num_microbatches"],  # type: ignore[arg-type]
+        schedule=point["schedule"],  # type: ignore[arg-type]
+        optimizer=optimizer,
+        clip=clip,
+        cached=point["cached"],  # type: ignore[arg-type]
+    )
+
+
+def _pairwise(grid: list[dict[str, object]]) -> list[int]:
+    """Indices of a share of the grid in which every possible pair of values of two axes occurs (greedy)."""
+
+    def pairs(point: dict[str, object]) -> set[tuple[object, ...]]:
+        return {(a, point[a], b, point[b]) for a, b in combinations(point, 2)}
+
+    missing = set().union(*(pairs(point) for point in grid))
+    chosen: list[int] = []
+    while missing:
+        best = max(range(len(grid)), key=lambda index: (len(pairs(grid[index]) & missing), -index))
+        chosen.append(best)
+        missing -= pairs(grid[best])
+    return chosen
+
+
+SHARE = frozenset(_pairwise(GRID))
+CASES = [
+    pytest.param(case, id=case.name, marks=() if index in SHARE else pytest.mark.full)
+    for index, case in enumerate(map(_case, GRID))
+]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("texts")
+    tiny_bert(folder / "bert", layers=6)
+    tiny_sst2(folder / "sst2", 150, num_eval_samples=40)
+    return str(folder)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_elastic_is_plain(case: Case, ranks: RankPool, texts: str, tmp_path: Path) -> None:
+    weights, gradients = reference(case, texts)
+    answers = ranks.run(case.world_size, elastic_run, case, texts, str(tmp_path))
+    assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
+    assert deviation(answers[0][0], weights) < 1e-10

@@ -1,0 +1,171 @@
+"""AutoFreeze against hand-computed tables, and the line that answers what it cannot do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipetransformer.config import load_config
+from pipetransformer.errors import UserError
+from pipetransformer.freeze import FreezeController, Policy, build_policy
+
+CONFIG = """\
+task: image_classification
+model: {name: vit_tiny_patch16_224}
+data: {name: digits}
+train: {epochs: 1, batch_size: 64, lr: 1e-3}
+freeze: {policy: schedule}
+"""
+
+
+def policy(name: str, *, num_blocks: int = 12, alpha: float = 0.5, max_frozen: int | None = None) -> Policy:
+    built = build_policy(name, num_blocks=num_blocks, alpha=alpha, max_frozen=max_frozen)
+    assert built is not None
+    return built
+
+
+def frozen_by_step(controller: FreezeController, *, num_steps: int) -> list[int]:
+    """n after every step from 0 on, as a loop asks for it."""
+    frozen, history = 0, []
+    for step in range(num_steps):
+        if controller.due(step):
+            frozen = controller.decide(step, frozen=frozen).frozen
+        history.append(frozen)
+    return history
+
+
+# Policies
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "alpha", "expected"),
+    [
+        (12, 1 / 3, [0, 4, 7, 9, 10, 11, 11, 12]),
+        (12, 1 / 2, [0, 6, 9, 11, 12]),
+        (12, 0.99, [0, 12, 12]),
+        (12, 0.01, [0, 1, 1, 1, 1, 1, 1, 1, 1, 2]),
+        (10, 0.3, [0, 3, 6, 7]),  # 10 (1 - 0.7) is 3, though a little more in floating point
+    ],
+)
+def test_schedule_against_its_table(num_blocks: int, alpha: float, expected: list[int]) -> None:
+    schedule = policy("schedule", num_blocks=num_blocks, alpha=alpha)
+    assert [schedule.decide(interval, frozen=0, norms=None) for interval in range(len(expected))] == expected
+
+
+def test_schedule_ends_with_all_blocks_frozen() -> None:
+    assert policy("schedule", alpha=0.1).decide(10_000, frozen=0, norms=None) == 12
+
+
+@pytest.mark.parametrize(
+    ("frozen", "norms", "expected"),
+    [
+        (0, (6.0, 5.0, 4.0, 3.0, 1.0, 2.0), 3),  # smallest at 4, cap 0 + 6/2 = 3
+        (0, (6.0, 1.0, 4.0, 3.0, 2.0, 2.0), 1),  # smallest at 1, under the cap
+        (0, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0), 0),  # the first block is the smallest: nothing to freeze
+        (0, (5.0, 2.0, 2.0, 4.0, 5.0, 6.0), 1),  # the first of equals
+        (3, (0.0, 0.0, 0.0, 3.0, 2.0, 1.0), 5),  # zeros of frozen blocks do not count; cap 3 + 3/2, rounded up
+        (4, (0.0, 0.0, 0.0, 0.0, 2.0, 1.0), 5),
+        (5, (0.0, 0.0, 0.0, 0.0, 0.0, 1.0), 5),  # the last block is the smallest of itself
+        (6, (0.0, 0.0, 0.0, 0.0, 0.0, 0.0), 6),
+    ],
+)
+def test_paper_against_its_table(frozen: int, norms: tuple[float, ...], expected: int) -> None:
+    assert policy("paper", num_blocks=6).decide(1, frozen=frozen, norms=norms) == expected
+
+
+@pytest.mark.parametrize(("max_frozen", "expected"), [(None, 12), (5, 5), (0, 0), (12, 12)])
+def test_static_freezes_its_count(max_frozen: int | None, expected: int) -> None:
+    assert policy("static", max_frozen=max_frozen).decide(0, frozen=0, norms=None) == expected
+
+
+# When it is asked, and what it remembers
+
+
+@pytest.mark.parametrize(
+    ("name", "every", "warmup", "max_frozen", "expected"),
+    [
+        ("schedule", 1, 0, 12, [0, 6, 9, 11, 12, 12, 12, 12]),
+        ("schedule", 2, 0, 12, [0, 0, 6, 6, 9, 9, 11, 11]),
+        ("schedule", 2, 3, 12, [0, 0, 0, 0, 0, 6, 6, 9]),
+        ("schedule", 1, 0, 7, [0, 6, 7, 7, 7, 7, 7, 7]),
+        ("static", 5, 2, 4, [0, 0, 4, 4, 4, 4, 4, 4]),
+        ("static", 1, 0, 4, [4, 4, 4, 4, 4, 4, 4, 4]),
+    ],
+)
+def test_intervals_warmup_and_cap(name: str, every: int, warmup: int, max_frozen: int, expected: list[int]) -> None:
+    built = policy(name, max_frozen=max_frozen)
+    controller = FreezeController(built, every_steps=every, warmup_steps=warmup, max_frozen=max_frozen)
+    assert frozen_by_step(controller, num_steps=len(expected)) == expected
+
+
+def test_no_policy_is_never_due() -> None:
+    built = build_policy("none", num_blocks=12, alpha=0.5, max_frozen=None)
+    controller = FreezeController(built, every_steps=1, warmup_steps=0, max_frozen=12)
+    assert not any(controller.due(step) for step in range(10))
+
+
+def test_a_policy_that_may_not_unfreeze_never_does() -> None:
+    controller = FreezeController(policy("static", max_frozen=2), every_steps=1, warmup_steps=0, max_frozen=12)
+    assert controller.decide(1, frozen=5).frozen == 5
+
+
+def test_norms_are_the_mean_over_the_interval_and_start_anew_with_the_next() -> None:
+    controller = FreezeController(policy("paper", num_blocks=3), every_steps=4, warmup_steps=0, max_frozen=3)
+    controller.observe([1.0, 2.0, 30.0], num_steps=1)
+    controller.observe([7.0, 4.0, 6.0], num_steps=3)
+    assert controller.decide(4, frozen=0).norms == (2.0, 1.5, 9.0)
+    controller.observe([4.0, 2.0, 1.0], num_steps=2)
+    assert controller.decide(8, frozen=0).norms == (2.0, 1.0, 0.5)
+
+
+def test_a_restored_controller_decides_alike() -> None:
+    def fresh() -> FreezeController:
+        return FreezeController(policy("paper", num_blocks=3), every_steps=4, warmup_steps=0, max_frozen=3)
+
+    undisturbed, before, after = fresh(), fresh(), fresh()
+    for controller in (undisturbed, before):
+        controller.observe([9.0, 1.0, 5.0], num_steps=2)
+    after.load_state_dict(before.state_dict())
+    for controller in (undisturbed, after):
+        controller.observe([1.0, 1.0, 0.5], num_steps=2)
+    assert after.decide(4, frozen=0) == undisturbed.decide(4, frozen=0)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("name", ["none", "static", "schedule", "paper"])
+@pytest.mark.parametrize("alpha", [0.0, 1.0, -0.5, 1.5, float("nan")])
+def test_alpha_outside_0_and_1_is_refused(name: str, alpha: float) -> None:
+    with pytest.raises(UserError, match=r"^freeze\.alpha: .* above 0 and below 1$"):
+        build_policy(name, num_blocks=12, alpha=alpha, max_frozen=4)
+
+
+@pytest.mark.parametrize("name", ["none", "static", "schedule", "paper"])
+@pytest.mark.parametrize("max_frozen", [13, -1])
+def test_more_blocks_than_there_are_is_refused(name: str, max_frozen: int) -> None:
+    with pytest.raises(UserError, match=r"^freeze\.max_frozen: .* the model has 12 blocks$"):
+        build_policy(name, num_blocks=12, alpha=0.5, max_frozen=max_frozen)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("freeze.alpha", "0"),
+        ("freeze.alpha", "1"),
+        ("freeze.alpha", "-0.5"),
+        ("freeze.alpha", "1.5"),
+        ("freeze.alpha", ".nan"),
+        ("freeze.every", "-1 epoch"),
+        ("freeze.every", "-50 steps"),
+        ("freeze.every", "0 steps"),
+        ("freeze.warmup", "-1 epoch"),
+        ("freeze.max_frozen", "-1"),
+    ],
+)
+def test_a_configuration_refuses_them_in_one_line(tmp_path: Path, key: str, value: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    with pytest.raises(UserError, match=rf"\A{key}: [^\n]+\Z"):
+        load_config(path, [f"{key}={value}"])

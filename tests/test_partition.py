@@ -1,0 +1,75 @@
+"""The partitioner equals brute force: the slowest stage, the tie rule, the memory limit."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from random import Random
+
+import pytest
+
+from pipetransformer.pipe.partition import bottleneck, partition
+
+NUM_CHAINS = 1000
+
+
+def brute_force(
+    costs: list[int], num_stages: int, crossing: list[int], memory: list[list[int]], limit: int | None
+) -> tuple[int, tuple[int, ...]] | None:
+    """The least (cost of the slowest stage, boundaries) of all cuts that fit."""
+    n = len(costs)
+    found = []
+    for boundaries in combinations(range(1, n), num_stages - 1):
+        stages = list(zip((0, *boundaries), (*boundaries, n)))
+        if limit is not None and any(sum(row[a:b]) > limit for row, (a, b) in zip(memory, stages)):
+            continue
+        slowest = max(
+            sum(costs[a:b]) + (crossing[a - 1] if a > 0 else 0) + (crossing[b - 1] if b < n else 0) for a, b in stages
+        )
+        found.append((slowest, boundaries))
+    return min(found, default=None)
+
+
+@pytest.mark.parametrize("largest_cost", [3, 10**9], ids=["ties", "nanoseconds"])
+def test_partition_equals_brute_force(largest_cost: int) -> None:
+    random = Random(largest_cost)
+    num_refused = 0
+    for _ in range(NUM_CHAINS):
+        n = random.randint(1, 12)
+        num_stages = random.randint(1, n)
+        costs = [random.randint(0, largest_cost) for _ in range(n)]
+        crossing = [random.choice([0, random.randint(0, largest_cost)]) for _ in range(n)]
+        memory = [[random.randint(0, 9) for _ in range(n)] for _ in range(num_stages)]
+        limit = random.choice([None, random.randint(5, 60)])
+        expected = brute_force(costs, num_stages, crossing, memory, limit)
+        found = partition(costs, num_stages=num_stages, crossing=crossing, memory=memory, memory_limit=limit)
+        assert found == (None if expected is None else expected[1]), (costs, num_stages, crossing, memory, limit)
+        if found is not None and expected is not None:
+            assert bottleneck(costs, found, crossing=crossing) == expected[0]
+        num_refused += found is None
+    assert 0 < num_refused < NUM_CHAINS / 2
+
+
+@pytest.mark.parametrize(
+    ("costs", "num_stages", "expected"),
+    [
+        ([1, 1, 1, 1], 1, ()),
+        ([1, 1, 1, 1], 2, (2,)),
+        ([1, 1, 1, 1], 4, (1, 2, 3)),
+        ([9, 1, 1, 1], 2, (1,)),
+        ([9, 1, 1, 1, 1], 3, (1, 2)),  # the first stage decides: the earliest cuts of those equally good
+        ([0, 0, 0], 3, (1, 2)),  # no stage is empty, even where that costs nothing
+        ([1, 1], 3, None),
+    ],
+)
+def test_partition_by_hand(costs: list[int], num_stages: int, expected: tuple[int, ...] | None) -> None:
+    assert partition(costs, num_stages=num_stages) == expected
+
+
+def test_an_expensive_crossing_is_avoided() -> None:
+    assert partition([4, 4, 4, 4], num_stages=2, crossing=[0, 9, 0, 0]) == (1,)
+
+
+def test_memory_outweighs_speed() -> None:
+    row = [1, 1, 4, 4]
+    assert partition([1, 1, 1, 1], num_stages=2, memory=[row, row], memory_limit=6) == (3,)
+    assert partition([1, 1, 1, 1], num_stages=2, memory=[row, row], memory_limit=5) is None

@@ -1,0 +1,346 @@
+"""AutoPipe: every plan is valid, none is cheaper, and each switch of the configuration keeps what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import combinations
+from random import Random
+
+import pytest
+
+from pipetransformer.config import Config
+from pipetransformer.errors import UserError
+from pipetransformer.pipe.controller import AutoPipe
+from pipetransformer.pipe.costs import JobCosts, UnitCosts
+from pipetransformer.pipe.planner import Constraints, Prediction, best_plan, divisors, microbatch_choices
+from pipetransformer.plan import ParallelPlan
+
+NUM_JOBS = 300
+
+
+def unit_costs(rows: int, step_ns: list[int], *, activation: list[int], boundary: list[int]) -> UnitCosts:
+    forward = [ns // 3 for ns in step_ns]
+    backward = [ns - f for ns, f in zip(step_ns, forward)]
+    return UnitCosts(rows, 0, *map(tuple, (forward, backward, activation, boundary)))
+
+
+def even_job(num_units: int, **changes: object) -> JobCosts:
+    """A chain of equal units: 30 ns and 1 byte of activations a row, 10 bytes of weights, free links."""
+    ones = [1] * num_units
+    job = JobCosts(
+        by_rows={1: unit_costs(1, [30] * num_units, activation=ones, boundary=ones)},
+        parameter_bytes=(10,) * num_units,
+        optimizer_factor=3.0,
+        reduce_ns_per_byte=0.0,
+        update_ns_per_byte=0.0,
+        send_ns_per_byte=0.0,
+        send_latency_ns=0,
+    )
+    return replace(job, **changes)  # type: ignore[arg-type]
+
+
+def random_job(random: Random, num_units: int) -> JobCosts:
+    def draw(largest: int) -> list[int]:
+        return [random.randint(0, largest) for _ in range(num_units)]
+
+    by_rows = {
+        rows: unit_costs(rows, draw(10**6), activation=draw(1000), boundary=draw(1000))
+        for rows in random.sample([1, 2, 3, 4, 8, 16, 32], k=random.randint(1, 3))
+    }
+    return JobCosts(
+        by_rows=by_rows,
+        parameter_bytes=tuple(draw(1000)),
+        optimizer_factor=random.choice([1.0, 2.0, 3.0]),
+        reduce_ns_per_byte=random.uniform(0, 100),
+        update_ns_per_byte=random.uniform(0, 100),
+        send_ns_per_byte=random.uniform(0, 100),
+        send_latency_ns=random.randint(0, 10**5),
+    )
+
+
+def random_case(random: Random) -> dict[str, object]:
+    """Arguments of ``best_plan``."""
+    num_blocks = random.randint(1, 8)
+    frozen = random.randint(0, num_blocks)
+    world_size = random.choice([1, 2, 3, 4, 6, 8])
+    pipeline_lengths = divisors(world_size)
+    constraints = Constraints(
+        world_size=world_size,
+        global_batch_size=random.randint(1, 70),
+        schedule=random.choice(["gpipe", "1f1b"]),
+        microbatches=random.choice([None, None, random.randint(1, 8)]),
+        pipeline_lengths=pipeline_lengths,
+        memory_limit=random.choice([None, random.randint(1000, 60_000)]),
+    )
+    return {
+        "frozen": frozen,
+        "cached": random.choice([None, random.randint(1, frozen)]) if frozen else None,
+        "costs": random_job(random, num_blocks + 2),
+        "constraints": constraints,
+        "num_blocks": num_blocks,
+        "calibration": {pp: random.uniform(0.5, 2) for pp in pipeline_lengths if random.random() < 0.5},
+    }
+
+
+# The cost function, written a second time from its definition, for one plan
+
+
+def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, correction: float) -> tuple[int, float, int]:
+    """(slowest stage in ns, seconds of a step, bytes on the fullest rank) of ``plan``."""
+    share = -(-batch // plan.dp)
+    rows = -(-share // plan.num_microbatches)
+    known = min(costs.by_rows, key=lambda have: (abs(have - rows), have))
+    unit, scale = costs.by_rows[known], rows / known
+    prefix_bytes = sum(costs.parameter_bytes[u] for u in plan.prefix_units())
+
+    def send_ns(leaving: int) -> int:
+        return 2 * round(costs.send_latency_ns + costs.send_ns_per_byte * unit.boundary_bytes[leaving] * scale)
+
+    stage_ns, stage_bytes, stage_weights = [], [], []
+    for stage in range(plan.pp):
+        units = plan.stage_units(stage)
+        ns = sum(round((unit.forward_ns[u] + unit.backward_ns[u]) * scale) for u in units)
+        ns += send_ns(units.start - 1) if stage > 0 else 0
+        ns += send_ns(units.stop - 1) if stage < plan.pp - 1 else 0
+        alive = plan.num_microbatches if plan.schedule == "gpipe" else min(plan.num_microbatches, plan.pp - stage)
+        alive = 1 if plan.pp == 1 else alive
+        stage_ns.append(ns)
+        stage_bytes.append(
+            sum(
+                round(costs.parameter_bytes[u] * (1 + costs.optimizer_factor))
+                + alive * round(unit.activation_bytes[u] * scale)
+                for u in units
+            )
+        )
+        stage_weights.append(sum(costs.parameter_bytes[u] for u in units))
+    computed_prefix = [u for u in plan.prefix_units() if plan.cached is None or u > plan.cached]
+    compute = (plan.num_microbatches + plan.pp - 1) * max(stage_ns)
+    compute += round(sum(unit.forward_ns[u] for u in computed_prefix) * scale * plan.num_microbatches)
+    exchange = costs.update_ns_per_byte + (costs.reduce_ns_per_byte if plan.dp > 1 else 0)
+    seconds = round(compute * correction + max(stage_weights) * exchange) / 1e9
+    return max(stage_ns), seconds, prefix_bytes + max(stage_bytes)
+
+
+def search(
+    frozen: int,
+    *,
+    cached: int | None,
+    costs: JobCosts,
+    constraints: Constraints,
+    num_blocks: int,
+    calibration: Mapping[int, float],
+) -> tuple[float, int, int, tuple[int, ...]] | None:
+    """The least (seconds, pp, M, boundaries): every pp, every M, and of their cuts the one with the fastest slowest
+    stage that fits."""
+    found = []
+    first = frozen + 1 if frozen else 0
+    for pp in constraints.pipeline_lengths:
+        dp = constraints.world_size // pp
+        share = -(-constraints.global_batch_size // dp)
+        fixed = constraints.microbatches
+        for m in microbatch_choices(share, pp=pp) if fixed is None else (fixed,):
+            if m > share or (constraints.schedule == "1f1b" and m < pp):
+                continue
+            cuts = []
+            for boundaries in combinations(range(first + 1, num_blocks + 2), pp - 1):
+                plan = ParallelPlan(frozen, pp, dp, boundaries, m, constraints.schedule, cached, num_blocks)
+                slowest, seconds, num_bytes = predict(
+                    plan, costs, batch=constraints.global_batch_size, correction=calibration.get(pp, 1.0)
+                )
+                if constraints.memory_limit is None or num_bytes <= constraints.memory_limit:
+                    cuts.append((slowest, boundaries, seconds))
+            if cuts:
+                _, boundaries, seconds = min(cuts)
+                found.append((seconds, pp, m, boundaries))
+                if pp == 1:
+                    break
+    return min(found, default=None)
+
+
+# The planner
+
+
+def test_the_plan_is_what_exhaustive_search_finds() -> None:
+    random = Random(0)
+    num_refused = 0
+    for _ in range(NUM_JOBS):
+        case = random_case(random)
+        best, _ = best_plan(**case)  # type: ignore[arg-type]
+        expected = search(**case)  # type: ignore[arg-type]
+        found = best and (best.step_seconds, best.plan.pp, best.plan.num_microbatches, best.plan.boundaries)
+        assert found == expected, case
+        num_refused += best is None
+    assert 0 < num_refused < NUM_JOBS / 2
+
+
+def test_every_weighed_plan_is_valid_and_told_as_it_is() -> None:
+    random = Random(1)
+    for _ in range(NUM_JOBS):
+        case = random_case(random)
+        constraints, calibration = case["constraints"], case["calibration"]
+        assert isinstance(constraints, Constraints) and isinstance(calibration, dict)
+        best, weighed = best_plan(**case)  # type: ignore[arg-type]
+        assert list(weighed) == sorted(weighed, key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches))
+        assert best == next(iter(weighed), None)
+        for prediction in weighed:
+            plan = prediction.plan
+            assert plan.world_size == constraints.world_size
+            assert (plan.frozen, plan.cached, plan.schedule) == (case["frozen"], case["cached"], constraints.schedule)
+            assert plan.num_microbatches <= -(-constraints.global_batch_size // plan.dp)
+            assert constraints.memory_limit is None or prediction.memory_bytes <= constraints.memory_limit
+            _, seconds, num_bytes = predict(
+                plan,
+                case["costs"],  # type: ignore[arg-type]
+                batch=constraints.global_batch_size,
+                correction=calibration.get(plan.pp, 1.0),
+            )
+            assert prediction == Prediction(plan, seconds, num_bytes)
+
+
+def test_a_decision_depends_on_numbers_alone() -> None:
+    random = Random(2)
+    for _ in range(30):
+        case = random_case(random)
+        costs = case["costs"]
+        assert isinstance(costs, JobCosts)
+        shuffled = replace(costs, by_rows=dict(reversed(costs.by_rows.items())))
+        assert best_plan(**case) == best_plan(**{**case, "costs": shuffled})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("memory_limit", "expected"),
+    [
+        (None, 1),
+        (4 * (40 + 8), 1),  # 40 bytes a unit for weights, gradients and moments, and 8 rows of activations
+        (4 * (40 + 8) - 1, 2),
+        (4 * (40 + 1), 8),
+        (4 * (40 + 1) - 1, None),
+    ],
+)
+def test_a_plain_loop_splits_its_batch_only_for_memory(memory_limit: int | None, expected: int | None) -> None:
+    constraints = Constraints(
+        world_size=1, global_batch_size=8, schedule="1f1b", microbatches=None, pipeline_lengths=(1,),
+        memory_limit=memory_limit,
+    )  # fmt: skip
+    best, _ = best_plan(0, cached=None, costs=even_job(4), constraints=constraints, num_blocks=2, calibration={})
+    assert (best and best.plan.num_microbatches) == expected
+
+
+@pytest.mark.parametrize(
+    ("frozen", "cut", "expected"),
+    [
+        (0, (3, 6), (3, 6)),
+        (1, (3, 6), (3, 6)),
+        (2, (3, 6), (4, 6)),  # units 0..2 are frozen: stage 0 keeps unit 3
+        (4, (3, 6), (6, 7)),
+        (6, (3, 6), None),  # one active unit is left for three stages
+    ],
+)
+def test_a_fixed_cut_moves_only_where_a_stage_would_be_empty(
+    frozen: int, cut: tuple[int, ...], expected: tuple[int, ...] | None
+) -> None:
+    constraints = Constraints(
+        world_size=3, global_batch_size=12, schedule="gpipe", microbatches=4, pipeline_lengths=(3,),
+        memory_limit=None, fixed_cut=cut,
+    )  # fmt: skip
+    best, _ = best_plan(frozen, cached=None, costs=even_job(8), constraints=constraints, num_blocks=6, calibration={})
+    assert (best and best.plan.boundaries) == expected
+
+
+@pytest.mark.parametrize(("number", "expected"), [(1, (1,)), (6, (1, 2, 3, 6)), (7, (1, 7))])
+def test_divisors(number: int, expected: tuple[int, ...]) -> None:
+    assert divisors(number) == expected
+
+
+# The controller
+
+JOB = even_job(8, update_ns_per_byte=1.0)  # 6 blocks; pp = 1 is the fastest, since no pipeline fills
+
+
+def autopipe(*, world_size: int = 4, num_blocks: int = 6, **sections: dict[str, object]) -> AutoPipe:
+    config = Config.model_validate(
+        {
+            "task": "image_classification",
+            "model": {"name": "any"},
+            "data": {"name": "digits"},
+            "train": {"epochs": 1, "batch_size": 32, "lr": 0.1},
+            **sections,
+        }
+    )
+    return AutoPipe(config, num_blocks=num_blocks, world_size=world_size)
+
+
+def plan_after(controller: AutoPipe, frozen: int, current: ParallelPlan, *, costs: JobCosts = JOB) -> ParallelPlan:
+    choice = controller.next_plan(
+        frozen, cached_options={None: 0.0}, remaining_steps=100, current=current, costs=costs, calibration={}
+    )
+    return choice.plan
+
+
+@pytest.mark.parametrize(("initial_length", "first"), [("auto", 1), (1, 1), (2, 2), (4, 4)])
+def test_initial_length_holds_for_the_first_plan_alone(initial_length: object, first: int) -> None:
+    controller = autopipe(pipe={"initial_length": initial_length})
+    plan = controller.first_plan(JOB, {}).plan
+    assert (plan.pp, plan.dp) == (first, 4 // first)
+    assert plan_after(controller, 2, plan).pp == 1
+    assert controller.max_frozen(plan) == 6
+
+
+def test_without_autodp_the_mesh_stays_and_the_cut_moves() -> None:
+    controller = autopipe(pipe={"initial_length": 2}, dp={"enabled": False})
+    first = controller.first_plan(JOB, {}).plan
+    second = plan_after(controller, 3, first)
+    assert (first.boundaries, second.boundaries) == ((4,), (6,))
+    assert (second.pp, second.dp) == (2, 2)
+
+
+def test_without_autopipe_the_cut_and_the_microbatches_stay() -> None:
+    controller = autopipe(pipe={"initial_length": 2, "enabled": False})
+    first = controller.first_plan(JOB, {}).plan
+    dear = replace(JOB, send_latency_ns=10**9)  # would ask for another M
+    assert plan_after(controller, 3, first, costs=dear) == replace(first, frozen=3, boundaries=(5,))
+    assert plan_after(controller, 2, first, costs=dear) == replace(first, frozen=2)
+
+
+@pytest.mark.parametrize("section", [{"dp": {"enabled": False}}, {"pipe": {"enabled": False, "initial_length": 4}}])
+@pytest.mark.parametrize(("num_blocks", "max_frozen"), [(6, 3), (3, 0), (2, 0)])
+def test_a_kept_pipeline_keeps_a_unit_a_stage(
+    section: dict[str, dict[str, object]], num_blocks: int, max_frozen: int
+) -> None:
+    controller = autopipe(num_blocks=num_blocks, **{"pipe": {"initial_length": 4}, **section})
+    job = even_job(num_blocks + 2)
+    first = controller.first_plan(job, {}).plan
+    assert controller.max_frozen(first) == max_frozen
+    if max_frozen:
+        assert plan_after(controller, max_frozen, first, costs=job).pp == 4
+
+
+@pytest.mark.parametrize(("remaining_steps", "cached"), [(1, None), (1000, 4)])
+def test_an_advance_is_taken_where_it_pays(remaining_steps: int, cached: int | None) -> None:
+    controller = autopipe()
+    choice = controller.next_plan(
+        4,
+        cached_options={None: 0.0, 4: 10e-6},  # the prefix of 5 units takes 10 ns a row, 8 rows: 0.4 us a step
+        remaining_steps=remaining_steps,
+        current=controller.first_plan(JOB, {}).plan,
+        costs=JOB,
+        calibration={},
+    )
+    assert choice.plan.cached == cached
+    assert {option for _, _, option, _ in choice.weighed} == {None, 4}
+
+
+def test_calibration_decides_between_lengths() -> None:
+    assert autopipe().first_plan(JOB, {1: 100.0, 4: 100.0}).plan.pp == 2
+
+
+def test_static_layouts_are_one_a_length() -> None:
+    layouts = autopipe(pipe={"initial_length": 2}).static_layouts(JOB)
+    assert [(p.plan.frozen, p.plan.pp, p.plan.cached) for p in layouts] == [(0, 1, None), (0, 2, None), (0, 4, None)]
+
+
+def test_what_cannot_fit_is_one_line() -> None:
+    controller = autopipe(pipe={"memory_limit": 50})
+    with pytest.raises(UserError, match=r"\Apipe: [^\n]*pipe\.memory_limit \(50 bytes\)[^\n]*\Z"):
+        controller.first_plan(JOB, {})

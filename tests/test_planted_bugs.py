@@ -1,0 +1,125 @@
+"""The law can fail: each planted bug, of the kind that elastic training invites, breaks it by far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from laws import SHRINK_AND_GROW, STATIC, TWO_RANKS, Case, Weights, deviation, elastic_run, reference
+from ranks import RankPool
+
+from pipetransformer import step as step_module
+from pipetransformer import trainer as trainer_module
+from pipetransformer.cache import AutoCache
+from pipetransformer.distributed import World
+from pipetransformer.dp import GradientReducer
+from pipetransformer.pipe.objective import Objective
+
+
+@contextmanager
+def dropped_reduction() -> Iterator[None]:
+    """The first bucket is never summed over the replicas."""
+    launch = GradientReducer._launch
+
+    def skipping(self: GradientReducer) -> None:
+        if self._next == 0 and self._buckets[0].missing == 0:
+            with mock.patch("torch.distributed.all_reduce", return_value=mock.Mock()):
+                self._buckets[0].work = torch.distributed.all_reduce(self._buckets[0].flat)
+            self._next = 1
+        launch(self)
+
+    with mock.patch.object(GradientReducer, "_launch", skipping):
+        yield
+
+
+def _after_move(change: Any) -> Any:
+    move = trainer_module.move
+
+    def changed(old: Any, *arguments: Any, **named: Any) -> Any:
+        layout, moved = move(old, *arguments, **named)
+        if old is not None:
+            change(layout)
+        return layout, moved
+
+    return mock.patch.object(trainer_module, "move", changed)
+
+
+@contextmanager
+def head_drawn_anew() -> Iterator[None]:
+    def draw(layout: Any) -> None:
+        for name, parameter in layout.parameters.items():
+            if name == "head.weight":
+                torch.nn.init.trunc_normal_(parameter, std=0.02)
+
+    with _after_move(draw):
+        yield
+
+
+@contextmanager
+def moments_lost() -> Iterator[None]:
+    with _after_move(lambda layout: layout.optimizer.state.clear()):
+        yield
+
+
+@contextmanager
+def stale_cache_row() -> Iterator[None]:
+    """One sample keeps the activations of the boundary before, published as if they were new."""
+    advance = AutoCache.advance
+
+    def leaving_one(self: AutoCache, target: int) -> Any:
+        store = self._cache.stores["train"]
+        before = store._rows[: self._layout(self._datasets["train"]).positions].clone()
+        done = advance(self, target)
+        store._rows[: len(before)] = before
+        return done
+
+    with mock.patch.object(AutoCache, "advance", leaving_one):
+        yield
+
+
+@contextmanager
+def mis_scaled_microbatch() -> Iterator[None]:
+    """Every loss is the mean of its micro-batch, as a plain criterion gives it, divided by M: wrong when they differ."""
+    call = Objective.__call__
+
+    def mean(self: Objective, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        real = (labels >= 0).sum().clamp(min=1)
+        return call(self, logits, labels) / self._scale / real / round(1 / self._scale / len(labels) + 0.499)
+
+    with mock.patch.object(Objective, "__call__", mean):
+        yield
+
+
+@contextmanager
+def clipping_per_stage() -> Iterator[None]:
+    clip = step_module.clip_
+    with mock.patch.object(step_module, "clip_", lambda *a, **named: clip(*a, **{**named, "pp_group": None})):
+        yield
+
+
+BUGS = {
+    "dropped reduction": (dropped_reduction, Case("vit", 2, STATIC[1], 2)),
+    "head drawn anew": (head_drawn_anew, Case("vit", 2, TWO_RANKS, 2)),
+    "moments lost at a transition": (moments_lost, Case("vit", 4, SHRINK_AND_GROW, 4)),
+    "stale cache row": (stale_cache_row, Case("vit", 2, TWO_RANKS, 2, cached=True)),
+    "mis-scaled micro-batch": (mis_scaled_microbatch, Case("vit", 1, STATIC[1], 4, optimizer="sgd", clip=None)),
+    "clipping per stage": (clipping_per_stage, Case("vit", 2, STATIC[2], 2)),
+}
+
+
+def run_with_bug(world: World, name: str, folder: str) -> tuple[Weights | None, object]:
+    bug, case = BUGS[name]
+    return elastic_run(world, case, "", folder, bug())
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_breaks_the_law(name: str, ranks: RankPool, tmp_path: Path) -> None:
+    case = BUGS[name][1]
+    weights, _ = reference(case, "")
+    answers = ranks.run(case.world_size, run_with_bug, name, str(tmp_path))
+    assert deviation(answers[0][0], weights) > 1e-4

@@ -1,0 +1,158 @@
+"""The reducer's gradients are the sum over the replicas, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import RankPool
+from torch import Tensor, nn
+
+from pipetransformer.distributed import World
+from pipetransformer.dp import GradientReducer
+from pipetransformer.dp import reducer as reducer_module
+
+WIDTH = 8
+EXACT = 1e-12
+
+
+def model() -> nn.Module:
+    """The same on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)), nn.LayerNorm(WIDTH)).double()
+
+
+def rows(rank: int, step: int, *, num_microbatches: int) -> tuple[Tensor, ...]:
+    """Other data on every rank and step."""
+    random = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(4 * num_microbatches, WIDTH, dtype=torch.float64, generator=random).chunk(num_microbatches)
+
+
+def backward(net: nn.Module, rank: int, step: int, *, num_microbatches: int) -> None:
+    for part in rows(rank, step, num_microbatches=num_microbatches):
+        net(part).square().sum().backward()
+
+
+def gradients(net: nn.Module) -> list[Tensor | None]:
+    return [parameter.grad for parameter in net.parameters()]
+
+
+def summed(world_size: int, step: int, *, num_microbatches: int) -> list[Tensor]:
+    """What autograd alone gives on the rows of all ranks."""
+    net = model()
+    for rank in range(world_size):
+        backward(net, rank, step, num_microbatches=num_microbatches)
+    return [grad.clone() for grad in gradients(net) if grad is not None]
+
+
+def largest_error(found: list[Tensor | None], expected: list[Tensor]) -> float:
+    errors = []
+    for have, want in zip(found, expected, strict=True):
+        assert have is not None
+        errors.append(float((have - want).abs().max() / want.abs().max()))
+    return max(errors)
+
+
+class _Launches:
+    """Counts the reductions that have been started."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._all_reduce = dist.all_reduce
+        patch.setattr(dist, "all_reduce", self)
+
+    def __call__(self, tensor: Tensor, **options: object) -> object:
+        self.count += 1
+        return self._all_reduce(tensor, **options)
+
+
+def reduces(world: World, bucket_bytes: int, num_microbatches: int) -> tuple[list[float], list[int]]:
+    """Largest errors of three steps, and reductions begun (before, after) the last micro-batch of the last one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reducer_module, "_BUCKET_BYTES", bucket_bytes)
+        launches = _Launches(patch)
+        net = model()
+        reducer = GradientReducer(dict(net.named_parameters()), group=dist.group.WORLD)
+        errors = []
+        for step in range(3):
+            launches.count = 0
+            before = 0
+            reducer.begin(num_microbatches=num_microbatches)
+            for part in rows(world.rank, step, num_microbatches=num_microbatches):
+                before = launches.count
+                net(part).square().sum().backward()
+            after = launches.count
+            reducer.finish()
+            errors.append(
+                largest_error(gradients(net), summed(world.size, step, num_microbatches=num_microbatches))
+            )
+        reducer.close()
+    return errors, [before, after]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("num_microbatches", [1, 3])
+@pytest.mark.parametrize(
+    ("bucket_bytes", "num_buckets"),
+    [(1, 10), (8 * WIDTH * (WIDTH + 2), 5), (2**20, 1)],  # one parameter each; one layer each; all of them
+)
+def test_gradients_are_the_sum_and_reduced_in_the_last_backward(
+    ranks: RankPool, world_size: int, num_microbatches: int, bucket_bytes: int, num_buckets: int
+) -> None:
+    for errors, launches in ranks.run(world_size, reduces, bucket_bytes, num_microbatches):
+        assert max(errors) < EXACT
+        assert launches == [0, num_buckets]
+
+
+def misses_a_gradient(world: World) -> str:
+    net = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2, bias=False)})
+    reducer = GradientReducer(dict(net.named_parameters()), group=dist.group.WORLD)
+    reducer.begin(num_microbatches=1)
+    net["used"](torch.ones(1, 2)).sum().backward()
+    with pytest.raises(RuntimeError) as caught:
+        reducer.finish()
+    return str(caught.value)
+
+
+def test_unused_parameters_are_named(ranks: RankPool) -> None:
+    assert ranks.run(2, misses_a_gradient) == ["parameters without a gradient in this step: unused.weight"] * 2
+
+
+def closes(world: World) -> tuple[bool, float]:
+    """Whether gradients and buckets are gone; the error of a step that rank 0 then takes alone."""
+    net = model()
+    reducer = GradientReducer(dict(net.named_parameters()), group=dist.group.WORLD)
+    reducer.begin(num_microbatches=1)
+    backward(net, world.rank, 0, num_microbatches=1)
+    reducer.finish()
+    buckets = [weakref.ref(grad._base) for grad in gradients(net) if grad is not None and grad._base is not None]
+    assert buckets
+    reducer.close()
+    del reducer
+    gc.collect()
+    cleared = all(gone is None for gone in (*gradients(net), *(bucket() for bucket in buckets)))
+    if world.rank > 0:
+        return cleared, 0.0
+    backward(net, 0, 1, num_microbatches=1)
+    return cleared, largest_error(gradients(net), summed(1, 1, num_microbatches=1))
+
+
+def test_hooks_and_gradients_are_gone_after_close(ranks: RankPool) -> None:
+    for cleared, error in ranks.run(2, closes):
+        assert cleared
+        assert error == 0.0
+
+
+def test_without_replicas_gradients_are_autograd_s_own() -> None:
+    net = model()
+    reducer = GradientReducer(dict(net.named_parameters()), group=None)
+    for step in range(2):
+        reducer.begin(num_microbatches=2)
+        assert all(grad is None for grad in gradients(net))
+        backward(net, 0, step, num_microbatches=2)
+        reducer.finish()
+        assert largest_error(gradients(net), summed(1, step, num_microbatches=2)) == 0.0
+    reducer.close()
