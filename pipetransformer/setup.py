@@ -124,7 +124,15 @@ def build_job(config: Config, world: World) -> Job:
         train_data, eval_data = load_text_data(config.data, tokenizer=built.tokenizer, seed=config.train.seed)
     chain = Chain(built.model, name=config.model.name, precision=config.train.precision, device=world.device)
     probe = train_data.inputs(np.arange(1), length=int(train_data.lengths[0]), epoch=0)
-    chain.learn_shapes({key: value.to(world.device) for key, value in probe.items()})
+    try:
+        chain.learn_shapes({key: value.to(world.device) for key, value in probe.items()})
+    except RuntimeError as error:
+        said = " ".join(str(error).split())[:200]
+        shapes = ", ".join(f"{key} {list(value.shape[1:])}" for key, value in probe.items())
+        raise UserError(
+            f"model.name: {config.model.name} cannot compute on {config.data.name} ({shapes}: {said}); "
+            "give model.kwargs that fit the data, or another data.image_size"
+        ) from error
     return Job(built, chain, train_data, eval_data)
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -263,6 +264,7 @@ class Trainer:
             previous = (self.step, self.objective.step_loss)
             self.step += 1
             report.stepped(plan, batch, row_bytes=self.autocache.row_bytes, num_rows=self._num_rows(batch_plan))
+            report.progressed(self.step, epoch=epoch, plan=plan)
             if self.step % log_every == 0 or self.step == stop:
                 self._check_loss(previous)
                 now = clock()
@@ -271,8 +273,8 @@ class Trainer:
                 )
                 self.stepper.seconds = PhaseSeconds()
                 flushed = clock()
-            report.progressed(self.step, epoch=epoch, plan=plan)
         incoming.close()
+        self._check_weights()
         report.totals.add_train(clock() - start)
         if self.step % self.batches_per_epoch == 0:
             report.totals.end_epoch(len(self.train_data))
@@ -284,14 +286,21 @@ class Trainer:
 
     def _check_loss(self, loss: tuple[int, torch.Tensor] | None) -> None:
         """Stops at a loss that is not finite. Looks at a step that is over, so that a GPU need not be waited for."""
-        if loss is None or torch.isfinite(loss[1]):
-            return
+        if loss is not None and not torch.isfinite(loss[1]):
+            raise self._diverged(loss[0], rank=self.world.rank, what=f"the loss is {float(loss[1])}")
+
+    def _check_weights(self) -> None:
+        """Collective. Stops before weights are used or saved that the last update drove out of range."""
+        finite = torch.stack([p.detach().isfinite().all() for p in self._layout.parameters.values()]).all()
+        rank = torch.tensor(self.world.size if finite else self.world.rank)
+        dist.all_reduce(rank, op=dist.ReduceOp.MIN)
+        if int(rank) < self.world.size:
+            raise self._diverged(self.step - 1, rank=int(rank), what="the update made weights that are not finite")
+
+    def _diverged(self, step: int, *, rank: int, what: str) -> UserError:
         latest = self.checkpoints.latest()
         good = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint"
-        raise UserError(
-            f"step {loss[0]}, rank {self.world.rank}: the loss is {float(loss[1])}; {good}; "
-            "lower train.lr, or set train.max_grad_norm"
-        )
+        return UserError(f"step {step}, rank {rank}: {what}; {good}; lower train.lr, or set train.max_grad_norm")
 
     def _evaluate(self) -> None:
         """Every evaluation sample once, over all ranks; keeps the weights if they are the best so far."""
@@ -310,6 +319,8 @@ class Trainer:
         dist.all_reduce(figures)
         loss_sum, correct, count = figures.tolist()
         assert count == len(self.eval_data), f"{count} evaluation samples counted of {len(self.eval_data)}"
+        if not math.isfinite(loss_sum):
+            raise self._diverged(self.step - 1, rank=self.world.rank, what=f"the evaluation loss is {loss_sum}")
         seconds = perf_counter() - start
         epoch = (self.step - 1) // self.batches_per_epoch
         is_best = self.report.evaluated(

@@ -84,7 +84,7 @@ def stale_cache_row() -> Iterator[None]:
 
 @contextmanager
 def mis_scaled_microbatch() -> Iterator[None]:
-    """Every loss is the mean of its micro-batch, as a plain criterion gives it, divided by M: wrong when they differ."""
+    """Every loss is the mean of its micro-batch, divided by M: wrong where real rows differ."""
     call = Objective.__call__
 
     def mean(self: Objective, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Interrupted and resumed == undisturbed; same seed and same plans == same bits, dropout on; float32 within its bounds."""
+"""Interrupted and resumed == undisturbed; same seed and same plans == same bits, dropout on; cache on == off."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from laws import (
     Weights,
     configuration,
     deviation,
-    elastic_run,
     reference,
     write_replay,
 )
@@ -94,25 +93,6 @@ def test_same_seed_and_same_plans_give_the_same_bits(ranks: RankPool, tmp_path: 
     assert all(np.array_equal(live[name], replayed[name]) for name in live)
     other = ranks.run(2, run_to_the_bit, case, str(tmp_path / "none"), None, 0.0)[0]
     assert not np.array_equal(live["head.weight"], other["head.weight"]), "dropout changed nothing"
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_float32_stays_within_its_bounds(optimizer: str, ranks: RankPool, tmp_path: Path) -> None:
-    """SGD 1e-6, AdamW 5e-6 of a tensor's largest value. The key third of a qkv bias has a zero gradient, which Adam
-    divides by itself: it is bounded by twice the summed learning rate."""
-    clip = None if optimizer == "sgd" else 0.5
-    case = Case("vit", 4, SHRINK_AND_GROW, 4, optimizer=optimizer, clip=clip, precision="float32", cached=True)
-    theirs, _ = reference(case, "")
-    ours = ranks.run(4, elastic_run, case, "", str(tmp_path))[0][0]
-    bound = 1e-6 if optimizer == "sgd" else 5e-6
-    summed_lr = 20 * 0.003
-    for name, expected in theirs.items():
-        difference = np.abs(ours[name] - expected)
-        if name.endswith("qkv.bias"):
-            third = len(expected) // 3
-            assert difference[third : 2 * third].max() <= 2 * summed_lr
-            difference[third : 2 * third] = 0
-        assert difference.max() <= bound * np.abs(expected).max(), name
 
 
 def test_cache_on_and_off_agree_to_the_bit_in_the_steps_shape(ranks: RankPool, tmp_path: Path) -> None:

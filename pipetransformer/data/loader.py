@@ -32,9 +32,9 @@ def loader(
 ) -> Iterator[Fetched]:
     """Yield ``fetch(dataset, item)`` for each item, in order; tensors are pinned where there is a GPU.
 
-    Workers start at the first ``next`` and end with the iterator, be it exhausted, closed or dropped. With workers,
-    ``fetch`` must be picklable where processes are not forked. Pinning looks into dicts, lists, tuples (a plain tuple
-    comes out as a list) and objects with a ``pin_memory`` method.
+    Workers start at the first ``next`` and end with the iterator, be it exhausted, closed or dropped. They are forked:
+    ``fetch`` may be anything. Pinning looks into dicts, lists, tuples (a plain tuple comes out as a list) and objects
+    with a ``pin_memory`` method.
     """
     # Note: the DataLoader's own iterator must be referenced from here alone: it ends its workers when it is collected.
     yield from DataLoader(
@@ -42,6 +42,8 @@ def loader(
         batch_size=None,
         sampler=items,
         num_workers=num_workers,
+        # Note: from Python 3.14 on workers are not forked unless asked, and what ``fetch`` refers to would be pickled.
+        multiprocessing_context="fork" if num_workers else None,
         collate_fn=_unchanged,  # The default turns numpy arrays into tensors.
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # Else starting to iterate would draw from the stream that dropout draws from.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from pipetransformer.data import DataInfo, ImagePreprocessing
 from pipetransformer.errors import UserError
+from pipetransformer.models.families import Family, family_of
 
 if TYPE_CHECKING:
     from pipetransformer.config import Config
@@ -41,17 +43,16 @@ class TimmModel(BuiltModel):
         import timm
         from timm.data import resolve_model_data_config
 
-        name, kwargs = config.model.name, dict(config.model.kwargs)
+        kwargs = _own_arguments(config, decided_by_data=("num_classes", "img_size"))
         channels = kwargs.pop("in_chans", info.channels)
+        if channels not in (1, 3):
+            raise UserError(f"model.kwargs: in_chans {channels} is not allowed; give 1 (grey) or 3 (colour)")
         if config.model.dropout is not None:
             kwargs = {**{f"{part}_rate": config.model.dropout for part in ("drop", "pos_drop", "proj_drop")}, **kwargs}
             kwargs.setdefault("attn_drop_rate", config.model.dropout)
         if config.data.image_size is not None:
             kwargs["img_size"] = config.data.image_size
-        if Path(name).is_dir():
-            name = f"local-dir:{name}"
-        elif "/" in name and ":" not in name:
-            name = f"hf-hub:{name}"
+        name = _timm_name(config.model.name)
         try:
             self.model = timm.create_model(
                 name,
@@ -60,8 +61,11 @@ class TimmModel(BuiltModel):
                 in_chans=channels,
                 **kwargs,
             )
-        except Exception as error:
+        except Exception as error:  # whatever a constructor makes of arguments, and four libraries of a download
+            if "img_size" in kwargs and not isinstance(error, OSError):
+                _refuse_other_families(name)
             raise UserError(_could_not_build(config, error)) from error
+        family_of(self.model, name=config.model.name)
         self.arguments = {"in_chans": channels, **kwargs}
         self.label_names = info.label_names
         data = resolve_model_data_config(self.model)
@@ -97,10 +101,13 @@ class TransformersModel(BuiltModel):
 
     def __init__(self, config: Config, info: DataInfo) -> None:
         from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+        from transformers.utils import logging
 
+        logging.set_verbosity_error()  # what matters of its reports is checked below
+        logging.disable_progress_bar()
         labels = info.label_names
         settings: dict[str, Any] = {
-            **config.model.kwargs,
+            **_own_arguments(config, decided_by_data=("num_labels", "id2label", "label2id")),
             "num_labels": len(labels),
             "id2label": dict(enumerate(labels)),
             "label2id": {label: index for index, label in enumerate(labels)},
@@ -108,18 +115,30 @@ class TransformersModel(BuiltModel):
         if config.model.dropout is not None:
             settings |= {f"{part}_dropout_prob": config.model.dropout for part in ("hidden", "attention_probs")}
         name = config.model.name
+        _refuse_useless_folder(name)
+        report: dict[str, Any] = {}
         try:
-            model_config = AutoConfig.from_pretrained(name, **settings)
+            model_config, unknown = AutoConfig.from_pretrained(name, **settings, return_unused_kwargs=True)
+            if unknown:
+                raise UserError(_unknown_arguments(unknown, known=vars(model_config), name=name))
             if config.model.pretrained:
-                loaded = AutoModelForSequenceClassification.from_pretrained(
-                    name, config=model_config, dtype=torch.float32
+                self.model, report = AutoModelForSequenceClassification.from_pretrained(
+                    name,
+                    config=model_config,
+                    dtype=torch.float32,
+                    ignore_mismatched_sizes=True,
+                    output_loading_info=True,
                 )
             else:
-                loaded = AutoModelForSequenceClassification.from_config(model_config)
+                self.model = AutoModelForSequenceClassification.from_config(model_config)
             self.tokenizer = AutoTokenizer.from_pretrained(name)
-        except Exception as error:
+        except UserError:
+            raise
+        except Exception as error:  # as above
             raise UserError(_could_not_build(config, error)) from error
-        self.model = loaded
+        _check_weights(report, family=family_of(self.model, name=name), name=name)
+        if len(self.tokenizer) <= len(self.tokenizer.all_special_ids):
+            raise UserError(f"model.name: there is no tokenizer in {name}; put the one that belongs to the model there")
         if len(self.tokenizer) > model_config.vocab_size:
             raise UserError(
                 f"model.name: the tokenizer of {name} knows {len(self.tokenizer)} tokens but the model embeds only "
@@ -147,7 +166,86 @@ def build_model(config: Config, info: DataInfo) -> TimmModel | TransformersModel
     return TimmModel(config, info) if config.task == "image_classification" else TransformersModel(config, info)
 
 
+def _timm_name(name: str) -> str:
+    """What timm calls the model that ``model.name`` names. Raises UserError where there is none."""
+    import timm
+
+    _refuse_useless_folder(name)
+    if Path(name).is_dir():
+        return f"local-dir:{name}"
+    if ":" in name:
+        return name
+    if "/" in name:
+        return f"hf-hub:{name}"
+    if timm.is_model(name):
+        return name
+    near = difflib.get_close_matches(name, timm.list_models(), n=1)
+    remedy = f"did you mean {near[0]}?" if near else "give another name, a hub id such as owner/name or a local folder"
+    raise UserError(f"model.name: timm has no model {name}; {remedy}")
+
+
+def _refuse_useless_folder(name: str) -> None:
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise UserError(f"model.name: there is no folder {name}; give one that holds a model, or a hub id")
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise UserError(f"model.name: {name} holds no config.json; give the folder of a saved model")
+
+
+def _refuse_other_families(name: str) -> None:
+    """A model without ``img_size`` is likely to be no chain at all: that is what its user must hear."""
+    import timm
+
+    try:
+        with torch.device("meta"):
+            model = timm.create_model(name, pretrained=False)
+    except Exception:
+        return
+    family_of(model, name=name)
+
+
+def _own_arguments(config: Config, *, decided_by_data: tuple[str, ...]) -> dict[str, Any]:
+    """``model.kwargs``. Raises UserError for what the dataset decides and for null, which timm would drop silently."""
+    for key, value in config.model.kwargs.items():
+        if key in decided_by_data:
+            remedy = "set data.image_size instead" if key == "img_size" else "leave it out"
+            raise UserError(f"model.kwargs: {key} is decided by the data; {remedy}")
+        if value is None:
+            raise UserError(f"model.kwargs: {key} is null; give it a value, or leave it out")
+    return dict(config.model.kwargs)
+
+
+def _unknown_arguments(unknown: Iterable[str], *, known: Iterable[str], name: str) -> str:
+    key = min(unknown)
+    near = difflib.get_close_matches(key, known, n=1)
+    remedy = f"did you mean {near[0]}?" if near else "leave it out"
+    return f"model.kwargs: {key} is nothing that the configuration of {name} knows; {remedy}"
+
+
+def _check_weights(report: Mapping[str, Any], *, family: Family, name: str) -> None:
+    """Refuses blocks or a stem that would be drawn at random beside loaded weights; a new head is as it should be."""
+    own = (f"{family.blocks}.", *family.stem_prefixes)
+    for key, stored, wanted in report.get("mismatched_keys", ()):
+        if key.startswith(own):
+            raise UserError(
+                f"model.kwargs: {key} is {list(stored)} in {name} and {list(wanted)} here; "
+                "give sizes that fit the weights, or model.pretrained=false for random ones"
+            )
+    if missing := sorted(key for key in report.get("missing_keys", ()) if key.startswith(own)):
+        raise UserError(
+            f"model.name: {name} has no weights for {missing[0]} and {len(missing) - 1} more; "
+            "give model.kwargs that fit it, or model.pretrained=false for random weights"
+        )
+
+
 def _could_not_build(config: Config, error: Exception) -> str:
-    said = " ".join(str(error).split()).rstrip(".")
-    remedy = "a local folder, a hub id that can be reached, or model.pretrained=false for random weights"
-    return f"model.name: {config.model.name} could not be built ({said[:300]}); give {remedy}"
+    name, said = config.model.name, " ".join(str(error).split()).rstrip(".")[:300]
+    if isinstance(error, OSError):
+        remedy = "give a local folder or a hub id that can be read"
+        if config.task == "image_classification":  # timm knows the model's shape without the network
+            remedy += ", or model.pretrained=false for random weights"
+        return f"model.name: {name} could not be loaded ({said}); {remedy}"
+    said = f"{type(error).__name__}: {said}"
+    if not config.model.kwargs:
+        return f"model.name: {name} could not be built ({said}); give another model, or the folder of one that is whole"
+    weights = " and its pretrained weights" if config.model.pretrained else ""
+    return f"model.kwargs: {name} could not be built ({said}); give arguments that fit the model{weights}"

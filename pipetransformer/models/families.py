@@ -121,7 +121,10 @@ FAMILIES: tuple[Family, ...] = (
 def family_of(model: nn.Module, *, name: str) -> Family:
     """The table entry that fits ``model``. Raises UserError where none does."""
     for family in FAMILIES:
-        if family.matches(model) and isinstance(_attribute(model, family.blocks), (nn.ModuleList, nn.Sequential)):
+        blocks = _attribute(model, family.blocks)
+        if family.matches(model) and isinstance(blocks, (nn.ModuleList, nn.Sequential)):
+            if not len(blocks):
+                raise UserError(f"model.name: {name} has no blocks; give it at least 1")
             return family
     known = ", ".join(family.name for family in FAMILIES)
     raise UserError(
