@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from pipetransformer.config import TrainConfig
 from pipetransformer.data import Batch, Dataset
 from pipetransformer.distributed import World
-from pipetransformer.models import Chain
-from pipetransformer.optim import build_optimizer
 from pipetransformer.feed import Feed
 from pipetransformer.layout import Layout
+from pipetransformer.models import Chain
+from pipetransformer.optim import build_optimizer
 from pipetransformer.pipe.costs import JobCosts, UnitCosts
 from pipetransformer.pipe.planner import Prediction, microbatch_choices
 from pipetransformer.pipe.profile import profile_units
@@ -31,6 +32,7 @@ from pipetransformer.step import PhaseSeconds, Stepper
 __all__ = ["Calibration", "Measurements", "calibrate", "measure_costs"]
 
 _LINK_BYTES = 2**22
+_RARE = 0.02  # a padded length of fewer samples is not timed by steps of its own: unit costs scale it from the modal one
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +81,43 @@ def calibrate(
     Args:
         plans_for: the best unfrozen plan of each pipeline length. enter_plan: moves the job to a plan.
     """
-    counts = Counter(batch.length for batch in batches)
-    example = {batch.length: batch for batch in sorted(batches, key=lambda b: len(b.ids))}
+    counts = _samples_by_length(batches)
+    example = _full_batches(batches)
+    modal, total_samples = measurements.modal_length, sum(counts.values())
+    costs = {length: sum(unit.step_ns) for length, unit in measurements.by_length.items()}
     plans: dict[int, ParallelPlan] = {}
     seconds: dict[int, dict[int, float]] = {}
     corrections: dict[int, float] = {}
     for prediction in plans_for(measurements.job):
         plan = prediction.plan
         layout, feed = enter_plan(plan)
-        times: dict[int, float] = {}
-        for length in sorted(example):
-            repeats = 5 if length == measurements.modal_length else 3
-            times[length] = _time_steps(layout, feed, example[length], stepper=stepper, repeats=repeats)
+        times = {modal: _time_steps(layout, feed, example[modal], stepper=stepper, repeats=5)}
+        for length, count in counts.items():
+            if length != modal and count < _RARE * total_samples:
+                times[length] = times[modal] * costs[length] / costs[modal]
+            elif length != modal:
+                times[length] = _time_steps(layout, feed, example[length], stepper=stepper, repeats=3)
         layout.forget_state()
         plans[plan.pp], seconds[plan.pp] = plan, times
-        corrections[plan.pp] = times[measurements.modal_length] / prediction.step_seconds
+        corrections[plan.pp] = times[modal] / prediction.step_seconds
     total = {pp: sum(times[length] * counts[length] for length in times) for pp, times in seconds.items()}
     best_pp = min(total, key=lambda pp: (total[pp], pp))
     stepper.seconds = PhaseSeconds()
     return Calibration(measurements, plans, seconds, best_pp, corrections)
+
+
+def _samples_by_length(batches: Sequence[Batch]) -> Counter[int]:
+    counts = Counter[int]()
+    for batch in batches:
+        counts[batch.length] += len(batch.ids)
+    return counts
+
+
+def _full_batches(batches: Sequence[Batch]) -> dict[int, Batch]:
+    """A batch of every padded length, with as many samples as the largest has (repeated where there are too few)."""
+    full = max(len(batch.ids) for batch in batches)
+    longest = {batch.length: batch for batch in sorted(batches, key=lambda b: len(b.ids))}
+    return {length: replace(batch, ids=np.resize(batch.ids, full)) for length, batch in longest.items()}
 
 
 def _time_steps(layout: Layout, feed: Feed, batch: Batch, *, stepper: Stepper, repeats: int) -> float:
@@ -131,17 +151,12 @@ def measure_costs(
     Args:
         batches: an epoch's batches; one of every padded length is used. microbatches: a fixed M, or None.
     """
-    counts = Counter[int]()
-    example: dict[int, Batch] = {}
-    for batch in batches:
-        counts[batch.length] += len(batch.ids)
-        if batch.length not in example or len(batch.ids) > len(example[batch.length].ids):
-            example[batch.length] = batch
+    counts, example = _samples_by_length(batches), _full_batches(batches)
     modal = min(counts, key=lambda length: (-counts[length], length))
     chain.train()
 
     def profile(length: int, rows: int) -> UnitCosts:
-        ids = example[length].ids.repeat(-(-rows // len(example[length].ids)))[:rows]
+        ids = np.resize(example[length].ids, rows)
         raw = {key: v.to(chain.device) for key, v in dataset.inputs(ids, length=length, epoch=0).items()}
         costs = profile_units(chain, raw[chain.family.main_input], {key: raw[key] for key in chain.input_keys})
         return _maximum(costs, length=length)
@@ -152,7 +167,7 @@ def measure_costs(
     for pp in pipeline_lengths:
         replica_share = -(-train.batch_size // (world.size // pp))
         choices = (microbatches,) if microbatches is not None else microbatch_choices(replica_share, pp=pp)
-        rows_wanted |= {max(1, replica_share // m) for m in choices if pp > 1 or m == 1 or microbatches is not None}
+        rows_wanted |= {-(-replica_share // m) for m in choices if pp > 1 or m == 1 or microbatches is not None}
     by_rows = {rows: by_length[modal] if rows == share else profile(modal, rows) for rows in sorted(rows_wanted)}
     parameter_bytes = tuple(
         sum(p.numel() * p.element_size() for p in chain.named_parameters([unit]).values())

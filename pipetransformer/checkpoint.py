@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from pipetransformer.distributed import World
 from pipetransformer.dp import execute_transfers, plan_transfers
@@ -64,7 +65,10 @@ class CheckpointStore:
                 shutil.rmtree(part, ignore_errors=True)
                 part.mkdir(parents=True)
             dist.barrier()
-            dcp.save(self._owned_tensors(layout, chain, ownership), checkpoint_id=part)
+            try:
+                dcp.save(self._owned_tensors(layout, chain, ownership), checkpoint_id=part)
+            except CheckpointException as error:
+                raise UserError(f"checkpoint: {part} could not be written ({_first_failure(error)})") from error
             if rank == 0:
                 holders = {str(unit): sorted(ranks) for unit, ranks in _state_holders(layout, ownership).items()}
                 record = {"plan": layout.plan.as_dict(), "state_holders": holders, **state}
@@ -147,15 +151,23 @@ class CheckpointStore:
             tensors |= {f"optimizer.{name}.{key}": value for key, value in entries.items()}
         try:
             dcp.load(tensors, checkpoint_id=path)
-        except Exception as error:
-            said = " ".join(str(error).split())[:200]
-            raise UserError(f"run.resume: {path} does not fit this configuration ({said})") from error
+        except CheckpointException as error:
+            raise UserError(
+                f"run.resume: {path} does not fit this configuration ({_first_failure(error)}); "
+                "give the same model and optimizer"
+            ) from error
         ownership.state = holders
         active = set(plan.active_units_of(world.rank))
         for unit in mine:
             if unit not in active:
                 ownership.parked |= {name: optimizer_state.pop(name) for name in chain.named_parameters([unit])}
         return plan, optimizer_state
+
+
+def _first_failure(error: CheckpointException) -> str:
+    """Note: torch makes this a BaseException, which passes ``except Exception``, and its text is many lines long."""
+    rank, (cause, _) = min(error.failures.items())
+    return f"rank {rank}: {type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
 
 
 def _state_holders(layout: Layout, ownership: Ownership) -> dict[int, frozenset[int]]:

@@ -78,12 +78,19 @@ def _find_run_folder(config: Config) -> RunFolder:
                 f"run.id: {path} exists; continue it with run.resume=true, delete it with run.overwrite=true, "
                 "or give another run id"
             )
+        if run.overwrite and path.exists() and not _may_be_deleted(path):
+            raise UserError(f"run.overwrite: {path} is not the folder of a run; delete it yourself, or give another id")
         there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     except OSError as error:
         raise UserError(f"run.dir: {path} cannot be read ({error.strerror})") from error
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise UserError(f"run.dir: {path} cannot be made, because {there} is no folder that this user may write to")
     return RunFolder(run_id, path, is_resumed=run.resume)
+
+
+def _may_be_deleted(path: Path) -> bool:
+    """Whether an earlier run made ``path``; an empty folder is what a run leaves that was killed at once."""
+    return path.is_dir() and ((path / "config.yaml").is_file() or not any(path.iterdir()))
 
 
 def _make_run_folder(folder: RunFolder, config: Config) -> None:

@@ -37,7 +37,7 @@ class EntryServer:
         self._context.set_forkserver_preload(_PRELOADED)
 
     def run(self, task: str, config: Path, *overrides: str, timeout: float = 60) -> Ended:
-        """``main_xx.py CONFIG [key=value ...]`` for ``task``; one that takes longer than ``timeout`` seconds is killed."""
+        """``main_xx.py CONFIG [key=value ...]`` for ``task``; killed if it takes longer than ``timeout`` seconds."""
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder) / "out", Path(folder) / "err"
             arguments = (task, [str(config), *overrides], str(out), str(err))

@@ -1,0 +1,376 @@
+"""A mistake gets one clear line that names the key or the file and the remedy, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from entries import Ended, EntryServer
+from ranks import RankPool
+from test_launch import ROOT, free_port
+from tiny import tiny_bert, tiny_sst2, tiny_tokenizer
+
+from pipetransformer.config import load_config
+from pipetransformer.distributed import World
+from pipetransformer.errors import UserError
+
+IMAGES = """
+task: image_classification
+model:
+  name: vit_tiny_patch16_224
+  pretrained: false
+  kwargs: {patch_size: 4, in_chans: 1, embed_dim: 16, depth: 4, num_heads: 2}
+data: {name: digits, image_size: 8, max_train_samples: 64, max_eval_samples: 16}
+train: {epochs: 1, batch_size: 32, lr: 1e-3}
+log: {wandb: disabled}
+run: {id: x, dir: FOLDER/runs}
+"""
+TEXTS = """
+task: text_classification
+model: {name: FOLDER/bert}
+data: {name: sst2, path: FOLDER/sst2, max_length: 64}
+train: {epochs: 1, batch_size: 8, lr: 1e-3}
+log: {wandb: disabled}
+run: {id: x, dir: FOLDER/runs}
+"""
+NO_CHAIN = "is no chain of stem, blocks and head that is known here; use one of: timm ViT and DeiT, BERT for"
+
+
+@pytest.fixture(scope="module")
+def entries() -> EntryServer:
+    return EntryServer()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Configurations, a model and texts that are as they should be, and others that are not."""
+    folder = tmp_path_factory.mktemp("bad_input")
+    for name, text in (("images", IMAGES), ("texts", TEXTS)):
+        (folder / f"{name}.yaml").write_text(text.replace("FOLDER", str(folder)))
+    bert, texts = tiny_bert(folder / "bert"), tiny_sst2(folder / "sst2", 24)
+    for name in ("no_tokenizer", "no_weights", "garbled_weights", "garbled_settings", "garbled_tokenizer"):
+        shutil.copytree(bert, folder / name)
+    for tokenizer_file in (folder / "no_tokenizer").glob("token*"):
+        tokenizer_file.unlink()
+    (folder / "no_weights" / "model.safetensors").unlink()
+    (folder / "garbled_weights" / "model.safetensors").write_bytes(b"garbage")
+    (folder / "garbled_settings" / "config.json").write_text("{")
+    (folder / "garbled_tokenizer" / "tokenizer.json").write_text('{"version"')
+    for name in ("no_samples", "third_label", "lost_tab", "no_dev"):
+        shutil.copytree(texts, folder / name)
+    (folder / "no_samples" / "train.tsv").write_text("sentence\tlabel\n")
+    (folder / "third_label" / "dev.tsv").write_text("sentence\tlabel\nfine .\t1\nso so .\t2\n")
+    (folder / "lost_tab" / "train.tsv").write_text("sentence\tlabel\nfine . 1\n")
+    (folder / "no_dev" / "dev.tsv").unlink()
+    (folder / "empty").mkdir()
+    (folder / "not_a_run").mkdir()
+    (folder / "not_a_run" / "thesis.txt").touch()
+    (folder / "garbled.jsonl").write_text("[]\n")
+    (folder / "no_plan.jsonl").write_text('{"event": "run"}\n')
+    (folder / "half_a_plan.jsonl").write_text('{"event": "plan", "step": 0, "plan": {"frozen": 0}}\n')
+    _other_families(folder)
+    return folder
+
+
+def _other_families(folder: Path) -> None:
+    from transformers import GPT2Config, GPT2ForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
+
+    tokenizer = tiny_tokenizer()
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    roberta = RobertaConfig(**sizes, intermediate_size=32, max_position_embeddings=80)
+    RobertaForSequenceClassification(roberta).save_pretrained(folder / "roberta")
+    gpt2 = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2)
+    GPT2ForSequenceClassification(gpt2).save_pretrained(folder / "gpt2")
+    for name in ("roberta", "gpt2"):
+        tokenizer.save_pretrained(folder / name)
+
+
+@pytest.fixture
+def clean(folder: Path) -> Iterator[Path]:
+    """``folder``, in which no run is there before."""
+    yield folder
+    shutil.rmtree(folder / "runs", ignore_errors=True)
+
+
+def assert_refused(ended: Ended, line: str) -> None:
+    assert len(ended.err) == 1, ended.err
+    assert ended.err[0].startswith("error: ")
+    assert line in ended.err[0]
+    assert ended.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("train.epoch=3", "train.epoch: no such key; did you mean train.epochs?"),
+        ("trian.epochs=3", "trian: no such key; did you mean train?"),
+        ("train.epochs=three", 'train.epochs: "three" is not allowed; give a whole number of at least 1'),
+        ("train.lr=-1", "train.lr: -1 is not allowed; give a number above 0"),
+        ("freeze.alpha=1", "freeze.alpha: 1 is not allowed; give a number above 0 and below 1"),
+        ("freeze.every=-2 steps", 'freeze.every: "-2 steps" is not allowed; give a positive interval'),
+        ("train.epochs", "train.epochs: not an override; write section.key=value"),
+        ("task=text_classification", "data.name: digits is not for task text_classification; give sst2"),
+        ("run.id=../elsewhere", 'run.id: "../elsewhere" is not allowed; give letters, digits'),
+        ("model.name=resnet18", f"model.name: resnet18 (ResNet) {NO_CHAIN}"),
+        ("model.name=vit_tinny_patch16_224", "no model vit_tinny_patch16_224; did you mean vit_tiny_patch16_224?"),
+        ("model.name=bert-base-uncased", "timm has no model bert-base-uncased; give another name, a hub id"),
+        ("model.name=nobody/nothing", "model.name: nobody/nothing could not be loaded ("),
+        ("model.name=./nowhere", "model.name: there is no folder ./nowhere; give one that holds a model, or a hub id"),
+        ("model.name=FOLDER/empty", "empty holds no config.json; give the folder of a saved model"),
+        ("model.name=FOLDER/bert", "bert could not be built (KeyError: 'architecture')"),
+        ("model.name=FOLDER/garbled_settings", "garbled_settings could not be built (JSONDecodeError: "),
+        ("model.pretrained=true", "vit_tiny_patch16_224 could not be loaded ("),
+        ("model.kwargs.depht=3", "model.kwargs: vit_tiny_patch16_224 could not be built (TypeError: "),
+        ("model.kwargs.depth=0", "model.name: vit_tiny_patch16_224 has no blocks; give it at least 1"),
+        ("model.kwargs.depth=null", "model.kwargs: depth is null; give it a value, or leave it out"),
+        ("model.kwargs.in_chans=2", "model.kwargs: in_chans 2 is not allowed; give 1 (grey) or 3 (colour)"),
+        ("model.kwargs.num_classes=5", "model.kwargs: num_classes is decided by the data; leave it out"),
+        ("model.kwargs.img_size=8", "model.kwargs: img_size is decided by the data; set data.image_size instead"),
+        ("data.image_size=2", "model.name: vit_tiny_patch16_224 cannot compute on digits (pixel_values [1, 2, 2]: "),
+        ("data.path=/nowhere", "data.path: /nowhere is not allowed; digits come with scikit-learn, leave the path out"),
+        ("data.augment=strong", 'data.augment: "strong" is not allowed; give one of none, basic'),
+        ("pipe.initial_length=2", "pipe.initial_length: 2 does not divide the world size 1; give one of 1"),
+        ("pipe.microbatches=33", "train.batch_size: 32 is smaller than dp x M = 1 x 33; give at least 33"),
+        ("pipe.memory_limit=1000", "pipe.memory_limit (1000 bytes)"),
+        ("freeze={policy: static, max_frozen: 5}", "freeze.max_frozen: 5 is not allowed; the model has 4 blocks"),
+        ("run.dir=/dev/null", "run.dir: /dev/null/x cannot be made, because /dev/null is no folder"),
+        ("run.resume=true", "x; start it without run.resume"),
+        ("run.replay=/nowhere", "/nowhere: cannot be read (No such file or directory); give the events.jsonl of a run"),
+        ("run.replay=FOLDER/garbled.jsonl", "garbled.jsonl:1: not an event; each line must be one JSON object"),
+        ("run.replay=FOLDER/no_plan.jsonl", "no_plan.jsonl holds no plan for step 0; give the events.jsonl of a whole"),
+        ("run.replay=FOLDER/half_a_plan.jsonl", "half_a_plan.jsonl holds a plan that cannot be read (KeyError('pp'))"),
+    ],
+)
+def test_a_mistake_about_images(entries: EntryServer, clean: Path, override: str, line: str) -> None:
+    ended = entries.run("image_classification", clean / "images.yaml", override.replace("FOLDER", str(clean)))
+    assert_refused(ended, line)
+    assert not (clean / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("model.name=FOLDER/roberta", f"roberta (RobertaForSequenceClassification) {NO_CHAIN}"),
+        ("model.name=FOLDER/gpt2", f"gpt2 (GPT2ForSequenceClassification) {NO_CHAIN}"),
+        ("model.name=nobody/nothing", "model.name: nobody/nothing could not be loaded ("),
+        ("model.name=FOLDER/no_weights", "no_weights could not be loaded (Error no file named model.safetensors"),
+        ("model.name=FOLDER/no_tokenizer", "no_tokenizer; put the one that belongs to the model there"),
+        ("model.name=FOLDER/garbled_weights", "garbled_weights could not be built (SafetensorError: "),
+        ("model.name=FOLDER/garbled_settings", "garbled_settings could not be loaded ("),
+        ("model.name=FOLDER/garbled_tokenizer", "garbled_tokenizer could not be built (JSONDecodeError: "),
+        ("model.kwargs.num_hiden_layers=2", "model.kwargs: num_hiden_layers is nothing that the configuration of"),
+        ("model.kwargs.num_hidden_layers=0", "bert has no blocks; give it at least 1"),
+        ("model.kwargs.num_hidden_layers=6", "bert has no weights for bert.encoder.layer.4."),
+        ("model.kwargs.vocab_size=30", "model.kwargs: bert.embeddings.word_embeddings.weight is [47, 16] in"),
+        ("model={name: FOLDER/bert, pretrained: false, kwargs: {vocab_size: 30}}", "bert knows 47 tokens but the"),
+        ("model.kwargs.num_labels=3", "model.kwargs: num_labels is decided by the data; leave it out"),
+        ("data.max_length=200", "data.max_length: 200 is more than"),
+        ("data.max_length=2", "data.max_length: 2 is not allowed; the model's texts need at least 3"),
+        ("data.path=FOLDER/nowhere", "nowhere; give a local folder or a hub id such as owner/name"),
+        ("data.path=nobody/nothing", "nobody/nothing is no local folder and its split train cannot be loaded"),
+        ("data.path=FOLDER/empty", "empty holds no train.tsv"),
+        ("data.path=FOLDER/no_dev", "no_dev holds no dev.tsv"),
+        ("data.path=FOLDER/no_samples", "no_samples/train.tsv: holds no samples; at least 1 is needed"),
+        ("data.path=FOLDER/third_label", "third_label/dev.tsv:3: label '2' is not allowed; give 0 or 1"),
+        ("data.path=FOLDER/lost_tab", "lost_tab/train.tsv:2: 1 columns between tabs; the header has 2"),
+        ("data.path=FOLDER/texts.yaml", "texts.yaml is a file; give the folder that holds it"),
+    ],
+)
+def test_a_mistake_about_texts(entries: EntryServer, clean: Path, override: str, line: str) -> None:
+    ended = entries.run("text_classification", clean / "texts.yaml", override.replace("FOLDER", str(clean)))
+    assert_refused(ended, line)
+    assert not (clean / "runs").exists()
+
+
+# ---- the run's folder ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def finished(entries: EntryServer, folder: Path) -> Path:
+    """The folder of a run of 2 steps that is over."""
+    ended = entries.run("image_classification", folder / "images.yaml", f"run.dir={folder / 'before'}")
+    assert (ended.exit_code, ended.err) == (0, ())
+    return folder / "before" / "x"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        ([], "x exists; continue it with run.resume=true, delete it with run.overwrite=true, or give another run id"),
+        (["run.resume=true", "train.epochs=2"], "is of a run of 2 steps and this one has 4; give the same data"),
+        (["run.resume=true", "model.kwargs.depth=3"], "is of a run of 4 blocks and this one has 3; give the same"),
+        (["run.resume=true", "model.kwargs.embed_dim=32"], "step-00000002 does not fit this configuration ("),
+        (["run.resume=true", "train.optimizer=sgd"], "step-00000002 does not fit this configuration ("),
+        (["run.resume=true", "run.id=null"], "run.resume: which run is not said; give run.id"),
+        (["run.resume=true", "run.overwrite=true"], "run.resume: cannot go with run.overwrite; set one of them"),
+        (["run.overwrite=true", "pipe.memory_limit=1000"], "pipe.memory_limit (1000 bytes)"),
+        (["run.overwrite=true", "model.name=resnet18"], NO_CHAIN),
+    ],
+)
+def test_a_refused_run_leaves_the_one_before_as_it_was(
+    entries: EntryServer, folder: Path, finished: Path, overrides: list[str], line: str
+) -> None:
+    before = content(finished)
+    ended = entries.run("image_classification", folder / "images.yaml", f"run.dir={finished.parent}", *overrides)
+    assert_refused(ended, line)
+    assert content(finished) == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        ("no checkpoint", "damaged holds no complete checkpoint; start it anew with run.overwrite=true"),
+        ("garbled state", "state.json cannot be read ("),
+        ("state without a plan", "state.json cannot be read (KeyError: 'plan')"),
+        ("no tensors", "step-00000002 does not fit this configuration ("),
+    ],
+)
+def test_a_checkpoint_that_is_not_whole_is_not_resumed(
+    entries: EntryServer, folder: Path, finished: Path, damage: str, line: str
+) -> None:
+    damaged = finished.with_name("damaged")
+    shutil.copytree(finished, damaged)
+    checkpoint = damaged / "checkpoints" / "step-00000002"
+    if damage == "no checkpoint":
+        checkpoint.rename(checkpoint.with_name("step-00000002.part"))
+    elif damage == "garbled state":
+        (checkpoint / "state.json").write_text('{"step"')
+    elif damage == "state without a plan":
+        (checkpoint / "state.json").write_text("{}")
+    else:
+        for path in checkpoint.glob("*.distcp"):
+            path.unlink()
+    where = (f"run.dir={damaged.parent}", "run.id=damaged", "run.resume=true")
+    ended = entries.run("image_classification", folder / "images.yaml", *where)
+    shutil.rmtree(damaged)
+    assert_refused(ended, line)
+
+
+def test_only_the_folder_of_a_run_is_overwritten(entries: EntryServer, folder: Path) -> None:
+    where = (f"run.dir={folder}", "run.id=not_a_run", "run.overwrite=true")
+    ended = entries.run("image_classification", folder / "images.yaml", *where)
+    assert_refused(ended, "not_a_run is not the folder of a run; delete it yourself, or give another id")
+    assert (folder / "not_a_run" / "thesis.txt").exists()
+
+
+def test_a_run_is_overwritten_on_request(entries: EntryServer, folder: Path, finished: Path) -> None:
+    again = finished.with_name("again")
+    shutil.copytree(finished, again)
+    (again / "old").touch()
+    where = (f"run.dir={again.parent}", "run.id=again", "run.overwrite=true")
+    assert entries.run("image_classification", folder / "images.yaml", *where).exit_code == 0
+    assert (again / "summary.json").exists()
+    assert not (again / "old").exists()
+
+
+# ---- several ranks ---------------------------------------------------------------------------------------------------
+
+
+def refusal(world: World, config: str, overrides: list[str]) -> str | None:
+    from pipetransformer.trainer import Trainer
+
+    try:
+        Trainer(load_config(config, overrides), world, timed=False).run()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "overrides", "line"),
+    [
+        (2, ["pipe.initial_length=3"], "pipe.initial_length: 3 does not divide the world size 2; give one of 1, 2"),
+        (
+            *(4, ["pipe.initial_length=4", "model.kwargs.depth=1"]),
+            "pipe.initial_length: 4 exceeds the 3 units (stem, blocks, head) of the model; give at most 3",
+        ),
+        (4, ["train.batch_size=3"], "train.batch_size: 3 is smaller than dp x M = 4 x 1; give at least 4"),
+        (2, ["pipe.microbatches=20"], "train.batch_size: 32 is smaller than dp x M = 2 x 20; give at least 40"),
+        (
+            *(2, ["pipe.initial_length=2", "pipe.microbatches=1"]),
+            "pipe.microbatches: 1 is not allowed; schedule 1f1b needs at least pipe.initial_length = 2",
+        ),
+        (2, ["run.resume=true", "run.dir=FOLDER/before"], "is of a run of 1 ranks and this one has 2; start it with 1"),
+        (2, ["run.replay=FOLDER/before/x/events.jsonl"], "was recorded with 1 ranks and this job has 2"),
+    ],
+)
+def test_all_ranks_refuse_alike(
+    ranks: RankPool, clean: Path, finished: Path, num_ranks: int, overrides: list[str], line: str
+) -> None:
+    overrides = [override.replace("FOLDER", str(clean)) for override in overrides]
+    told = ranks.run(num_ranks, refusal, str(clean / "images.yaml"), overrides)
+    assert len(set(told)) == 1
+    assert line in str(told[0])
+    assert not (clean / "runs").exists()
+
+
+def launched(*arguments: str, ranks: int = 2, port: int | None = None) -> subprocess.CompletedProcess[str]:
+    """The command line of the original, for real."""
+    command = ["sh", "run_pipetransformer.sh", str(ranks), "1", "0", "127.0.0.1", str(port or free_port()), *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_a_launched_job_tells_what_every_rank_found_once(folder: Path) -> None:
+    done = launched(str(folder / "texts.yaml"), "bad", f"data.path={folder / 'third_label'}")
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("third_label/dev.tsv:3: label '2' is not allowed; give 0 or 1")
+    assert done.returncode == 1
+    assert not (folder / "runs").exists()
+
+
+def test_a_launched_job_tells_a_mistake_in_the_configuration_before_it_starts(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        in_use = launched(str(folder / "images.yaml"), "bad", port=port)
+        misspelt = launched(str(folder / "images.yaml"), "bad", "pipe.shedule=gpipe", port=port)
+    assert (in_use.returncode, in_use.stderr) == (2, f"error: MASTER_PORT: {port} is in use; give another\n")
+    assert misspelt.stderr == "error: pipe.shedule: no such key; did you mean pipe.schedule?\n"
+    assert misspelt.returncode == 2
+
+
+# ---- a loss that is not finite ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["train.lr=1e30"], "step 1, rank 0: the loss is nan; there is no checkpoint; lower train.lr, or set"),
+        (["train.lr=1e30", "log.every=1", "train.precision=float64"], "the loss is nan; there is no checkpoint"),
+        (["train.optimizer=sgd", "train.lr=1e38", "train.epochs=1", "train.batch_size=64"], "; there is no checkpoint"),
+        (
+            ["train.epochs=2", "train.lr=1e38", "train.optimizer=sgd", "train.warmup_ratio=0.8", "train.momentum=0.0"],
+            "there is no checkpoint",
+        ),
+    ],
+)
+def test_a_loss_that_is_not_finite_ends_the_run(
+    entries: EntryServer, clean: Path, overrides: list[str], line: str
+) -> None:
+    ended = entries.run("image_classification", clean / "images.yaml", *overrides)
+    assert_refused(ended, line)
+    assert list((clean / "runs" / "x").glob("model/best/*")) == []
+    assert list((clean / "runs" / "x").glob("checkpoints/*")) == []
+
+
+def test_the_last_good_checkpoint_is_named(entries: EntryServer, clean: Path) -> None:
+    """Trains an epoch well, and goes on with a learning rate that no model survives."""
+    images, where = clean / "images.yaml", clean / "runs" / "x"
+    well = ("train.epochs=4", "train.lr_schedule=constant", "checkpoint.every=1 epoch", "checkpoint.keep=9")
+    assert entries.run("image_classification", images, *well).exit_code == 0
+    for path in (where / "checkpoints").iterdir():
+        if path.name != "step-00000004":
+            shutil.rmtree(path)
+    before = content(where / "model" / "best")
+    ended = entries.run("image_classification", images, *well, "run.resume=true", "train.lr=1e30")
+    latest = where / "checkpoints" / "step-00000004"
+    assert_refused(ended, f"step 5, rank 0: the loss is nan; the last good checkpoint is {latest}; lower train.lr")
+    assert content(where / "model" / "best") == before
+    assert list((where / "checkpoints").iterdir()) == [latest]
