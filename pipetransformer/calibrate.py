@@ -32,7 +32,8 @@ from pipetransformer.step import PhaseSeconds, Stepper
 __all__ = ["Calibration", "Measurements", "calibrate", "measure_costs"]
 
 _LINK_BYTES = 2**22
-_RARE = 0.02  # a padded length of fewer samples is not timed by steps of its own: unit costs scale it from the modal one
+_RARE = 0.02
+"""A padded length of a smaller share of samples has no timed steps: unit costs scale those of the modal length."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 """Checkpoints by parameter name, complete or invisible; and the whole model gathered for its own library's format.
 
-    checkpoints/step-00000120/    weights and optimizer state (DCP: each tensor written once, by one of its holders)
-                    state.json    everything else: the plan, progress, the policy's memory, totals
-    checkpoints/step-00000120.part/   while it is written; renamed when all ranks are done
+checkpoints/step-00000120/    weights and optimizer state (DCP: each tensor written once, by one of its holders)
+                state.json    everything else: the plan, progress, the policy's memory, totals
+checkpoints/step-00000120.part/   while it is written; renamed when all ranks are done
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -47,8 +48,10 @@ class CheckpointStore:
 
     def latest(self) -> Path | None:
         """The last complete checkpoint. Not collective."""
-        found = sorted(p for p in self.folder.glob("step-*") if not p.name.endswith(_PART))
-        return found[-1] if found else None
+        return next(reversed(self._complete()), None)
+
+    def _complete(self) -> list[Path]:
+        return sorted(path for path in self.folder.glob("step-*") if not path.name.endswith(_PART))
 
     def save(self, step: int, *, layout: Layout, chain: Chain, ownership: Ownership, state: Mapping[str, Any]) -> Path:
         """Writes one checkpoint and deletes those that are too many.
@@ -59,10 +62,11 @@ class CheckpointStore:
         rank = self._world.rank
         final = self.folder / f"step-{step:08d}"
         part = final.with_name(final.name + _PART)
-        unregister = register(lambda: shutil.rmtree(part, ignore_errors=True))
+        unregister = register(lambda: _discard(part))
         try:
             if rank == 0:
-                shutil.rmtree(part, ignore_errors=True)
+                for left_behind in self.folder.glob(f"*{_PART}"):
+                    shutil.rmtree(left_behind, ignore_errors=True)
                 part.mkdir(parents=True)
             dist.barrier()
             try:
@@ -78,12 +82,11 @@ class CheckpointStore:
                     os.fsync(file.fileno())
                 shutil.rmtree(final, ignore_errors=True)
                 part.rename(final)
-                for old in sorted(p for p in self.folder.glob("step-*"))[: -self._keep]:
+                for old in self._complete()[: -self._keep]:
                     shutil.rmtree(old, ignore_errors=True)
             dist.barrier()
         finally:
-            if rank == 0:
-                shutil.rmtree(part, ignore_errors=True)
+            _discard(part)
             unregister()
         return final
 
@@ -164,6 +167,17 @@ class CheckpointStore:
         return plan, optimizer_state
 
 
+def _discard(part: Path) -> None:
+    """Deletes ``part`` if it is there still, whatever other ranks do with it meanwhile.
+
+    Renamed first, it is found by no rank that would write into it, or make it the complete one while it is deleted.
+    """
+    doomed = part.with_name(f"{part.stem}.{os.getpid()}{_PART}")
+    with contextlib.suppress(OSError):
+        part.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
 def _first_failure(error: CheckpointException) -> str:
     """Note: torch makes this a BaseException, which passes ``except Exception``, and its text is many lines long."""
     rank, (cause, _) = min(error.failures.items())
@@ -194,9 +208,7 @@ def gather_weights(chain: Chain, ownership: Ownership, *, world: World) -> dict[
             elif not parameter.is_meta:
                 gathered[name] = parameter.detach()
     names = {unit: list(chain.named_parameters([unit])) for unit in ownership.weights}
-    execute_transfers(
-        transfers, rank=world.rank, tensors=lambda unit: (gathered[name] for name in names[unit])
-    )
+    execute_transfers(transfers, rank=world.rank, tensors=lambda unit: (gathered[name] for name in names[unit]))
     if world.rank != 0:
         return None
     buffers = {n: b for n, b in chain.model.state_dict().items() if n not in gathered}
@@ -208,18 +220,22 @@ def save_model(built: BuiltModel, folder: Path, weights: Mapping[str, Tensor]) -
 
     Not collective: rank 0 alone calls it.
     """
-    part = folder.with_name(folder.name + _PART)
-    unregister = register(lambda: shutil.rmtree(part, ignore_errors=True))
+    part, old = folder.with_name(folder.name + _PART), folder.with_name(folder.name + ".old")
+
+    def tidy() -> None:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        for path in (part, old):
+            shutil.rmtree(path, ignore_errors=True)
+
+    unregister = register(tidy)
     try:
-        shutil.rmtree(part, ignore_errors=True)
+        tidy()
         part.mkdir(parents=True)
         built.save(part, weights)
-        old = folder.with_name(folder.name + ".old")
-        shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)
         part.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        tidy()
         unregister()

@@ -61,9 +61,7 @@ class Feed:
         plan = self._plan
         items = [
             _Item(
-                share=replica_share(
-                    batch, dp=plan.dp, replica=self._replica, num_microbatches=plan.num_microbatches
-                ),
+                share=replica_share(batch, dp=plan.dp, replica=self._replica, num_microbatches=plan.num_microbatches),
                 length=batch.length,
                 global_count=len(batch.ids),
                 epoch=epoch,

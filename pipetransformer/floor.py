@@ -1,9 +1,9 @@
 """The compute floor: the least that a run's own freeze schedule allows, by the definition in design.md.
 
-    sum over steps of  t0 x (real / global batch) x active share of forward + backward
-  + one forward for every (sample, newly frozen unit) that was really advanced, shared by all ranks
-  + the forward of the prefix where it was computed in the step, shared by all ranks
-  + cache reads at memcpy speed
+  sum over steps of  t0 x (real / global batch) x active share of forward + backward
++ one forward for every (sample, newly frozen unit) that was really advanced, shared by all ranks
++ the forward of the prefix where it was computed in the step, shared by all ranks
++ cache reads at memcpy speed
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What one rank holds under a plan, and the transition from one plan to the next inside the running job.
 
-    close the old layout -> plan the fewest transfers -> move weights and optimizer state by name -> new groups
-    -> freeze, release what is not needed -> new optimizer (same state), reducer, stage
+close the old layout -> plan the fewest transfers -> move weights and optimizer state by name -> new groups
+-> freeze, release what is not needed -> new optimizer (same state), reducer, stage
 """
 
 from __future__ import annotations
@@ -172,12 +172,8 @@ def move(
             del ownership.state[unit]
         elif world.rank in ownership.state[unit]:
             ownership.parked |= {name: state[name] for name in names[unit]}
-    mesh = Mesh.build(
-        pp=plan.pp, rank=world.rank, world_size=world.size, timeout_seconds=world.timeout.total_seconds()
-    )
-    layout = Layout(
-        plan, chain=chain, train=train, world=world, objective=objective, mesh=mesh, state=state
-    )
+    mesh = Mesh.build(pp=plan.pp, rank=world.rank, world_size=world.size, timeout_seconds=world.timeout.total_seconds())
+    layout = Layout(plan, chain=chain, train=train, world=world, objective=objective, mesh=mesh, state=state)
     figures = torch.tensor([perf_counter() - start, float(num_bytes)], dtype=torch.float64, device=chain.device)
     slowest, total = figures[:1].clone(), figures[1:].clone()
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)

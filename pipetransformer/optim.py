@@ -79,9 +79,7 @@ def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:
     return train.lr
 
 
-def clip_(
-    norms: Tensor, gradients: Iterable[Tensor], *, max_norm: float, pp_group: dist.ProcessGroup | None
-) -> None:
+def clip_(norms: Tensor, gradients: Iterable[Tensor], *, max_norm: float, pp_group: dist.ProcessGroup | None) -> None:
     """Scales ``gradients`` so that their norm over all stages is at most ``max_norm``.
 
     Args:

@@ -104,8 +104,14 @@ class Report:
         self.totals.setup_s += perf_counter() - self._started
         config = self._config
         come_from = f"from {self.resumed_from}" if self.resumed_from else "from the start"
-        self.tracker.event("run", run_id=self.folder.run_id, world_size=self._world.size, plan=plan.as_dict(),
-                           total_steps=self._total_steps, resumed_from=self.resumed_from)
+        self.tracker.event(
+            "run",
+            run_id=self.folder.run_id,
+            world_size=self._world.size,
+            plan=plan.as_dict(),
+            total_steps=self._total_steps,
+            resumed_from=self.resumed_from,
+        )
         self.tracker.line(
             f"run {self.folder.run_id}: {config.model.name} ({plan.num_blocks} blocks) on {config.data.name}, "
             f"{self._total_steps} steps {come_from} with pp {plan.pp} x dp {plan.dp}, M {plan.num_microbatches}, "
@@ -139,8 +145,15 @@ class Report:
                 reason=reason,
             )
         )
-        self.tracker.event("transition", step=step, epoch=epoch, plan=plan.as_dict(), seconds=move.seconds,
-                           bytes_moved=move.num_bytes, reason=reason)
+        self.tracker.event(
+            "transition",
+            step=step,
+            epoch=epoch,
+            plan=plan.as_dict(),
+            seconds=move.seconds,
+            bytes_moved=move.num_bytes,
+            reason=reason,
+        )
         self.tracker.line(
             f"step {step}: frozen {old.frozen} -> {plan.frozen}, pp {old.pp} -> {plan.pp}, dp {old.dp} -> {plan.dp}, "
             f"M {old.num_microbatches} -> {plan.num_microbatches}, moved {move.num_bytes / 1e6:.1f} MB "
@@ -154,7 +167,9 @@ class Report:
         if self._floor is not None:
             for (first, length), count in advance.samples.items():
                 self._floor.add_advance(length=length, num_samples=count, first=first, stop=boundary + 1)
-        self.tracker.event("advance", step=step, boundary=boundary, seconds=advance.seconds, samples=advance.num_samples)
+        self.tracker.event(
+            "advance", step=step, boundary=boundary, seconds=advance.seconds, samples=advance.num_samples
+        )
         self.tracker.line(
             f"step {step}: cached {advance.num_samples} samples at block {boundary} in {advance.seconds:.2f} s "
             f"({num_bytes / 1e6:.0f} MB of host memory a node)"
@@ -193,7 +208,9 @@ class Report:
             dp=plan.dp,
         )
 
-    def flush(self, step: int, *, plan: ParallelPlan, objective: Objective, phases: PhaseSeconds, seconds: float) -> None:
+    def flush(
+        self, step: int, *, plan: ParallelPlan, objective: Objective, phases: PhaseSeconds, seconds: float
+    ) -> None:
         """Collective. Records the steps since the last flush, which took ``seconds``."""
         if self._since_steps == 0:
             return
@@ -216,9 +233,18 @@ class Report:
         steps, samples = self._since_steps, max(samples, 1.0)
         rate = samples / seconds if seconds else 0.0
         slowest = {name: max(column) / steps for name, column in by_phase.items()}
-        self.tracker.event("steps", step=step, num_steps=steps, seconds=seconds, loss=loss_sum / samples,
-                           accuracy=correct / samples, samples_per_s=rate, hits=int(hits), misses=int(misses),
-                           phase_seconds_by_rank=by_phase)
+        self.tracker.event(
+            "steps",
+            step=step,
+            num_steps=steps,
+            seconds=seconds,
+            loss=loss_sum / samples,
+            accuracy=correct / samples,
+            samples_per_s=rate,
+            hits=int(hits),
+            misses=int(misses),
+            phase_seconds_by_rank=by_phase,
+        )
         metrics = train_metrics(
             loss=loss_sum / samples,
             accuracy=correct / samples,
@@ -249,8 +275,9 @@ class Report:
         if is_best:
             totals.best_metrics = dict(totals.metrics)
         best = totals.best_metrics["accuracy"]
-        self.tracker.event("evaluation", step=step, epoch=epoch, loss=loss, accuracy=accuracy, best_accuracy=best,
-                           seconds=seconds)
+        self.tracker.event(
+            "evaluation", step=step, epoch=epoch, loss=loss, accuracy=accuracy, best_accuracy=best, seconds=seconds
+        )
         names = evaluation_metrics(self._config.task, loss=loss, accuracy=accuracy, best_accuracy=best)
         self.tracker.metrics(names, step=step)
         self.tracker.line(

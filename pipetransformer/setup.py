@@ -123,9 +123,7 @@ def build_job(config: Config, world: World) -> Job:
     train_data: Dataset
     eval_data: Dataset
     if isinstance(built, TimmModel):
-        train_data, eval_data = load_image_data(
-            config.data, preprocessing=built.preprocessing, seed=config.train.seed
-        )
+        train_data, eval_data = load_image_data(config.data, preprocessing=built.preprocessing, seed=config.train.seed)
     else:
         assert isinstance(built, TransformersModel)
         train_data, eval_data = load_text_data(config.data, tokenizer=built.tokenizer, seed=config.train.seed)

@@ -1,9 +1,9 @@
 """The loop. Where a decision is due, four controllers are asked in this order:
 
-    AutoFreeze  gradient norms            -> n, how many leading blocks are frozen now
-    AutoPipe    n, measured layer costs   -> ParallelPlan(n, pp, dp, boundaries, microbatches, schedule, cached)
-    AutoDP      old plan, new plan        -> transfers; the same ranks re-meshed in place
-    AutoCache   n, sample ids             -> activations at the freeze boundary, read instead of computed
+AutoFreeze  gradient norms            -> n, how many leading blocks are frozen now
+AutoPipe    n, measured layer costs   -> ParallelPlan(n, pp, dp, boundaries, microbatches, schedule, cached)
+AutoDP      old plan, new plan        -> transfers; the same ranks re-meshed in place
+AutoCache   n, sample ids             -> activations at the freeze boundary, read instead of computed
 """
 
 from __future__ import annotations
@@ -107,7 +107,11 @@ class Trainer:
         )
         self.objective = Objective(label_smoothing=train.label_smoothing, device=world.device)
         self.stepper = Stepper(
-            self.chain, train, objective=self.objective, rank=world.rank, probe=probe,
+            self.chain,
+            train,
+            objective=self.objective,
+            rank=world.rank,
+            probe=probe,
             needs_norms=self.autofreeze.needs_norms,
         )
         self.ownership = initial_ownership(self.chain, world)
@@ -173,9 +177,7 @@ class Trainer:
         elif declined and self._plan.frozen == 0:
             self.report.declined(self.step, declined)
         remaining = self.total_steps - self.step
-        options = {
-            cached: self._cache_seconds(frozen, cached, remaining) for cached in self.autocache.options(frozen)
-        }
+        options = {cached: self._cache_seconds(frozen, cached, remaining) for cached in self.autocache.options(frozen)}
         choice = self.autopipe.next_plan(
             frozen,
             cached_options=options,
@@ -191,8 +193,10 @@ class Trainer:
         and the prefix that the remaining evaluations compute."""
         assert self.calibration is not None
         costs = self.calibration.measurements.by_length
-        lengths = [self.train_data.lengths, self.eval_data.lengths]
-        train, evaluation = (dict(zip(*np.unique(l, return_counts=True), strict=True)) for l in lengths)
+        train, evaluation = (
+            dict(zip(*np.unique(data.lengths, return_counts=True), strict=True))
+            for data in (self.train_data, self.eval_data)
+        )
         evaluations = -(-remaining_steps // self.config.train.eval_every.steps(self.batches_per_epoch))
 
         def forward(first: int, length: int) -> float:
@@ -282,7 +286,9 @@ class Trainer:
     def _num_rows(self, batch: Batch) -> int:
         """Rows of the cache that a global batch takes."""
         tokens = self.train_data.num_tokens
-        return int(tokens[batch.ids].sum()) if tokens is not None else len(batch.ids) * self.chain.boundary(1, rows=1, length=1).shape[1]
+        if tokens is not None:
+            return int(tokens[batch.ids].sum())
+        return len(batch.ids) * self.chain.boundary(1, rows=1, length=batch.length).shape[1]
 
     def _check_loss(self, loss: tuple[int, torch.Tensor] | None) -> None:
         """Stops at a loss that is not finite. Looks at a step that is over, so that a GPU need not be waited for."""

@@ -221,9 +221,7 @@ def shares_its_stores(world: World) -> list[bool]:
     cache.stores["train"].write(mine, activations(mine, length=9), boundary=1)
     dist.barrier()
     is_token = torch.arange(9) < torch.from_numpy(LAYOUTS["train"].num_tokens).unsqueeze(1)
-    agrees = torch.equal(
-        cache.stores["train"].read(ids, length=9), activations(ids, length=9) * is_token.unsqueeze(2)
-    )
+    agrees = torch.equal(cache.stores["train"].read(ids, length=9), activations(ids, length=9) * is_token.unsqueeze(2))
     everything = [agrees, *held(cache.stores["train"], 1), *held(cache.stores["eval"], 1)]
     dist.barrier()
     cache.clear()

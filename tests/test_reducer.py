@@ -86,9 +86,7 @@ def reduces(world: World, bucket_bytes: int, num_microbatches: int) -> tuple[lis
                 net(part).square().sum().backward()
             after = launches.count
             reducer.finish()
-            errors.append(
-                largest_error(gradients(net), summed(world.size, step, num_microbatches=num_microbatches))
-            )
+            errors.append(largest_error(gradients(net), summed(world.size, step, num_microbatches=num_microbatches)))
         reducer.close()
     return errors, [before, after]
 

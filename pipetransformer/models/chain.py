@@ -37,7 +37,7 @@ class Chain:
         self.device = device
         self.dtype = torch.float64 if precision == "float64" else torch.float32
         self._autocast = precision == "bfloat16"
-        self.blocks: Sequence[nn.Module] = list(model.get_submodule(self.family.blocks))  # type: ignore[arg-type]
+        self.blocks: Sequence[nn.Module] = list(model.get_submodule(self.family.blocks).children())
         self._owners = {parameter: self._owner(parameter) for parameter, _ in model.named_parameters()}
         self._frozen = 0
         self._stem_modules = [
@@ -79,7 +79,12 @@ class Chain:
         return nullcontext()
 
     def run(self, units: range, hidden: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Runs consecutive units. ``hidden`` is the main input [batch, ...] before unit 0, else [batch, tokens, width]."""
+        """Runs consecutive units.
+
+        Args:
+            hidden: the main input [batch, ...] if unit 0 is the first, else [batch, tokens, width].
+            inputs: what stem and blocks read beside it.
+        """
         with self.autocast():
             first, stop = units.start, units.stop
             if first == 0:

@@ -26,8 +26,8 @@ class Family:
     Attributes:
         matches: whether a model belongs to the family, by its structure.
         blocks: attribute path of the block list.
-        stem_prefixes: prefixes of the parameter and module names that the stem owns; what neither stem nor blocks own is
-            the head's.
+        stem_prefixes: prefixes of the parameter and module names that the stem owns; what neither stem nor blocks own
+            is the head's.
         main_input: the batch entry that enters the stem; ``stem_inputs`` are further ones that only the stem reads,
             ``block_inputs`` those that every block needs (each rank derives block arguments from them by itself).
         stem, head: ``stem(model, inputs) -> hidden [batch, tokens, width]``, ``head(model, hidden) -> logits``.

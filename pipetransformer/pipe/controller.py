@@ -95,9 +95,7 @@ class AutoPipe:
         if self._keeps_length:
             constraints = replace(constraints, pipeline_lengths=(current.pp,))
         if self._keeps_cut:
-            constraints = replace(
-                constraints, fixed_cut=current.boundaries, microbatches=current.num_microbatches
-            )
+            constraints = replace(constraints, fixed_cut=current.boundaries, microbatches=current.num_microbatches)
         return self._choose(frozen, cached_options, remaining_steps, constraints, costs, calibration)
 
     def _choose(
@@ -132,7 +130,5 @@ class AutoPipe:
                 f"pipe: no layout with a pipeline of {lengths} fits schedule {constraints.schedule}, "
                 f"pipe.microbatches{limit}; raise the limit, or set pipe.microbatches to auto"
             )
-        evidence = tuple(
-            (p.plan.pp, p.plan.num_microbatches, p.plan.cached, round(p.step_seconds, 6)) for p in weighed
-        )
+        evidence = tuple((p.plan.pp, p.plan.num_microbatches, p.plan.cached, round(p.step_seconds, 6)) for p in weighed)
         return Choice(best[1].plan, best[1].step_seconds, evidence)

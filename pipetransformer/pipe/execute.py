@@ -81,9 +81,7 @@ class _PlainExecutor:
         for hidden, inputs, labels in self._microbatches(batch):
             self._objective(self._stage(hidden, **inputs), labels)
 
-    def _microbatches(
-        self, batch: StepInput
-    ) -> Iterable[tuple[Tensor | None, Mapping[str, Tensor], Tensor]]:
+    def _microbatches(self, batch: StepInput) -> Iterable[tuple[Tensor | None, Mapping[str, Tensor], Tensor]]:
         if self._num_microbatches == 1:
             return [(batch.hidden, batch.inputs, batch.labels)]
         assert batch.hidden is not None

@@ -87,9 +87,7 @@ def best_plan(
             continue
         share = -(-constraints.global_batch_size // (constraints.world_size // pp))
         choices: Sequence[int] = (
-            (constraints.microbatches,)
-            if constraints.microbatches is not None
-            else microbatch_choices(share, pp=pp)
+            (constraints.microbatches,) if constraints.microbatches is not None else microbatch_choices(share, pp=pp)
         )
         for num_microbatches in choices:
             prediction = _predict(

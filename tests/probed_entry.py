@@ -1,0 +1,54 @@
+"""An entry that trains and does one thing beside it: ``probed_entry.py CONFIG HOW [key=value ...]``, see below."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipetransformer.cli import run_guarded
+from pipetransformer.config import load_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pipetransformer.step import Probe
+    from pipetransformer.trainer import Trainer
+
+
+def say_when_it_calibrates(trainer: Callable[[], Trainer]) -> Probe:
+    def probe(step: int, gradients: Mapping[str, Tensor]) -> None:
+        here = trainer()
+        Path(here.config.run.dir, f"calibrating_{here.world.rank}").touch()
+
+    return probe
+
+
+def raise_on_rank_1_at_step_5(trainer: Callable[[], Trainer]) -> Probe:
+    def probe(step: int, gradients: Mapping[str, Tensor]) -> None:
+        if step == 5 and trainer().world.rank == 1:
+            raise ValueError("the cause\nand its details")
+
+    return probe
+
+
+def train_only(trainer: Callable[[], Trainer]) -> None:
+    return None
+
+
+def main(config_path: str, how: str, *overrides: str) -> None:
+    from pipetransformer.distributed import close_world, init_world
+    from pipetransformer.trainer import Trainer
+
+    config = load_config(config_path, overrides)
+    world = init_world(timeout_seconds=config.run.timeout)
+    # Calibration takes steps too; without it only those of the training reach the probe.
+    timed = how == say_when_it_calibrates.__name__
+    trainer = Trainer(config, world, probe=globals()[how](lambda: trainer), timed=timed)
+    trainer.run()
+    close_world()
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(lambda: main(*sys.argv[1:])))
