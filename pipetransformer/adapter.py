@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 import signal
@@ -152,8 +153,10 @@ def run_ranks(
 
     logging.disable(logging.CRITICAL)  # torchrun logs what the last line of a failed job says better
     _limit_stop_seconds(stop_seconds)
-    with tempfile.TemporaryDirectory(prefix="pipetransformer_") as log_dir:  # torchrun leaves its own behind
-        unregister = register(lambda: shutil.rmtree(log_dir, ignore_errors=True))
+    with tempfile.TemporaryDirectory(prefix="pipetransformer_") as folder:  # torchrun leaves its own behind
+        unregister = register(lambda: shutil.rmtree(folder, ignore_errors=True))
+        # Note: timm imports wandb, which makes temporary folders at once; a rank that is ended cannot delete them.
+        os.environ["TMPDIR"] = folder
         flags = {
             "--nnodes": num_nodes,
             "--nproc-per-node": num_ranks,
@@ -162,7 +165,7 @@ def run_ranks(
             "--master-port": port,
             "--max-restarts": 0,
             "--monitor-interval": 0.1,
-            "--log-dir": log_dir,
+            "--log-dir": folder,
         }
         try:
             options = [f"{flag}={value}" for flag, value in flags.items()]

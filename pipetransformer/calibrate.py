@@ -45,6 +45,12 @@ class Measurements:
     modal_length: int
     memcpy_bytes_per_second: float
 
+    @property
+    def cheapest_rows(self) -> int:
+        """Rows of a micro-batch whose forward costs least a sample."""
+        by_rows = self.job.by_rows
+        return min(by_rows, key=lambda rows: (sum(by_rows[rows].forward_ns) / rows, rows))
+
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
@@ -168,7 +174,7 @@ def measure_costs(
     for pp in pipeline_lengths:
         replica_share = -(-train.batch_size // (world.size // pp))
         choices = (microbatches,) if microbatches is not None else microbatch_choices(replica_share, pp=pp)
-        rows_wanted |= {-(-replica_share // m) for m in choices if pp > 1 or m == 1 or microbatches is not None}
+        rows_wanted |= {-(-replica_share // m) for m in choices}
     by_rows = {rows: by_length[modal] if rows == share else profile(modal, rows) for rows in sorted(rows_wanted)}
     parameter_bytes = tuple(
         sum(p.numel() * p.element_size() for p in chain.named_parameters([unit]).values())

@@ -65,7 +65,7 @@ class Trainer:
     ) -> None:
         started = perf_counter()
         train = config.train
-        self.config, self.world, self.timed = config, world, timed
+        self.config, self.world, self.timed, self.exact_cache_shape = config, world, timed, exact_cache_shape
         folder = find_run_folder(config)
         job = build_job(config, world)
         self.chain, self.built, self.train_data, self.eval_data = job.chain, job.built, job.train_data, job.eval_data
@@ -102,7 +102,7 @@ class Trainer:
             rank=world.rank,
             local_rank=world.local_rank,
             local_size=world.local_size,
-            advance_rows=share if exact_cache_shape else max(share, 64),
+            advance_rows=share,
             exact_shape=exact_cache_shape,
         )
         self.objective = Objective(label_smoothing=train.label_smoothing, device=world.device)
@@ -359,6 +359,8 @@ class Trainer:
             batches=batches,
         )
         self.objective.clear()
+        if not self.exact_cache_shape:
+            self.autocache.rows = measurements.cheapest_rows
 
     def _enter_untrained(self, plan: ParallelPlan) -> tuple[Layout, Feed]:
         self._move(plan)

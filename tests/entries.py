@@ -17,7 +17,7 @@ from pathlib import Path
 
 __all__ = ["Ended", "EntryServer"]
 
-_PRELOADED = ["pipetransformer.trainer", "timm", "transformers.models.bert", "torch.distributed.checkpoint", "wandb"]
+_PRELOADED = ["pipetransformer.trainer", "timm", "transformers.models.bert", "sklearn.datasets", "datasets"]
 
 
 @dataclass(frozen=True, slots=True)

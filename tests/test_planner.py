@@ -153,8 +153,6 @@ def search(
             if cuts:
                 _, boundaries, seconds = min(cuts)
                 found.append((seconds, pp, m, boundaries))
-                if pp == 1:
-                    break
     return min(found, default=None)
 
 
@@ -218,7 +216,7 @@ def test_a_decision_depends_on_numbers_alone() -> None:
         (4 * (40 + 1) - 1, None),
     ],
 )
-def test_a_plain_loop_splits_its_batch_only_for_memory(memory_limit: int | None, expected: int | None) -> None:
+def test_a_plain_loop_splits_its_batch_for_memory(memory_limit: int | None, expected: int | None) -> None:
     constraints = Constraints(
         world_size=1, global_batch_size=8, schedule="1f1b", microbatches=None, pipeline_lengths=(1,),
         memory_limit=memory_limit,

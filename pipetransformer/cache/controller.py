@@ -42,6 +42,7 @@ class AutoCache:
     Attributes:
         boundary: what the stores hold now (in blocks), or None.
         declined: why there is no cache, in words; empty while there may be one.
+        rows: samples of a batch of the advance pass.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class AutoCache:
         self._chain = chain
         self._datasets = datasets
         self._rank, self._local_rank, self._local_size = rank, local_rank, local_size
-        self._rows = advance_rows
+        self.rows = advance_rows
         self._exact_shape = exact_shape
         self._cache: ActivationCache | None = None
         self.boundary: int | None = None
@@ -130,7 +131,7 @@ class AutoCache:
                 target=target,
                 worker=self._local_rank,
                 num_workers=self._local_size,
-                rows=self._rows,
+                rows=self.rows,
                 exact_shape=self._exact_shape,
             )
             for key, count in part.items():
