@@ -9,7 +9,7 @@ if [ $# -eq 0 ]; then
     sh setup.sh
     free_port='import socket; s = socket.create_server(("127.0.0.1", 0)); print(s.getsockname()[1])'
     port=$(.venv/bin/python -c "$free_port")
-    set -- 2 1 0 127.0.0.1 "$port" config/train_config_digits_all_in_one.yaml demo run.overwrite=true
+    set -- 2 1 0 127.0.0.1 "$port" config/train_config_digits_all_in_one.yaml demo run.overwrite=true pipe.initial_length=2
 elif [ $# -lt 7 ]; then
     echo "usage: sh $0 NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [key=value ...]" >&2
     exit 2

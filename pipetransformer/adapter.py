@@ -8,7 +8,7 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -17,13 +17,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+# Note: what DCP raises has no public name; it is a BaseException, which passes ``except Exception``.
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 from pipetransformer.failure import RankEnd, read_report
 from pipetransformer.shutdown import Interrupted, register
 
-__all__ = ["StageTimes", "build_schedule", "gradient_norms", "is_peer_failure", "run_ranks", "scale_gradients_"]
+__all__ = [
+    "CheckpointException",
+    "StageTimes",
+    "belongs_to_parameter",
+    "build_schedule",
+    "gradient_norms",
+    "is_peer_failure",
+    "run_ranks",
+    "run_schedule",
+    "scale_gradients_",
+]
 
 
 def gradient_norms(gradients: Sequence[Tensor]) -> Tensor:
@@ -32,6 +45,11 @@ def gradient_norms(gradients: Sequence[Tensor]) -> Tensor:
     Note: ``torch.nn.utils.get_total_norm`` fuses alike but returns only the total; ``_foreach_norm`` is what it calls.
     """
     return torch.stack(torch._foreach_norm(list(gradients)))
+
+
+def belongs_to_parameter(tensor: Tensor) -> bool:
+    """Whether ``tensor`` is a parameter or a view of one. Note: a view's base has no public name."""
+    return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
 def scale_gradients_(gradients: Sequence[Tensor], scale: Tensor) -> None:
@@ -108,6 +126,26 @@ def build_schedule(
     return schedule(pipeline_stage, num_microbatches, loss_fn=loss, scale_grads=False)
 
 
+def run_schedule(
+    schedule: PipelineScheduleSingle,
+    *,
+    hidden: Tensor | None,
+    inputs: Mapping[str, Tensor],
+    target: Tensor | None,
+    training: bool,
+) -> Tensor | None:
+    """One step of a schedule; returns the last stage's logits where it does not train.
+
+    Note: ``return_outputs`` spares training the merge of outputs that nobody reads; it is not in every version's
+    public signature.
+    """
+    arguments: tuple[Tensor, ...] = () if hidden is None else (hidden,)
+    keywords: dict[str, Any] = dict(inputs)
+    with torch.set_grad_enabled(training):
+        output: Tensor | None = schedule.step(*arguments, target=target, return_outputs=not training, **keywords)
+    return output
+
+
 # --- launch: torchrun's API, and what ranks and launcher tell each other through it ---
 
 _PEER_FAILURES = re.compile(
@@ -155,8 +193,10 @@ def run_ranks(
     _limit_stop_seconds(stop_seconds)
     with tempfile.TemporaryDirectory(prefix="pipetransformer_") as folder:  # torchrun leaves its own behind
         unregister = register(lambda: shutil.rmtree(folder, ignore_errors=True))
-        # Note: timm imports wandb, which makes temporary folders at once; a rank that is ended cannot delete them.
-        os.environ["TMPDIR"] = folder
+        # Note: timm imports wandb, which makes temporary folders at once; a rank that is ended cannot delete them. But
+        # data loaders put sockets there, whose whole path may have 107 characters.
+        if len(folder) < 70:
+            os.environ["TMPDIR"] = folder
         flags = {
             "--nnodes": num_nodes,
             "--nproc-per-node": num_ranks,

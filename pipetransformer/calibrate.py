@@ -27,7 +27,7 @@ from pipetransformer.pipe.costs import JobCosts, UnitCosts
 from pipetransformer.pipe.planner import Prediction, microbatch_choices
 from pipetransformer.pipe.profile import profile_units
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.step import PhaseSeconds, Stepper
+from pipetransformer.step import Stepper
 
 __all__ = ["Calibration", "Measurements", "calibrate", "measure_costs"]
 
@@ -49,7 +49,7 @@ class Measurements:
     def cheapest_rows(self) -> int:
         """Rows of a micro-batch whose forward costs least a sample."""
         by_rows = self.job.by_rows
-        return min(by_rows, key=lambda rows: (sum(by_rows[rows].forward_ns) / rows, rows))
+        return min(by_rows, key=lambda rows: (sum(by_rows[rows].prefix_ns) / rows, rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,7 @@ class Calibration:
         static_plans: the layouts that were timed, by pp; static_seconds: their full step by pp and padded length.
         best_pp: the pipeline length whose steps, weighted by how often each padded length comes, are fastest.
         corrections: measured over predicted step time by pp, at the modal length.
+        timed_samples: samples of a timed step.
     """
 
     measurements: Measurements
@@ -68,6 +69,7 @@ class Calibration:
     static_seconds: dict[int, dict[int, float]]
     best_pp: int
     corrections: dict[int, float]
+    timed_samples: int
 
     @property
     def floor_seconds(self) -> dict[int, float]:
@@ -109,8 +111,8 @@ def calibrate(
         corrections[plan.pp] = times[modal] / prediction.step_seconds
     total = {pp: sum(times[length] * counts[length] for length in times) for pp, times in seconds.items()}
     best_pp = min(total, key=lambda pp: (total[pp], pp))
-    stepper.seconds = PhaseSeconds()
-    return Calibration(measurements, plans, seconds, best_pp, corrections)
+    stepper.clear()
+    return Calibration(measurements, plans, seconds, best_pp, corrections, timed_samples=len(example[modal].ids))
 
 
 def _samples_by_length(batches: Sequence[Batch]) -> Counter[int]:
@@ -165,8 +167,8 @@ def measure_costs(
     def profile(length: int, rows: int) -> UnitCosts:
         ids = np.resize(example[length].ids, rows)
         raw = {key: v.to(chain.device) for key, v in dataset.inputs(ids, length=length, epoch=0).items()}
-        costs = profile_units(chain, raw[chain.family.main_input], {key: raw[key] for key in chain.input_keys})
-        return _maximum(costs, length=length)
+        inputs = {key: raw[key] for key in chain.input_keys}
+        return _maximum(profile_units(chain, raw[chain.family.main_input], inputs, length=length))
 
     share = -(-train.batch_size // world.size)
     by_length = {length: profile(length, share) for length in sorted(example)}
@@ -205,12 +207,12 @@ def measure_costs(
     return Measurements(job, by_length, modal, 1.0 / memcpy_s)
 
 
-def _maximum(costs: UnitCosts, *, length: int) -> UnitCosts:
+def _maximum(costs: UnitCosts) -> UnitCosts:
     """The costs as the slowest rank has them: the same integers everywhere."""
-    table = torch.tensor([costs.forward_ns, costs.backward_ns, costs.activation_bytes, costs.boundary_bytes])
+    columns = (costs.forward_ns, costs.backward_ns, costs.activation_bytes, costs.boundary_bytes, costs.prefix_ns)
+    table = torch.tensor(columns)
     dist.all_reduce(table, op=dist.ReduceOp.MAX)
-    forward, backward, activation, boundary = (tuple(row) for row in table.tolist())
-    return UnitCosts(costs.rows, length, forward, backward, activation, boundary)
+    return UnitCosts(costs.rows, costs.length, *(tuple(row) for row in table.tolist()))
 
 
 def _timed(action: Callable[[], object], *, repeats: int = 5) -> float:

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
 
+from pipetransformer.adapter import CheckpointException
 from pipetransformer.distributed import World
 from pipetransformer.dp import execute_transfers, plan_transfers
 from pipetransformer.errors import UserError
@@ -74,7 +74,7 @@ class CheckpointStore:
             except CheckpointException as error:
                 raise UserError(f"checkpoint: {part} could not be written ({_first_failure(error)})") from error
             if rank == 0:
-                holders = {str(unit): sorted(ranks) for unit, ranks in _state_holders(layout, ownership).items()}
+                holders = {str(unit): sorted(ranks) for unit, ranks in layout.state_holders(ownership).items()}
                 record = {"plan": layout.plan.as_dict(), "state_holders": holders, **state}
                 with (part / "state.json").open("w") as file:
                     json.dump(record, file)
@@ -98,17 +98,18 @@ class CheckpointStore:
         for unit, ranks in ownership.weights.items():
             if rank == min(ranks):
                 tensors |= {f"model.{n}": p.detach() for n, p in chain.named_parameters([unit]).items()}
-        for unit, ranks in _state_holders(layout, ownership).items():
+        for unit, ranks in layout.state_holders(ownership).items():
             if rank == min(ranks):
                 for name in chain.named_parameters([unit]):
                     tensors |= {f"optimizer.{name}.{key}": value for key, value in state[name].items()}
         return tensors
 
-    def resumable(self, *, total_steps: int, num_blocks: int) -> tuple[Path, dict[str, Any]]:
+    def resumable(self, *, data: Mapping[str, object], num_blocks: int) -> tuple[Path, dict[str, Any]]:
         """The last complete checkpoint and its JSON part. Not collective.
 
         Raises:
-            UserError: if there is none, or if it belongs to another number of steps, ranks or blocks.
+            UserError: if there is none, or if it belongs to other data (what ``data`` says of them was saved with it),
+                another number of ranks or of blocks.
         """
         path = self.latest()
         if path is None:
@@ -118,17 +119,22 @@ class CheckpointStore:
             )
         try:
             state = dict(json.loads((path / "state.json").read_text()))
-            plan, steps = ParallelPlan.from_dict(state["plan"]), state["total_steps"]
+            plan, saved = ParallelPlan.from_dict(state["plan"]), dict(state["data"])
+            for key in ("step", "freeze", "report", "state_holders"):
+                state[key]
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
             said = f"{type(error).__name__}: {error}"
             raise UserError(f"run.resume: {path / 'state.json'} cannot be read ({said}); delete {path}") from error
         for given, here, what, remedy in (
-            (steps, total_steps, "steps", "give the same data, batch size and epochs"),
             (plan.world_size, self._world.size, "ranks", f"start it with {plan.world_size}"),
             (plan.num_blocks, num_blocks, "blocks", "give the same model"),
+            *(
+                (saved.get(key), value, key, "give the same data, seed, batch size and epochs")
+                for key, value in data.items()
+            ),
         ):
             if given != here:
-                raise UserError(f"run.resume: {path} is of a run of {given} {what} and this one has {here}; {remedy}")
+                raise UserError(f"run.resume: {path} is of a run with {what} {given} and this one has {here}; {remedy}")
         return path, state
 
     def load(
@@ -182,17 +188,6 @@ def _first_failure(error: CheckpointException) -> str:
     """Note: torch makes this a BaseException, which passes ``except Exception``, and its text is many lines long."""
     rank, (cause, _) = min(error.failures.items())
     return f"rank {rank}: {type(cause).__name__}: {' '.join(str(cause).split())[:200]}"
-
-
-def _state_holders(layout: Layout, ownership: Ownership) -> dict[int, frozenset[int]]:
-    """The ranks that hold optimizer state of each unit now, parked and active."""
-    plan = layout.plan
-    holders = dict(ownership.state)
-    if layout.has_stepped:
-        for stage in range(plan.pp):
-            ranks = frozenset(range(stage, plan.world_size, plan.pp))
-            holders.update(dict.fromkeys(plan.stage_units(stage), ranks))
-    return holders
 
 
 def gather_weights(chain: Chain, ownership: Ownership, *, world: World) -> dict[str, Tensor] | None:

@@ -32,7 +32,7 @@ class Feed:
 
     Stage 0 gets the input of the first active unit: the model's own input at n = 0, else the activations at boundary n,
     from ``store`` as far as the plan's cached boundary goes, the rest computed without gradients. Other stages get only
-    what their blocks need beside it. Labels go to everyone: they are small.
+    what goes into the stages beside it. Labels go to everyone: they are small.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class Feed:
             num_real=item.share.num_real,
         )
 
-    def enter(self, batch: StepInput) -> StepInput:
-        """Moves ``batch`` to the device and runs what is left of the prefix, without gradients."""
+    def enter(self, batch: StepInput) -> None:
+        """Moves ``batch`` to the device, in place, and runs what is left of the prefix, without gradients."""
         chain, plan = self._chain, self._plan
         if chain.device.type != "cpu":
             batch.labels = batch.labels.to(chain.device, non_blocking=True)
@@ -105,7 +105,7 @@ class Feed:
             if batch.hidden is not None:
                 batch.hidden = batch.hidden.to(chain.device, non_blocking=True)
         if batch.hidden is None:
-            return batch
+            return
         if plan.frozen:
             units = range(batch.enters, plan.first_active)
             if units:
@@ -114,4 +114,3 @@ class Feed:
             batch.inputs = {key: batch.inputs[key] for key in chain.family.block_inputs}
         elif batch.hidden.is_floating_point():
             batch.hidden = batch.hidden.to(chain.dtype)
-        return batch

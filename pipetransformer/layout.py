@@ -58,7 +58,8 @@ class Layout:
     """One rank under one plan. ``move`` makes the next; the old one is closed by it.
 
     Attributes:
-        units: the active units that this rank trains. parameters: theirs, by the model's names.
+        units: the active units that this rank trains. parameters: theirs, by the model's names, and unit_index the
+            unit of each.
     """
 
     def __init__(
@@ -77,15 +78,22 @@ class Layout:
         self.units = plan.active_units_of(world.rank)
         chain.freeze(plan.frozen)
         self.parameters = chain.named_parameters(self.units)
+        self.unit_index = torch.tensor([chain.unit_of(name) for name in self.parameters], device=chain.device)
         self.optimizer = build_optimizer(train, self.parameters, state)
         self.reducer = GradientReducer(self.parameters, group=mesh.dp_group)
         stage = Stage(chain, self.units)
-        self.executor: Executor = build_executor(stage, objective, chain=chain, plan=plan, mesh=mesh)
+        self.executor: Executor = build_executor(
+            stage, objective, chain=chain, plan=plan, index=mesh.stage, group=mesh.pp_group
+        )
         self.has_stepped = False
 
     def state(self) -> OptimizerState:
         """This rank's optimizer state, by parameter name."""
         return take_state(self.optimizer, self.parameters)
+
+    def state_holders(self, ownership: Ownership) -> Holders:
+        """The ranks that hold optimizer state of each unit now, parked and active."""
+        return {**ownership.state, **(self.plan.ranks_by_unit() if self.has_stepped else {})}
 
     def forget_state(self) -> None:
         """Throws the optimizer's state away, as if no step had been taken."""
@@ -129,13 +137,11 @@ def move(
     start = perf_counter()
     state = {**ownership.parked, **(state or {})}
     if old is not None:
-        if old.has_stepped:
-            stage_ranks = _ranks_by_unit(old.plan)
-            ownership.state.update({u: stage_ranks[u] for u in range(old.plan.first_active, old.plan.num_units)})
+        ownership.state = old.state_holders(ownership)
         state |= old.state()
         old.close()
     everyone = frozenset(range(world.size))
-    active_ranks = _ranks_by_unit(plan)
+    active_ranks = plan.ranks_by_unit()
     weights_needed = {u: active_ranks.get(u, everyone) for u in range(plan.num_units)}
     state_needed = {u: ranks for u, ranks in active_ranks.items() if u in ownership.state}
 
@@ -179,12 +185,3 @@ def move(
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     dist.all_reduce(total)
     return layout, Move(seconds=float(slowest), num_bytes=int(total))
-
-
-def _ranks_by_unit(plan: ParallelPlan) -> Holders:
-    """The ranks that train each active unit."""
-    return {
-        unit: frozenset(range(stage, plan.world_size, plan.pp))
-        for stage in range(plan.pp)
-        for unit in plan.stage_units(stage)
-    }

@@ -37,6 +37,9 @@ def build_optimizer(
     for name, parameter in parameters.items():
         if name in state:
             optimizer.state[parameter] = dict(state[name])
+        elif state and train.optimizer == "sgd" and train.momentum:
+            # Note: fused SGD takes no mixture of first and later steps; from a zero buffer both are the same.
+            optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
     return optimizer
 
 

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-__all__ = ["ParallelPlan"]
+__all__ = ["ParallelPlan", "first_active"]
+
+
+def first_active(frozen: int) -> int:
+    """The first unit that trains with ``frozen`` frozen blocks: the stem freezes with block 0."""
+    return frozen + 1 if frozen else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class ParallelPlan:
     @property
     def first_active(self) -> int:
         """The first unit that trains: what comes before it is the prefix."""
-        return self.frozen + 1 if self.frozen else 0
+        return first_active(self.frozen)
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -72,11 +77,16 @@ class ParallelPlan:
     def stage_units(self, stage: int) -> range:
         return range(self.cuts[stage], self.cuts[stage + 1])
 
-    def prefix_units(self) -> range:
-        return range(self.first_active)
-
     def active_units_of(self, rank: int) -> range:
         return self.stage_units(self.stage_of(rank))
+
+    def ranks_by_unit(self) -> dict[int, frozenset[int]]:
+        """The ranks that train each active unit."""
+        return {
+            unit: frozenset(range(stage, self.world_size, self.pp))
+            for stage in range(self.pp)
+            for unit in self.stage_units(stage)
+        }
 
     def as_dict(self) -> dict[str, object]:
         return {**asdict(self), "boundaries": list(self.boundaries)}

@@ -54,7 +54,8 @@ class Report:
         self._floor: ComputeFloor | None = None
         self._hits = self._misses = 0
         self._since_steps = 0
-        self._since_seconds = 0.0
+        self._wall_before = 0.0
+        self._has_declined = False
         self._last_transition_s = 0.0
         self.tracker = Tracker(None)
 
@@ -79,7 +80,7 @@ class Report:
         self._floor = ComputeFloor(
             step_seconds=calibration.floor_seconds,
             costs=measured.by_length,
-            global_batch_size=self._config.train.batch_size,
+            timed_samples=calibration.timed_samples,
             world_size=self._world.size,
             memcpy_bytes_per_second=measured.memcpy_bytes_per_second,
         )
@@ -160,11 +161,23 @@ class Report:
             f"in {move.seconds:.3f} s ({reason})"
         )
 
-    def advanced(self, step: int, boundary: int, advance: Advance, *, num_bytes: int) -> None:
-        self.totals.add_train(advance.seconds)
-        self.totals.cache_advance_s += advance.seconds
+    def held(self, step: int, *, frozen: int, wanted: int, reason: str) -> None:
+        """Fewer blocks freeze than AutoFreeze wants."""
+        self.tracker.event("held", step=step, frozen=frozen, wanted=wanted, reason=reason)
+        self.tracker.line(f"step {step}: {frozen} of {wanted} blocks are frozen: {reason}")
+
+    def spent_deciding(self, seconds: float) -> None:
+        """What a decision took beside the move and the advance pass: it, too, is a cost of being elastic."""
+        self.totals.add_train(seconds)
+        self.totals.transition_s += seconds
+
+    def advanced(self, step: int, boundary: int, advance: Advance, *, num_bytes: int, refill: bool) -> None:
+        """An advance pass is done; ``refill``: before training goes on from a checkpoint, a part of set-up."""
         self.totals.cache_bytes = max(self.totals.cache_bytes, num_bytes)
-        if self._floor is not None:
+        if not refill:
+            self.totals.add_train(advance.seconds)
+            self.totals.cache_advance_s += advance.seconds
+        if self._floor is not None and not refill:
             for (first, length), count in advance.samples.items():
                 self._floor.add_advance(length=length, num_samples=count, first=first, stop=boundary + 1)
         self.tracker.event(
@@ -176,11 +189,15 @@ class Report:
         )
 
     def declined(self, step: int, reason: str) -> None:
+        """There is no cache; told once."""
+        if self._has_declined:
+            return
+        self._has_declined = True
         self.tracker.event("cache_declined", step=step, reason=reason)
         self.tracker.line(f"step {step}: no cache: {reason}; frozen blocks are computed in each step")
 
-    def stepped(self, plan: ParallelPlan, batch: StepInput, *, row_bytes: int, num_rows: int) -> None:
-        """After each step; ``num_rows`` of ``row_bytes`` were read from the cache for the global batch."""
+    def stepped(self, plan: ParallelPlan, batch: StepInput, *, read_bytes: int) -> None:
+        """After each step; ``read_bytes`` were read from the cache for the global batch."""
         if batch.hidden is not None and plan.cached is not None:
             if batch.enters:
                 self._hits += batch.num_real
@@ -193,7 +210,7 @@ class Report:
                 num_samples=batch.global_count,
                 first_active=plan.first_active,
                 enters=batch.enters,
-                read_bytes=row_bytes * num_rows if batch.enters else 0,
+                read_bytes=read_bytes,
             )
 
     def progressed(self, step: int, *, epoch: int, plan: ParallelPlan) -> None:
@@ -300,8 +317,6 @@ class Report:
         self._wall_before = self.totals.wall_s
         if self._floor is not None:
             self._floor.seconds = self.totals.floor_s
-
-    _wall_before = 0.0
 
     def _wall_seconds(self) -> float:
         return self._wall_before + perf_counter() - self._started

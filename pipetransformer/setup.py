@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import torch
 import torch.distributed as dist
 
 from pipetransformer.config import Config
@@ -119,6 +120,9 @@ def _on_first_rank(action: Callable[[], Result]) -> Result:
 
 def build_job(config: Config, world: World) -> Job:
     """Builds model and data, the same on every rank. Raises UserError."""
+    on_gpu = world.device.type == "cuda"
+    if config.train.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
+        raise UserError("train.precision: this GPU has no bfloat16; give float32")
     built = build_model(config, describe(config.data))
     train_data: Dataset
     eval_data: Dataset
@@ -159,7 +163,10 @@ def check_layout(config: Config, *, world_size: int, num_units: int) -> None:
     first_dp = world_size // pipe.initial_length if isinstance(pipe.initial_length, int) else 1
     may_grow = config.freeze.policy != "none" and pipe.enabled and config.dp.enabled
     most_dp = world_size if may_grow or pipe.initial_length == "auto" else first_dp
-    num_microbatches = pipe.microbatches if isinstance(pipe.microbatches, int) else 1
+    if isinstance(pipe.microbatches, int):
+        num_microbatches = pipe.microbatches
+    else:  # a pipeline needs a micro-batch a stage, data parallelism one row a replica
+        num_microbatches = pipe.initial_length if isinstance(pipe.initial_length, int) and most_dp == first_dp else 1
     if batch_size < most_dp * num_microbatches:
         raise UserError(
             f"train.batch_size: {batch_size} is smaller than dp x M = {most_dp} x {num_microbatches}; "

@@ -70,7 +70,6 @@ class Stepper:
         needs_norms: bool,
         probe: Probe | None = None,
     ) -> None:
-        self._chain = chain
         self._train = train
         self._objective = objective
         self._rank = rank
@@ -85,9 +84,9 @@ class Stepper:
         clock, seconds, executor = perf_counter, self.seconds, layout.executor
         start = clock()
         torch.manual_seed(_mix(self._train.seed, step, self._rank))
-        self._objective.begin(global_count=batch.global_count)
+        self._objective.begin(step=step, global_count=batch.global_count)
         layout.reducer.begin(num_microbatches=layout.plan.num_microbatches)
-        batch = feed.enter(batch)
+        feed.enter(batch)
         entered = clock()
         executor.times.clear()
         executor.train(batch)
@@ -115,15 +114,18 @@ class Stepper:
         gradients = layout.gradients()
         norms = gradient_norms(gradients)
         if self._needs_norms:
-            squares = torch.zeros_like(self._norm_sums)
-            blocks = [self._chain.unit_of(name) - 1 for name in layout.parameters]
-            index = torch.tensor(blocks, device=norms.device)
-            mine = (index >= 0) & (index < len(squares))
-            squares.index_add_(0, index[mine], norms[mine].double().square())
-            self._norm_sums += squares.sqrt()
+            # Stem and head go to two slots beside the blocks' and are dropped.
+            squares = torch.zeros(len(self._norm_sums) + 2, dtype=torch.float64, device=norms.device)
+            squares.index_add_(0, layout.unit_index, norms.double().square())
+            self._norm_sums += squares[1:-1].sqrt()
             self._norm_steps += 1
         if self._train.max_grad_norm is not None:
             clip_(norms, gradients, max_norm=self._train.max_grad_norm, pp_group=layout.mesh.pp_group)
+
+    def clear(self) -> None:
+        """Forgets times and norms, as after steps that were only measured."""
+        self.seconds = PhaseSeconds()
+        self._norm_sums, self._norm_steps = torch.zeros_like(self._norm_sums), 0
 
     def take_norms(self, layout: Layout) -> tuple[list[float], int]:
         """Collective. Gradient norms by block summed over the steps since the last call, and how many steps.

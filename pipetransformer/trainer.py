@@ -15,7 +15,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -30,13 +29,14 @@ from pipetransformer.feed import Feed
 from pipetransformer.freeze import FreezeController, build_policy
 from pipetransformer.layout import Layout, Move, initial_ownership, move
 from pipetransformer.optim import OptimizerState, learning_rate
-from pipetransformer.pipe.controller import AutoPipe
+from pipetransformer.pipe.controller import AutoPipe, Choice
 from pipetransformer.pipe.objective import Objective
 from pipetransformer.pipe.planner import divisors
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.report import Report
 from pipetransformer.setup import build_job, check_layout, find_run_folder, read_plans
 from pipetransformer.step import PhaseSeconds, Probe, Stepper
+from pipetransformer.totals import reset_peak_memory
 
 __all__ = ["Trainer"]
 
@@ -48,7 +48,8 @@ class Trainer:
         probe: called with (step, local gradients by name) after the reduction and before clipping.
         timed: measure unit costs and static layouts before training. Only a run that replays its plans can do without;
             it then has no compute floor.
-        exact_cache_shape: fill the cache with the step's own shapes, so that cache on and off agree to the bit.
+        exact_cache_shape: fill the cache in batches of a data-parallel step's own shape, so that at dp = world size
+            cache on and off agree to the bit.
 
     Raises:
         UserError: for every mistake in the configuration or the files it names.
@@ -75,9 +76,7 @@ class Trainer:
         num_blocks = self.chain.num_blocks
         self.checkpoints = CheckpointStore(folder.path / "checkpoints", world=world, keep=config.checkpoint.keep)
         self.resumable = (
-            self.checkpoints.resumable(total_steps=self.total_steps, num_blocks=num_blocks)
-            if config.run.resume
-            else None
+            self.checkpoints.resumable(data=self._data_identity(), num_blocks=num_blocks) if config.run.resume else None
         )
         self.replayed = (
             read_plans(config.run.replay, world_size=world.size, num_blocks=num_blocks) if config.run.replay else None
@@ -147,79 +146,62 @@ class Trainer:
 
     def _decide(self) -> None:
         """Asks the controllers where a decision is due, and takes the job to the plan that they come to."""
+        start, booked = perf_counter(), self.report.totals.train_s
         if self.replayed is not None:
             plan = self.replayed.get(self.step, self._plan)
             if plan != self._plan:
                 self._enter(plan, reason="replayed", evidence={})
         elif self.autofreeze.due(self.step):
             self._decide_live()
+        self.report.spent_deciding(perf_counter() - start - (self.report.totals.train_s - booked))
 
     def _decide_live(self) -> None:
         norm_sums, num_steps = self.stepper.take_norms(self._layout)
         self.autofreeze.observe(norm_sums, num_steps=num_steps)
         decision = self.autofreeze.decide(self.step, frozen=self._plan.frozen)
-        reason = self.config.freeze.policy
-        frozen = min(decision.frozen, self.autopipe.max_frozen(self._plan))
-        if frozen < decision.frozen:
-            kept = self._plan.pp
-            reason += f", held at {frozen} of {decision.frozen} blocks: a pipeline of {kept} keeps {kept} units"
         self.report.decided(decision)
-        if frozen != self._plan.frozen:
-            plan, evidence = self._choose_plan(frozen)
-            self._enter(plan, reason=reason, evidence=evidence)
+        now = self._plan.frozen
+        most = min(decision.frozen, self.autopipe.max_frozen(self._plan))
+        # Every rank holds the prefix: under pipe.memory_limit a longer one may fit in no layout.
+        candidates = range(most, now, -1) if most > now else range(most, min(most + 1, now))
+        choice = next((choice for frozen in candidates if (choice := self._choose_plan(frozen)) is not None), None)
+        frozen = now if choice is None else choice.plan.frozen
+        if frozen < decision.frozen:
+            why = "the pipeline that is kept needs its units" if frozen == most else "no layout fits pipe.memory_limit"
+            self.report.held(self.step, frozen=frozen, wanted=decision.frozen, reason=why)
+        if choice is not None:
+            self._enter(choice.plan, reason=self.config.freeze.policy, evidence={"choice": choice})
 
-    def _choose_plan(self, frozen: int) -> tuple[ParallelPlan, dict[str, object]]:
+    def _choose_plan(self, frozen: int) -> Choice | None:
+        """AutoPipe's choice for ``frozen`` blocks over the rest of the run; None where no layout fits in memory."""
         assert self.calibration is not None
-        measured = self.calibration.measurements
-        declined = self.autocache.declined
-        if not self.autocache.declined and self.autocache.reserve():
-            self.report.declined(self.step, self.autocache.declined)
-        elif declined and self._plan.frozen == 0:
-            self.report.declined(self.step, declined)
+        measured, train = self.calibration.measurements, self.config.train
         remaining = self.total_steps - self.step
-        options = {cached: self._cache_seconds(frozen, cached, remaining) for cached in self.autocache.options(frozen)}
-        choice = self.autopipe.next_plan(
+        evaluations = -(-remaining // train.eval_every.steps(self.batches_per_epoch))
+
+        def forward(first: int, stop: int, length: int, num_samples: int) -> float:
+            costs = measured.by_length.get(length) or measured.by_length[max(measured.by_length)]
+            return costs.prefix_seconds(first, stop, num_samples=num_samples) / self.world.size
+
+        cached_options = {
+            cached: self.autocache.outside_seconds(frozen, cached, evaluations=evaluations, forward=forward)
+            for cached in self.autocache.options(frozen)
+        }
+        return self.autopipe.next_plan(
             frozen,
-            cached_options=options,
+            cached_options=cached_options,
             remaining_steps=remaining,
             current=self._plan,
             costs=measured.job,
             calibration=self.calibration.corrections,
         )
-        return choice.plan, {"choice": choice, "cache_seconds": {str(k): v for k, v in options.items()}}
-
-    def _cache_seconds(self, frozen: int, cached: int | None, remaining_steps: int) -> float:
-        """Predicted seconds outside of training steps if boundary ``cached`` is read: the advance pass to get there,
-        and the prefix that the remaining evaluations compute."""
-        assert self.calibration is not None
-        costs = self.calibration.measurements.by_length
-        train, evaluation = (
-            dict(zip(*np.unique(data.lengths, return_counts=True), strict=True))
-            for data in (self.train_data, self.eval_data)
-        )
-        evaluations = -(-remaining_steps // self.config.train.eval_every.steps(self.batches_per_epoch))
-
-        def forward(first: int, length: int) -> float:
-            unit = costs.get(length) or costs[max(costs)]
-            return sum(unit.forward_ns[first : frozen + 1]) / unit.rows / 1e9 / self.world.size
-
-        have = self.autocache.boundary
-        seconds = 0.0
-        start = 0 if cached is None else cached + 1
-        seconds += sum(n * evaluations * forward(start, int(length)) for length, n in evaluation.items())
-        if cached is not None and cached != have:
-            source = 0 if have is None else have + 1
-            for counts in (train, evaluation):
-                seconds += sum(n * forward(source, int(length)) for length, n in counts.items())
-        return seconds
 
     def _enter(self, plan: ParallelPlan, *, reason: str, evidence: dict[str, object]) -> None:
         """Takes the job to ``plan`` (AutoDP) and the cache to its boundary (AutoCache)."""
         old = self._plan
         self.feeds.clear()
         self.autocache.follow(plan.frozen)
-        if plan.cached is not None and self.autocache.reserve():
-            plan = replace(plan, cached=None)
+        plan = self._with_cache(plan)
         self.report.adopts(self.step, plan, reason=reason, evidence=evidence)
         moved = self._move(plan)
         self.report.moved(self.step, self.epoch, old, plan, moved, reason=reason)
@@ -227,10 +209,17 @@ class Trainer:
             self._advance(plan.cached)
         self._open_feeds()
 
-    def _advance(self, boundary: int) -> None:
-        self.chain.train(False)
+    def _with_cache(self, plan: ParallelPlan) -> ParallelPlan:
+        """``plan`` with the cache's memory reserved, or without a cache where that is declined; told once."""
+        if plan.cached is not None and self.autocache.reserve():
+            plan = replace(plan, cached=None)
+        if plan.frozen and self.autocache.declined:
+            self.report.declined(self.step, self.autocache.declined)
+        return plan
+
+    def _advance(self, boundary: int, *, refill: bool = False) -> None:
         advance = self.autocache.advance(boundary)
-        self.report.advanced(self.step, boundary, advance, num_bytes=self.autocache.num_bytes)
+        self.report.advanced(self.step, boundary, advance, num_bytes=self.autocache.num_bytes, refill=refill)
 
     def _move(self, plan: ParallelPlan, state: OptimizerState | None = None) -> Move:
         self.layout, moved = move(
@@ -256,7 +245,7 @@ class Trainer:
         batches = self._train_batches(epoch)[position : position + stop - self.step]
         incoming = feed.batches(batches, epoch=epoch)
         self.chain.train()
-        previous: tuple[int, torch.Tensor] | None = None
+        on_cpu = self.world.device.type == "cpu"
         flushed = start = clock()
         for batch_plan in batches:
             waiting = clock()
@@ -264,13 +253,14 @@ class Trainer:
             self.stepper.seconds.data += clock() - waiting
             lr = learning_rate(train, step=self.step, total_steps=self.total_steps)
             self.stepper.run(layout, feed, batch, step=self.step, lr=lr)
-            self._check_loss(previous)
-            previous = (self.step, self.objective.step_loss)
             self.step += 1
-            report.stepped(plan, batch, row_bytes=self.autocache.row_bytes, num_rows=self._num_rows(batch_plan))
+            read_bytes = self.autocache.read_bytes(batch_plan.ids) if batch.enters else 0
+            report.stepped(plan, batch, read_bytes=read_bytes)
             report.progressed(self.step, epoch=epoch, plan=plan)
-            if self.step % log_every == 0 or self.step == stop:
-                self._check_loss(previous)
+            is_pause = self.step % log_every == 0 or self.step == stop
+            if is_pause or on_cpu:  # a GPU need not be waited for after every step
+                self._check_losses()
+            if is_pause:
                 now = clock()
                 report.flush(
                     self.step, plan=plan, objective=self.objective, phases=self.stepper.seconds, seconds=now - flushed
@@ -283,17 +273,11 @@ class Trainer:
         if self.step % self.batches_per_epoch == 0:
             report.totals.end_epoch(len(self.train_data))
 
-    def _num_rows(self, batch: Batch) -> int:
-        """Rows of the cache that a global batch takes."""
-        tokens = self.train_data.num_tokens
-        if tokens is not None:
-            return int(tokens[batch.ids].sum())
-        return len(batch.ids) * self.chain.boundary(1, rows=1, length=batch.length).shape[1]
-
-    def _check_loss(self, loss: tuple[int, torch.Tensor] | None) -> None:
-        """Stops at a loss that is not finite. Looks at a step that is over, so that a GPU need not be waited for."""
-        if loss is not None and not torch.isfinite(loss[1]):
-            raise self._diverged(loss[0], rank=self.world.rank, what=f"the loss is {float(loss[1])}")
+    def _check_losses(self) -> None:
+        """Stops at the first step whose loss was not finite."""
+        bad = int(self.objective.first_bad_step)
+        if bad >= 0:
+            raise self._diverged(bad, rank=self.world.rank, what="the loss is not finite")
 
     def _check_weights(self) -> None:
         """Collective. Stops before weights are used or saved that the last update drove out of range."""
@@ -318,15 +302,16 @@ class Trainer:
         objective.clear()
         with torch.no_grad():
             for batch in feed.batches(batches, epoch=0):
-                objective.begin(global_count=batch.global_count)
-                executor.evaluate(feed.enter(batch))
+                objective.begin(step=-1, global_count=batch.global_count)
+                feed.enter(batch)
+                executor.evaluate(batch)
         figures = torch.stack([objective.loss_sum, objective.num_correct.double(), objective.num_samples.double()])
         objective.clear()
         dist.all_reduce(figures)
         loss_sum, correct, count = figures.tolist()
         assert count == len(self.eval_data), f"{count} evaluation samples counted of {len(self.eval_data)}"
         if not math.isfinite(loss_sum):
-            raise self._diverged(self.step - 1, rank=self.world.rank, what=f"the evaluation loss is {loss_sum}")
+            raise self._diverged(self.step - 1, rank=0, what=f"the evaluation loss is {loss_sum}")
         seconds = perf_counter() - start
         epoch = (self.step - 1) // self.batches_per_epoch
         is_best = self.report.evaluated(
@@ -380,9 +365,10 @@ class Trainer:
             choice = self.autopipe.first_plan(self.calibration.measurements.job, self.calibration.corrections)
             evidence = {"choice": choice}
             self._move(choice.plan)
-        if self._plan.cached is not None and self.autocache.reserve():
-            raise UserError(f"cache.host_budget: this plan reads from a cache, but {self.autocache.declined}")
         self.report.open()
+        plan = self._with_cache(self._plan)
+        if plan != self._plan:
+            self._move(plan)
         if self.calibration is not None:
             self.report.calibrated(self.calibration)
         if self.resumable is not None:
@@ -391,8 +377,9 @@ class Trainer:
         else:
             self.report.adopts(0, self._plan, reason="start", evidence=evidence)
         if self._plan.cached is not None:
-            self._advance(self._plan.cached)
+            self._advance(self._plan.cached, refill=True)
         self._open_feeds()
+        reset_peak_memory(self.world.device)
         self.report.trains(self._plan)
 
     def _restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
@@ -432,7 +419,7 @@ class Trainer:
         self.autofreeze.observe(norm_sums, num_steps=num_steps)
         state = {
             "step": self.step,
-            "total_steps": self.total_steps,
+            "data": self._data_identity(),
             "freeze": self.autofreeze.state_dict(),
             "report": self.report.state_dict(),
         }
@@ -450,6 +437,16 @@ class Trainer:
         self._save_model("final")
         self.report.finish(steps=self.step)
         self._layout.close()
+
+    def _data_identity(self) -> dict[str, object]:
+        """What must not change between a checkpoint and its resumption, or samples would be skipped or seen twice."""
+        train = self.config.train
+        return {
+            "steps": self.total_steps,
+            "train.seed": train.seed,
+            "train.batch_size": train.batch_size,
+            "training data": self.train_data.fingerprint,
+        }
 
     # ---- small things ----------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,18 +97,25 @@ def write_replay(path: Path) -> None:
     path.write_text("".join(f"{json.dumps(event)}\n" for event in events))
 
 
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Of one job. ``tmp`` in it is short when resolved, as a machine's is: sockets in it have a longest name."""
+    with tempfile.TemporaryDirectory(prefix="end_", dir="/tmp") as temporary:
+        (tmp_path / "tmp").symlink_to(temporary)
+        yield tmp_path
+
+
 @contextmanager
 def started(folder: Path, how: str, *overrides: str) -> Iterator[subprocess.Popen[str]]:
     """A job of two ranks, in a session of its own as in a terminal of its own."""
     (folder / "config.yaml").write_text(CONFIG.replace("FOLDER", str(folder)))
-    (folder / "tmp").mkdir()
     write_replay(folder / "replay.jsonl")
     replay = f"run.replay={folder / 'replay.jsonl'}"
     command = [sys.executable, "-c", LAUNCH, str(folder / "config.yaml"), str(free_port()), how, replay, *overrides]
     with subprocess.Popen(
         command,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp")},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str((folder / "tmp").resolve())},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -156,11 +164,11 @@ def assert_nothing_is_left(folder: Path, *, family: list[psutil.Process], shared
         for number in (signal.SIGINT, signal.SIGTERM)
     ],
 )
-def test_a_signal_ends_the_job_in_every_phase(tmp_path: Path, name: str, number: signal.Signals) -> None:
+def test_a_signal_ends_the_job_in_every_phase(folder: Path, name: str, number: signal.Signals) -> None:
     """SIGINT goes to all processes, as from a terminal; SIGTERM to the launcher alone, as from a scheduler."""
     phase, shared_memory = PHASES[name], set(os.listdir("/dev/shm"))
-    with started(tmp_path, phase.how, *phase.overrides) as process:
-        wait_until(phase.has_come, folder=tmp_path, process=process)
+    with started(folder, phase.how, *phase.overrides) as process:
+        wait_until(phase.has_come, folder=folder, process=process)
         family = psutil.Process(process.pid).children(recursive=True)
         begin = time.monotonic()
         if number == signal.SIGINT:
@@ -171,9 +179,9 @@ def test_a_signal_ends_the_job_in_every_phase(tmp_path: Path, name: str, number:
     assert time.monotonic() - begin < 10
     assert err == f"interrupted by {number.name}\n"
     assert process.returncode == 128 + number
-    assert_nothing_is_left(tmp_path, family=family, shared_memory=shared_memory)
+    assert_nothing_is_left(folder, family=family, shared_memory=shared_memory)
     if name == "calibration":
-        assert not (tmp_path / "x").exists()
+        assert not (folder / "x").exists()
 
 
 @pytest.mark.parametrize(
@@ -185,10 +193,10 @@ def test_a_signal_ends_the_job_in_every_phase(tmp_path: Path, name: str, number:
         pytest.param("writing a checkpoint", 1, marks=pytest.mark.full),
     ],
 )
-def test_the_death_of_a_rank_ends_the_job(tmp_path: Path, name: str, rank: int) -> None:
+def test_the_death_of_a_rank_ends_the_job(folder: Path, name: str, rank: int) -> None:
     phase, shared_memory = PHASES[name], set(os.listdir("/dev/shm"))
-    with started(tmp_path, phase.how, *phase.overrides, "log.wandb=offline") as process:
-        wait_until(phase.has_come, folder=tmp_path, process=process)
+    with started(folder, phase.how, *phase.overrides, "log.wandb=offline") as process:
+        wait_until(phase.has_come, folder=folder, process=process)
         family = psutil.Process(process.pid).children(recursive=True)
         begin = time.monotonic()
         ranks_of(process)[rank].kill()
@@ -196,13 +204,13 @@ def test_the_death_of_a_rank_ends_the_job(tmp_path: Path, name: str, rank: int) 
     assert time.monotonic() - begin < 10
     assert err.splitlines()[-1] == f"rank {rank}: ended by SIGKILL (out of memory?)"
     assert process.returncode == 1
-    assert_nothing_is_left(tmp_path, family=family, shared_memory=shared_memory)
+    assert_nothing_is_left(folder, family=family, shared_memory=shared_memory)
 
 
-def test_a_rank_that_raises_ends_the_job_with_its_cause(tmp_path: Path) -> None:
+def test_a_rank_that_raises_ends_the_job_with_its_cause(folder: Path) -> None:
     shared_memory = set(os.listdir("/dev/shm"))
-    with started(tmp_path, "raise_on_rank_1_at_step_5") as process:
-        wait_until(happened("steps", step=5), folder=tmp_path, process=process)
+    with started(folder, "raise_on_rank_1_at_step_5") as process:
+        wait_until(happened("steps", step=5), folder=folder, process=process)
         family = psutil.Process(process.pid).children(recursive=True)
         begin = time.monotonic()
         _, err = process.communicate(timeout=30)
@@ -210,11 +218,11 @@ def test_a_rank_that_raises_ends_the_job_with_its_cause(tmp_path: Path) -> None:
     assert err.splitlines()[-1] == "rank 1: ValueError: the cause"
     assert err.count("Traceback") == 1
     assert process.returncode == 1
-    assert_nothing_is_left(tmp_path, family=family, shared_memory=shared_memory)
+    assert_nothing_is_left(folder, family=family, shared_memory=shared_memory)
 
 
-def test_a_loss_that_is_not_finite_names_the_rank_that_computed_it(tmp_path: Path) -> None:
-    with started(tmp_path, "train_only", "train.lr=1e30") as process:
+def test_a_loss_that_is_not_finite_names_the_rank_that_computed_it(folder: Path) -> None:
+    with started(folder, "train_only", "train.lr=1e30") as process:
         _, err = process.communicate(timeout=60)
     (line,) = err.splitlines()
     assert line.startswith("rank 1: step 1, rank 1: the loss is nan; there is no checkpoint; lower train.lr")

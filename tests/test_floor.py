@@ -14,10 +14,10 @@ def floor() -> ComputeFloor:
     """A full step of 8 samples takes 60 ms at the length 16, the only one that was timed; 1 MB of memcpy takes 1 ms."""
     costs = UnitCosts(
         rows=2, length=16, forward_ns=(MS, 2 * MS, 3 * MS), backward_ns=(2 * MS, 4 * MS, 6 * MS),
-        activation_bytes=(0, 0, 0), boundary_bytes=(0, 0, 0),
+        activation_bytes=(0, 0, 0), boundary_bytes=(0, 0, 0), prefix_ns=(MS, 2 * MS, 3 * MS),
     )  # fmt: skip
     return ComputeFloor(
-        step_seconds={16: 0.06}, costs={16: costs}, global_batch_size=8, world_size=2, memcpy_bytes_per_second=1e9
+        step_seconds={16: 0.06}, costs={16: costs}, timed_samples=8, world_size=2, memcpy_bytes_per_second=1e9
     )
 
 

@@ -22,7 +22,8 @@ NUM_JOBS = 300
 def unit_costs(rows: int, step_ns: list[int], *, activation: list[int], boundary: list[int]) -> UnitCosts:
     forward = [ns // 3 for ns in step_ns]
     backward = [ns - f for ns, f in zip(step_ns, forward)]
-    return UnitCosts(rows, 0, *map(tuple, (forward, backward, activation, boundary)))
+    prefix = [ns // 4 for ns in step_ns]
+    return UnitCosts(rows, 0, *map(tuple, (forward, backward, activation, boundary, prefix)))
 
 
 def even_job(num_units: int, **changes: object) -> JobCosts:
@@ -92,7 +93,7 @@ def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, correction: floa
     rows = -(-share // plan.num_microbatches)
     known = min(costs.by_rows, key=lambda have: (abs(have - rows), have))
     unit, scale = costs.by_rows[known], rows / known
-    prefix_bytes = sum(costs.parameter_bytes[u] for u in plan.prefix_units())
+    prefix_bytes = sum(costs.parameter_bytes[u] for u in range(plan.first_active))
 
     def send_ns(leaving: int) -> int:
         return 2 * round(costs.send_latency_ns + costs.send_ns_per_byte * unit.boundary_bytes[leaving] * scale)
@@ -114,11 +115,11 @@ def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, correction: floa
             )
         )
         stage_weights.append(sum(costs.parameter_bytes[u] for u in units))
-    computed_prefix = [u for u in plan.prefix_units() if plan.cached is None or u > plan.cached]
+    computed_prefix = [u for u in range(plan.first_active) if plan.cached is None or u > plan.cached]
     compute = (plan.num_microbatches + plan.pp - 1) * max(stage_ns)
-    compute += round(sum(unit.forward_ns[u] for u in computed_prefix) * scale * plan.num_microbatches)
+    compute += round(sum(unit.prefix_ns[u] for u in computed_prefix) * scale * plan.num_microbatches)
     exchange = costs.update_ns_per_byte + (costs.reduce_ns_per_byte if plan.dp > 1 else 0)
-    seconds = round(compute * correction + max(stage_weights) * exchange) / 1e9
+    seconds = round((compute + max(stage_weights) * exchange) * correction) / 1e9
     return max(stage_ns), seconds, prefix_bytes + max(stage_bytes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -73,9 +74,34 @@ class AutoCache:
     def num_bytes(self) -> int:
         return self._cache.num_bytes if self._cache is not None else 0
 
-    @property
-    def row_bytes(self) -> int:
-        return self._cache.stores["train"].layout.row_bytes if self._cache is not None else 0
+    def read_bytes(self, ids: np.ndarray) -> int:
+        """Bytes that reading these training samples takes."""
+        if self._cache is None:
+            return 0
+        layout = self._cache.stores["train"].layout
+        return int(layout.num_tokens[ids].sum()) * layout.row_bytes
+
+    def outside_seconds(
+        self, frozen: int, cached: int | None, *, evaluations: int, forward: Callable[[int, int, int, int], float]
+    ) -> float:
+        """Predicted seconds outside of training steps if boundary ``cached`` is read with ``frozen`` blocks frozen.
+
+        That is the advance pass to get there, and the prefix that the remaining ``evaluations`` compute.
+
+        Args:
+            forward: ``(first unit, stop, padded length, samples) -> seconds`` of the frozen forward on all ranks.
+        """
+        stop = frozen + 1
+        from_here = 0 if self.boundary is None else self.boundary + 1
+        from_cached = 0 if cached is None else cached + 1
+        seconds = 0.0
+        for split, dataset in self._datasets.items():
+            for length, count in zip(*np.unique(dataset.lengths, return_counts=True)):
+                if split == "eval":
+                    seconds += evaluations * forward(from_cached, stop, int(length), int(count))
+                if cached is not None and cached != self.boundary:
+                    seconds += forward(from_here, from_cached, int(length), int(count))
+        return seconds
 
     def store(self, split: str) -> ActivationStore | None:
         return self._cache.stores[split] if self._cache is not None else None
@@ -127,7 +153,7 @@ class AutoCache:
                 store,
                 self._datasets[split],
                 self._chain,
-                source=self.boundary,
+                source=self.boundary if self.boundary is not None and self.boundary <= target else None,
                 target=target,
                 worker=self._local_rank,
                 num_workers=self._local_size,

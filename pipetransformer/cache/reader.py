@@ -31,6 +31,7 @@ class BatchReader:
         self._boundary = boundary
         self._device = device
         self._dtype = dtype
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._buffers: dict[tuple[int, int], deque[Tensor]] = {}
 
     def read(self, ids: np.ndarray, *, length: int) -> Tensor | None:
@@ -38,7 +39,14 @@ class BatchReader:
         if not self._store.holds(ids, self._boundary).all():
             return None
         buffer = self._store.read(ids, length=length, out=self._buffer(len(ids), length))
-        return buffer.to(self._device, self._dtype, non_blocking=True)
+        if self._stream is None:
+            return buffer.to(self._dtype)
+        with torch.cuda.stream(self._stream):
+            moved = buffer.to(self._device, non_blocking=True).to(self._dtype)
+        # The buffer may be refilled only when its copy is done; this thread can wait, the step does not.
+        self._stream.synchronize()
+        moved.record_stream(torch.cuda.default_stream(self._device))
+        return moved
 
     def _buffer(self, rows: int, length: int) -> Tensor:
         ring = self._buffers.get((rows, length))

@@ -85,8 +85,10 @@ class GradientReducer:
         Raises:
             RuntimeError: naming the parameters that received no gradient in some micro-batch.
         """
+        unused = [name for name, parameter in self._parameters.items() if parameter.grad is None]
         if self._next < len(self._buckets):
             unused = [n for b in self._buckets for n, c in b.counts.items() if c != self._accumulations]
+        if unused:
             raise RuntimeError(f"parameters without a gradient in this step: {', '.join(unused)}")
         for bucket in self._buckets:
             assert bucket.work is not None

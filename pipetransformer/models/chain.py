@@ -40,6 +40,7 @@ class Chain:
         self.blocks: Sequence[nn.Module] = list(model.get_submodule(self.family.blocks).children())
         self._owners = {parameter: self._owner(parameter) for parameter, _ in model.named_parameters()}
         self._frozen = 0
+        self._leaving: list[tuple[tuple[int, ...], bool, torch.dtype]] = []
         self._stem_modules = [
             module
             for path, module in model.named_modules()
@@ -103,7 +104,8 @@ class Chain:
     def freeze(self, num_frozen: int) -> None:
         """Freezes the stem and the first ``num_frozen`` blocks (none for 0) and makes the rest trainable again.
 
-        Frozen parameters need no gradient and hold none: no weight decay, no momentum drift.
+        Frozen parameters need no gradient and hold none: no weight decay, no momentum drift. Their modules are in eval
+        mode and stay there.
         """
         assert 0 <= num_frozen <= self.num_blocks
         self._frozen = num_frozen
@@ -112,16 +114,25 @@ class Chain:
             parameter.requires_grad_(active and not parameter.is_meta)
             if not active:
                 parameter.grad = None
+        for module in self._stem_modules:
+            self._set_sticky_eval(module, frozen=num_frozen > 0)
+        for index, block in enumerate(self.blocks):
+            self._set_sticky_eval(block, frozen=index < num_frozen)
 
     def _is_frozen(self, unit: int) -> bool:
         return self._frozen > 0 and unit <= self._frozen
 
     def train(self, mode: bool = True) -> None:
-        """Train or eval mode of the active units; frozen ones stay in eval mode whatever is asked."""
+        """Train or eval mode of the active units."""
         self.model.train(mode)
-        if self._frozen:
-            for module in (*self._stem_modules, *self.blocks[: self._frozen]):
-                module.eval()
+
+    def _set_sticky_eval(self, module: nn.Module, *, frozen: bool) -> None:
+        """A frozen module stays in eval mode whatever calls ``train`` on it or on what holds it."""
+        for part in module.modules():
+            part.__dict__.pop("train", None)
+            if frozen:
+                part.training = False
+                part.__dict__["train"] = lambda mode=True, part=part: part
 
     def release(self, units: Iterable[int]) -> None:
         """Gives the parameters' memory of ``units`` back; their shapes and names stay."""
@@ -156,7 +167,7 @@ class Chain:
         side = {key: inputs[key] for key in self.input_keys}
         text_length = main.shape[1] if not main.is_floating_point() else None
         hidden = main
-        self._leaving: list[tuple[tuple[int, ...], bool, torch.dtype]] = []
+        self._leaving = []
         with torch.no_grad():
             for unit in range(self.num_units):
                 hidden = self.run(range(unit, unit + 1), hidden, side)
@@ -178,7 +189,7 @@ class Chain:
         """A meta tensor like what leaves ``unit`` for ``rows`` samples of padded length ``length``.
 
         Raises:
-            AttributeError: before ``learn_shapes``.
+            IndexError: before ``learn_shapes``.
         """
         shape, by_length, dtype = self._leaving[unit]
         shape = (length, *shape[1:]) if by_length else shape

@@ -73,7 +73,15 @@ class AutoPipe:
 
     def first_plan(self, costs: JobCosts, calibration: Mapping[int, float]) -> Choice:
         """The plan to start with, nothing frozen. Raises UserError where none fits."""
-        return self._choose(0, {None: 0.0}, 1, self._first, costs, calibration)
+        choice = self._choose(0, {None: 0.0}, 1, self._first, costs, calibration)
+        if choice is None:
+            limit = "" if self._memory_limit is None else f" and pipe.memory_limit ({self._memory_limit} bytes)"
+            lengths = ", ".join(str(pp) for pp in self._first.pipeline_lengths)
+            raise UserError(
+                f"pipe: no layout with a pipeline of {lengths} fits schedule {self._first.schedule}, "
+                f"pipe.microbatches{limit}; raise the limit, or set pipe.microbatches to auto"
+            )
+        return choice
 
     def next_plan(
         self,
@@ -84,8 +92,8 @@ class AutoPipe:
         current: ParallelPlan,
         costs: JobCosts,
         calibration: Mapping[int, float],
-    ) -> Choice:
-        """The plan for ``frozen`` blocks over the ``remaining_steps``. Raises UserError where none fits.
+    ) -> Choice | None:
+        """The plan for ``frozen`` blocks over the ``remaining_steps``; None where none fits.
 
         Args:
             cached_options: boundaries that could be read from the cache (None: no cache), each with the seconds that
@@ -106,7 +114,7 @@ class AutoPipe:
         constraints: Constraints,
         costs: JobCosts,
         calibration: Mapping[int, float],
-    ) -> Choice:
+    ) -> Choice | None:
         best: tuple[float, Prediction] | None = None
         weighed: list[Prediction] = []
         for cached, extra_seconds in cached_options.items():
@@ -124,11 +132,6 @@ class AutoPipe:
                 if best is None or total < best[0]:
                     best = (total, prediction)
         if best is None:
-            limit = "" if self._memory_limit is None else f" and pipe.memory_limit ({self._memory_limit} bytes)"
-            lengths = ", ".join(str(pp) for pp in constraints.pipeline_lengths)
-            raise UserError(
-                f"pipe: no layout with a pipeline of {lengths} fits schedule {constraints.schedule}, "
-                f"pipe.microbatches{limit}; raise the limit, or set pipe.microbatches to auto"
-            )
+            return None
         evidence = tuple((p.plan.pp, p.plan.num_microbatches, p.plan.cached, round(p.step_seconds, 6)) for p in weighed)
         return Choice(best[1].plan, best[1].step_seconds, evidence)

@@ -15,6 +15,7 @@ class UnitCosts:
     Attributes:
         rows, length: the micro-batch: samples and padded length.
         forward_ns, backward_ns: one forward, one backward (gradients of inputs and weights), medians.
+        prefix_ns: one forward of the frozen unit: eval mode, no graph.
         activation_bytes: what autograd keeps of one micro-batch for the backward.
         boundary_bytes: what leaves the unit to the next one.
     """
@@ -25,6 +26,11 @@ class UnitCosts:
     backward_ns: tuple[int, ...]
     activation_bytes: tuple[int, ...]
     boundary_bytes: tuple[int, ...]
+    prefix_ns: tuple[int, ...]
+
+    def prefix_seconds(self, first: int, stop: int, *, num_samples: int) -> float:
+        """Forward of the frozen units first .. stop - 1 for ``num_samples`` samples on one rank."""
+        return sum(self.prefix_ns[first:stop]) / 1e9 / self.rows * num_samples
 
     @property
     def step_ns(self) -> tuple[int, ...]:

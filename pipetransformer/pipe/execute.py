@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from pipetransformer.adapter import StageTimes, build_schedule
-from pipetransformer.dp import Mesh
+from pipetransformer.adapter import StageTimes, build_schedule, run_schedule
 from pipetransformer.models import Chain, Stage
 from pipetransformer.pipe.objective import Objective
 from pipetransformer.plan import ParallelPlan
@@ -45,6 +45,14 @@ class StepInput:
     global_count: int
     num_real: int
     enters: int
+
+    def pin_memory(self) -> StepInput:
+        """What the loader calls where there is a GPU: copies to it can then overlap."""
+        self.labels = self.labels.pin_memory()
+        self.inputs = {key: value.pin_memory() for key, value in self.inputs.items()}
+        if self.hidden is not None and self.hidden.device.type == "cpu":
+            self.hidden = self.hidden.pin_memory()
+        return self
 
 
 class Executor(Protocol):
@@ -94,13 +102,23 @@ class _PlainExecutor:
 class _PipelineExecutor:
     """pp > 1: one schedule per padded shape over the same stage module, built lazily with static shapes."""
 
-    def __init__(self, stage: Stage, objective: Objective, *, chain: Chain, plan: ParallelPlan, mesh: Mesh) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        objective: Objective,
+        *,
+        chain: Chain,
+        plan: ParallelPlan,
+        index: int,
+        group: dist.ProcessGroup,
+    ) -> None:
         self._module = stage
         self._objective = objective
         self._chain = chain
         self._plan = plan
-        self._mesh = mesh
-        self._schedules: dict[tuple[int, int, bool], PipelineScheduleSingle] = {}
+        self._index = index
+        self._group = group
+        self._schedules: dict[tuple[int, int, bool], tuple[PipelineScheduleSingle, tuple[int, ...] | None]] = {}
         self.times = StageTimes()
 
     def train(self, batch: StepInput) -> None:
@@ -113,49 +131,61 @@ class _PipelineExecutor:
 
     def _run(self, batch: StepInput, *, training: bool) -> Tensor | None:
         key = (batch.rows, batch.length, training)
-        schedule = self._schedules.get(key)
-        if schedule is None:
-            schedule = self._schedules[key] = self._build(batch, training=training)
+        if key not in self._schedules:
+            self._schedules[key] = self._build(batch, training=training)
+        schedule, hidden_shape = self._schedules[key]
         # Note: gloo would silently reuse old rows of a smaller batch and abort the peer on a larger one.
-        shapes = {name: tuple(value.shape[:1]) for name, value in batch.inputs.items()}
-        assert all(shape == (batch.rows,) for shape in shapes.values()), (shapes, batch.rows)
-        assert batch.hidden is None or batch.hidden.shape[0] == batch.rows, (batch.hidden.shape, batch.rows)
-        is_last = self._mesh.stage == self._mesh.pp - 1
-        arguments = () if batch.hidden is None else (batch.hidden,)
-        target = batch.labels if training and is_last else None
-        inputs: dict[str, Any] = dict(batch.inputs)
-        with torch.set_grad_enabled(training):
-            output: Tensor | None = schedule.step(*arguments, target=target, return_outputs=not training, **inputs)
-        return output
+        given = None if batch.hidden is None else tuple(batch.hidden.shape)
+        side = [value.shape[0] for value in batch.inputs.values()]
+        if given != hidden_shape or side != [batch.rows] * len(side):
+            raise RuntimeError(f"stage {self._index} was built for {hidden_shape} and got {given}, inputs {side}")
+        is_last = self._index == self._plan.pp - 1
+        return run_schedule(
+            schedule,
+            hidden=batch.hidden,
+            inputs=batch.inputs,
+            target=batch.labels if training and is_last else None,
+            training=training,
+        )
 
-    def _build(self, batch: StepInput, *, training: bool) -> PipelineScheduleSingle:
+    def _build(self, batch: StepInput, *, training: bool) -> tuple[PipelineScheduleSingle, tuple[int, ...] | None]:
+        """A schedule for this shape, and the whole shape of what stage 0 is given (None behind it)."""
         rows = batch.rows // self._plan.num_microbatches
-        units, stage = self._module.units, self._mesh.stage
-        if stage == 0:
+        units = self._module.units
+        if self._index == 0:
             assert batch.hidden is not None
             example_input = torch.empty((rows, *batch.hidden.shape[1:]), dtype=batch.hidden.dtype, device="meta")
         else:
             example_input = self._chain.boundary(units.start - 1, rows=rows, length=batch.length)
             example_input.requires_grad_(training)
         example_output = self._chain.boundary(units.stop - 1, rows=rows, length=batch.length).requires_grad_(training)
-        assert self._mesh.pp_group is not None
-        return build_schedule(
+        schedule = build_schedule(
             self._module,
             kind=self._plan.schedule,
-            stage=stage,
-            num_stages=self._mesh.pp,
+            stage=self._index,
+            num_stages=self._plan.pp,
             num_microbatches=self._plan.num_microbatches,
             example_input=example_input,
             example_output=example_output,
             loss=self._objective if training else None,
-            group=self._mesh.pp_group,
+            group=self._group,
             device=self._chain.device,
             times=self.times,
         )
+        return schedule, (batch.rows, *example_input.shape[1:]) if self._index == 0 else None
 
 
-def build_executor(stage: Stage, objective: Objective, *, chain: Chain, plan: ParallelPlan, mesh: Mesh) -> Executor:
-    """The executor of this rank's stage under ``plan``."""
+def build_executor(
+    stage: Stage,
+    objective: Objective,
+    *,
+    chain: Chain,
+    plan: ParallelPlan,
+    index: int,
+    group: dist.ProcessGroup | None,
+) -> Executor:
+    """The executor of stage ``index`` of a pipeline whose ranks are ``group`` (None for pp = 1)."""
     if plan.pp == 1:
         return _PlainExecutor(stage, objective, num_microbatches=plan.num_microbatches)
-    return _PipelineExecutor(stage, objective, chain=chain, plan=plan, mesh=mesh)
+    assert group is not None
+    return _PipelineExecutor(stage, objective, chain=chain, plan=plan, index=index, group=group)

@@ -17,12 +17,18 @@ class Objective:
 
     Summed over micro-batches and replicas this is the mean over the global batch, for every (pp, dp, M) and for short
     batches; nothing else divides.
+
+    Attributes:
+        first_bad_step: the first step whose loss was not finite on this rank, or -1; on the device, so that looking can
+            wait.
     """
 
     def __init__(self, *, label_smoothing: float, device: torch.device) -> None:
         self._label_smoothing = label_smoothing
         self._scale = 1.0
         self._device = device
+        self._step = torch.zeros((), dtype=torch.int64, device=device)
+        self.first_bad_step = torch.full((), -1, dtype=torch.int64, device=device)
         self.clear()
 
     def clear(self) -> None:
@@ -30,13 +36,12 @@ class Objective:
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self.num_correct = torch.zeros((), dtype=torch.int64, device=self._device)
         self.num_samples = torch.zeros((), dtype=torch.int64, device=self._device)
-        self.step_loss = torch.zeros((), dtype=torch.float64, device=self._device)
 
-    def begin(self, *, global_count: int) -> None:
-        """Before a step (or an evaluation batch) of ``global_count`` real samples over all replicas."""
+    def begin(self, *, step: int, global_count: int) -> None:
+        """Before optimizer step ``step`` (-1: an evaluation batch) of ``global_count`` real samples over all replicas."""
         self._scale = 1.0 / global_count
         self._global_count = global_count
-        self.step_loss = torch.zeros_like(self.step_loss)
+        self._step.fill_(step)
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Loss of one micro-batch: logits [rows, classes], labels [rows] with ``IGNORED`` for padding copies."""
@@ -46,7 +51,8 @@ class Objective:
         )
         loss = loss * self._scale
         with torch.no_grad():
-            self.step_loss += loss
+            is_first_bad = ~torch.isfinite(loss) & (self.first_bad_step < 0)
+            self.first_bad_step = torch.where(is_first_bad, self._step, self.first_bad_step)
             self.loss_sum += loss * self._global_count
             self.num_correct += (logits.argmax(dim=-1) == labels).sum()
             self.num_samples += (labels != IGNORED).sum()

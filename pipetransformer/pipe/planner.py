@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pipetransformer.pipe.costs import JobCosts
 from pipetransformer.pipe.partition import bottleneck, partition
-from pipetransformer.plan import ParallelPlan
+from pipetransformer.plan import ParallelPlan, first_active
 
 __all__ = ["Constraints", "Prediction", "best_plan", "divisors", "microbatch_choices"]
 
@@ -79,11 +79,10 @@ def best_plan(
     Returns:
         (best, all candidates that fit, fastest first); best is None where nothing fits.
     """
-    first_active = frozen + 1 if frozen else 0
-    num_units = num_blocks + 2
+    num_active = num_blocks + 2 - first_active(frozen)
     weighed: list[Prediction] = []
     for pp in constraints.pipeline_lengths:
-        if pp > num_units - first_active:
+        if pp > num_active:
             continue
         share = -(-constraints.global_batch_size // (constraints.world_size // pp))
         choices: Sequence[int] = (
@@ -122,7 +121,7 @@ def _predict(
     """The best cut for this (pp, M); None where the schedule, the batch or the memory does not admit one."""
     if (constraints.schedule == "1f1b" and num_microbatches < pp) or num_microbatches > share:
         return None
-    first = frozen + 1 if frozen else 0
+    first = first_active(frozen)
     dp = constraints.world_size // pp
     rows = -(-share // num_microbatches)
     known = min(costs.by_rows, key=lambda have: (abs(have - rows), have))
@@ -149,13 +148,14 @@ def _predict(
     stage_bytes = max(sum(row[a:b]) for row, (a, b) in zip(memory, stages))
     if limit is not None and stage_bytes > limit:
         return None
-    uncached_ns = sum(unit.forward_ns[cached + 1 if cached else 0 : first])
+    uncached_ns = sum(unit.prefix_ns[cached + 1 if cached else 0 : first])
     largest = max(sum(weights[a:b]) for a, b in stages)
     slowest_ns = bottleneck(step_ns, cut, crossing=sends)
     compute_ns = (num_microbatches + pp - 1) * slowest_ns + round(uncached_ns * scale * num_microbatches)
-    total_ns = compute_ns * correction + largest * costs.update_ns_per_byte
+    total_ns = compute_ns + largest * costs.update_ns_per_byte
     if dp > 1:
         total_ns += largest * costs.reduce_ns_per_byte
+    total_ns *= correction
     plan = ParallelPlan(
         frozen=frozen,
         pp=pp,

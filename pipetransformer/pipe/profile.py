@@ -9,13 +9,16 @@ from time import perf_counter_ns
 import torch
 from torch import Tensor
 
+from pipetransformer.adapter import belongs_to_parameter
 from pipetransformer.models import Chain
 from pipetransformer.pipe.costs import UnitCosts
 
 __all__ = ["profile_units"]
 
 
-def profile_units(chain: Chain, main: Tensor, inputs: Mapping[str, Tensor], *, repeats: int = 3) -> UnitCosts:
+def profile_units(
+    chain: Chain, main: Tensor, inputs: Mapping[str, Tensor], *, length: int, repeats: int = 3
+) -> UnitCosts:
     """Times forward and backward of every unit; all units must be held and trainable.
 
     Weights, RNG state and buffers are left as they were; gradients are cleared.
@@ -52,21 +55,33 @@ def profile_units(chain: Chain, main: Tensor, inputs: Mapping[str, Tensor], *, r
                     forward[unit].append(middle - start)
                     backward[unit].append(stop - middle)
                 hidden = output
+        prefix = _time_prefix(chain, main, inputs, repeats=repeats)
     for parameter in chain.model.parameters():
         parameter.grad = None
     return UnitCosts(
         rows=main.shape[0],
-        length=hidden_length(main),
+        length=length,
         forward_ns=tuple(int(median(times)) for times in forward),
         backward_ns=tuple(int(median(times)) for times in backward),
         activation_bytes=tuple(activation_bytes),
         boundary_bytes=tuple(boundary_bytes),
+        prefix_ns=prefix,
     )
 
 
-def hidden_length(main: Tensor) -> int:
-    """Padded length of a text batch [rows, length]; 0 for images, which have one shape."""
-    return main.shape[1] if main.dim() == 2 else 0
+def _time_prefix(chain: Chain, main: Tensor, inputs: Mapping[str, Tensor], *, repeats: int) -> tuple[int, ...]:
+    """Forward of every unit as a frozen prefix runs it."""
+    times: list[list[int]] = [[] for _ in range(chain.num_units)]
+    chain.train(False)
+    with torch.inference_mode():
+        for _ in range(repeats + 1):
+            hidden = main
+            for unit in range(chain.num_units):
+                start = _now(chain.device)
+                hidden = chain.run(range(unit, unit + 1), hidden, inputs)
+                times[unit].append(_now(chain.device) - start)
+    chain.train()
+    return tuple(int(median(unit_times[1:])) for unit_times in times)
 
 
 class _SavedBytes:
@@ -78,8 +93,7 @@ class _SavedBytes:
 
     def pack(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        is_parameter = isinstance(tensor, torch.nn.Parameter) or isinstance(tensor._base, torch.nn.Parameter)
-        if not is_parameter and storage.data_ptr() not in self._seen:
+        if not belongs_to_parameter(tensor) and storage.data_ptr() not in self._seen:
             self._seen.add(storage.data_ptr())
             self.num_bytes += storage.nbytes()
         return tensor
