@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from pipetransformer.adapter import CheckpointException
 from pipetransformer.distributed import World
@@ -70,7 +71,7 @@ class CheckpointStore:
                 part.mkdir(parents=True)
             dist.barrier()
             try:
-                dcp.save(self._owned_tensors(layout, chain, ownership), checkpoint_id=part)
+                dcp_save(self._owned_tensors(layout, chain, ownership), checkpoint_id=part)
             except CheckpointException as error:
                 raise UserError(f"checkpoint: {part} could not be written ({_first_failure(error)})") from error
             if rank == 0:
@@ -159,7 +160,7 @@ class CheckpointStore:
         for name, entries in optimizer_state.items():
             tensors |= {f"optimizer.{name}.{key}": value for key, value in entries.items()}
         try:
-            dcp.load(tensors, checkpoint_id=path)
+            dcp_load(tensors, checkpoint_id=path)
         except CheckpointException as error:
             raise UserError(
                 f"run.resume: {path} does not fit this configuration ({_first_failure(error)}); "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,7 +56,7 @@ class Feed:
             dtype = chain.boundary(plan.cached, rows=1, length=1).dtype
             self._reader = BatchReader(store, boundary=plan.cached, device=chain.device, dtype=dtype)
 
-    def batches(self, batches: Sequence[Batch], *, epoch: int) -> Iterator[StepInput]:
+    def batches(self, batches: Sequence[Batch], *, epoch: int) -> Generator[StepInput, None, None]:
         """This rank's part of each global batch, in order; read ahead from the cache or by worker processes."""
         plan = self._plan
         items = [

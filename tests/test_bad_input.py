@@ -345,9 +345,9 @@ ONE_STEP = ("train.batch_size=64", "train.epochs=1")
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["train.lr=1e30"], "step 1, rank 0: the loss is nan; there is no checkpoint; lower train.lr, or set"),
-        (["train.lr=1e30", "log.every=1", "train.optimizer=sgd"], "step 1, rank 0: the loss is nan; there is no"),
-        (["train.lr=1e20", *ONE_STEP, "train.optimizer=sgd"], "step 0, rank 0: the evaluation loss is nan; there"),
+        (["train.lr=1e30"], "step 1, rank 0: the loss is not finite; there is no checkpoint; lower train.lr, or set"),
+        (["train.lr=1e30", "log.every=1", "train.optimizer=sgd"], "step 1, rank 0: the loss is not finite; there is no"),
+        (["train.lr=1e20", *ONE_STEP, "train.optimizer=sgd"], "step 0, rank 0: the evaluation loss is not finite; there"),
         (["train.lr=1e38", *ONE_STEP], "step 0, rank 0: the update made weights that are not finite; there is no"),
     ],
 )
@@ -371,6 +371,6 @@ def test_the_last_good_checkpoint_is_named(entries: EntryServer, clean: Path) ->
     before = content(where / "model" / "best")
     ended = entries.run("image_classification", images, *well, "run.resume=true", "train.lr=1e30")
     latest = where / "checkpoints" / "step-00000004"
-    assert_refused(ended, f"step 5, rank 0: the loss is nan; the last good checkpoint is {latest}; lower train.lr")
+    assert_refused(ended, f"step 5, rank 0: the loss is not finite; the last good checkpoint is {latest}; lower train.lr")
     assert content(where / "model" / "best") == before
     assert list((where / "checkpoints").iterdir()) == [latest]

@@ -225,5 +225,5 @@ def test_a_loss_that_is_not_finite_names_the_rank_that_computed_it(folder: Path)
     with started(folder, "train_only", "train.lr=1e30") as process:
         _, err = process.communicate(timeout=60)
     (line,) = err.splitlines()
-    assert line.startswith("rank 1: step 1, rank 1: the loss is nan; there is no checkpoint; lower train.lr")
+    assert line.startswith("rank 1: step 1, rank 1: the loss is not finite; there is no checkpoint; lower train.lr")
     assert process.returncode == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -66,15 +66,17 @@ def _no_arguments(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
 
 def _vit_stem(model: Any, inputs: Inputs) -> Tensor:
     hidden = model.patch_embed(inputs["pixel_values"])
-    return model.norm_pre(model.patch_drop(model._pos_embed(hidden)))
+    hidden = model.norm_pre(model.patch_drop(model._pos_embed(hidden)))
+    return cast(Tensor, hidden)
 
 
 def _vit_head(model: Any, hidden: Tensor) -> Tensor:
-    return model.forward_head(model.norm(hidden))
+    return cast(Tensor, model.forward_head(model.norm(hidden)))
 
 
 def _bert_stem(model: Any, inputs: Inputs) -> Tensor:
-    return model.bert.embeddings(input_ids=inputs["input_ids"], token_type_ids=inputs["token_type_ids"])
+    hidden = model.bert.embeddings(input_ids=inputs["input_ids"], token_type_ids=inputs["token_type_ids"])
+    return cast(Tensor, hidden)
 
 
 def _bidirectional_mask(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def _bidirectional_mask(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str,
 
 
 def _bert_head(model: Any, hidden: Tensor) -> Tensor:
-    return model.classifier(model.dropout(model.bert.pooler(hidden)))
+    return cast(Tensor, model.classifier(model.dropout(model.bert.pooler(hidden))))
 
 
 FAMILIES: tuple[Family, ...] = (

@@ -38,7 +38,7 @@ class Objective:
         self.num_samples = torch.zeros((), dtype=torch.int64, device=self._device)
 
     def begin(self, *, step: int, global_count: int) -> None:
-        """Before optimizer step ``step`` (-1: an evaluation batch) of ``global_count`` real samples over all replicas."""
+        """Before optimizer step ``step`` (-1: an evaluation batch); ``global_count``: real samples of all replicas."""
         self._scale = 1.0 / global_count
         self._global_count = global_count
         self._step.fill_(step)
