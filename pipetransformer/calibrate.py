@@ -32,6 +32,7 @@ from pipetransformer.step import Stepper
 __all__ = ["Calibration", "Measurements", "calibrate", "measure_costs"]
 
 _LINK_BYTES = 2**22
+_UPDATE_BYTES = 2**26  # far more than a cache holds, as weights and moments are
 _RARE = 0.02
 """A padded length of a smaller share of samples has no timed steps: unit costs scale those of the modal length."""
 
@@ -237,7 +238,7 @@ def _reduce_seconds_per_byte(world: World, chain: Chain) -> float:
 
 
 def _update_seconds_per_byte(train: TrainConfig, chain: Chain) -> float:
-    parameter = torch.nn.Parameter(torch.zeros(2048, _LINK_BYTES // 4 // 2048, dtype=chain.dtype, device=chain.device))
+    parameter = torch.nn.Parameter(torch.zeros(2048, _UPDATE_BYTES // 4 // 2048, dtype=chain.dtype, device=chain.device))
     parameter.grad = torch.zeros_like(parameter)
     optimizer = build_optimizer(train, {"": parameter}, {})
 

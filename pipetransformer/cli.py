@@ -33,15 +33,17 @@ def main(task: str, argv: Sequence[str] | None = None) -> int:
 def run_guarded(body: Callable[[], None]) -> int:
     """Run ``body`` as the job of this process and return the exit code; signals and exceptions end it with one line.
 
-    Note: a process that is in a group and fails does not return from here, see ``shutdown.leave``.
+    Note: a process that fails and has peers does not return from here, see ``shutdown.leave``.
     """
     launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
     try:
-        with shutdown.installed(parent=launcher):
-            exit_code = _attempt(body)
+        with shutdown.installed(parent=launcher) as signals:
+            exit_code = _attempt(body, signals=signals)
     except shutdown.Interrupted as interrupted:
         exit_code = interrupted.exit_code
-    if exit_code and _in_group():
+        if launcher is None:
+            print(f"interrupted by {interrupted.signal.name}", file=sys.stderr)
+    if exit_code and _has_peers():
         sys.stdout.flush()
         sys.stderr.flush()
         shutdown.leave(exit_code)
@@ -74,10 +76,12 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.format_usage().strip()}")
 
 
-def _attempt(body: Callable[[], None]) -> int:
+def _attempt(body: Callable[[], None], *, signals: shutdown.Signals) -> int:
     try:
         body()
     except Exception as error:
+        if signals.interruption is not None:
+            raise signals.interruption from None
         followed = _is_peer_failure(error)
         if followed:
             time.sleep(_PEER_WAIT_SECONDS)  # the launcher sees the rank that failed first, and ends this one
@@ -102,6 +106,6 @@ def _is_peer_failure(error: Exception) -> bool:
     return is_peer_failure(error)
 
 
-def _in_group() -> bool:
+def _has_peers() -> bool:
     distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_initialized()
+    return distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["GRACE_SECONDS", "Interrupted", "installed", "leave", "register"]
+__all__ = ["GRACE_SECONDS", "Interrupted", "Signals", "installed", "leave", "register"]
 
 GRACE_SECONDS = 4.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -37,6 +37,26 @@ class Interrupted(SystemExit):
         super().__init__(128 + signum)
         self.signal = signal.Signals(signum)
         self.exit_code = 128 + signum
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
+        """Libraries that catch everything send it to other ranks."""
+        return Interrupted, (int(self.signal),)
+
+
+class Signals:
+    """The handler. Raises once: a second signal must not break the ``finally`` blocks that the first one set going.
+
+    Attributes:
+        interruption: what was raised, should a library have made another exception of it.
+    """
+
+    def __init__(self) -> None:
+        self.interruption: Interrupted | None = None
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if self.interruption is None:
+            self.interruption = Interrupted(signum)
+            raise self.interruption
 
 
 def register(cleanup: Callable[[], None]) -> Callable[[], None]:
@@ -67,7 +87,7 @@ def leave(exit_code: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def installed(*, grace_seconds: float = GRACE_SECONDS, parent: int | None = None) -> Iterator[None]:
+def installed(*, grace_seconds: float = GRACE_SECONDS, parent: int | None = None) -> Iterator[Signals]:
     """While inside, SIGINT, SIGTERM and SIGHUP end this process as the module says. For the main thread only.
 
     Where ``Interrupted`` passes through, the process is ending: further signals are ignored, and the watcher stays
@@ -81,7 +101,7 @@ def installed(*, grace_seconds: float = GRACE_SECONDS, parent: int | None = None
     os.set_blocking(write_end, False)
     stopped = threading.Event()
     previous_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    handler = _RaiseOnce()
+    handler = Signals()
     for number in _SIGNALS:
         signal.signal(number, handler)
     previous_descriptor = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -91,7 +111,7 @@ def installed(*, grace_seconds: float = GRACE_SECONDS, parent: int | None = None
     watcher.start()
     ending = False
     try:
-        yield
+        yield handler
     except Interrupted:
         ending = True
         raise
@@ -102,18 +122,6 @@ def installed(*, grace_seconds: float = GRACE_SECONDS, parent: int | None = None
             signal.set_wakeup_fd(previous_descriptor)
             stopped.set()
             os.close(write_end)
-
-
-class _RaiseOnce:
-    """The handler: a second signal must not break the ``finally`` blocks that the first one set going."""
-
-    def __init__(self) -> None:
-        self._raised = False
-
-    def __call__(self, signum: int, frame: FrameType | None) -> None:
-        if not self._raised:
-            self._raised = True
-            raise Interrupted(signum)
 
 
 def _watch(read_end: int, stopped: threading.Event, grace_seconds: float, parent: int | None) -> None:
@@ -131,7 +139,7 @@ def _watch(read_end: int, stopped: threading.Event, grace_seconds: float, parent
 
 def _forget_in_child() -> None:
     """A forked child (a data loader's worker) dies of a signal as usual and never wakes its parent's watcher."""
-    if isinstance(signal.getsignal(signal.SIGTERM), _RaiseOnce):
+    if isinstance(signal.getsignal(signal.SIGTERM), Signals):
         signal.set_wakeup_fd(-1)
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from entries import Ended, EntryServer
+from PIL import Image
 from ranks import RankPool
 from test_launch import ROOT, free_port
 from tiny import tiny_bert, tiny_sst2, tiny_tokenizer
@@ -66,6 +70,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "third_label" / "dev.tsv").write_text("sentence\tlabel\nfine .\t1\nso so .\t2\n")
     (folder / "lost_tab" / "train.tsv").write_text("sentence\tlabel\nfine . 1\n")
     (folder / "no_dev" / "dev.tsv").unlink()
+    for name, labels in (("garbled_parquet", []), ("label_100", [7, 100])):
+        (folder / name).mkdir()
+        for split in ("train", "test"):
+            _write_cifar100(folder / name / f"{split}.parquet", labels)
     (folder / "empty").mkdir()
     (folder / "not_a_run").mkdir()
     (folder / "not_a_run" / "thesis.txt").touch()
@@ -74,6 +82,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "half_a_plan.jsonl").write_text('{"event": "plan", "step": 0, "plan": {"frozen": 0}}\n')
     _other_families(folder)
     return folder
+
+
+def _write_cifar100(path: Path, labels: list[int]) -> None:
+    """Black pictures with these labels; no parquet at all without any."""
+    if not labels:
+        path.write_bytes(b"garbage")
+        return
+    picture = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(picture, "PNG")
+    columns = {"img": [{"bytes": picture.getvalue()}] * len(labels), "fine_label": labels}
+    pq.write_table(pa.table(columns), path)
 
 
 def _other_families(folder: Path) -> None:
@@ -132,6 +151,12 @@ def assert_refused(ended: Ended, line: str) -> None:
         ("model.kwargs.img_size=8", "model.kwargs: img_size is decided by the data; set data.image_size instead"),
         ("data.image_size=2", "model.name: vit_tiny_patch16_224 cannot compute on digits (pixel_values [1, 2, 2]: "),
         ("data.path=/nowhere", "data.path: /nowhere is not allowed; digits come with scikit-learn, leave the path out"),
+        ("data={name: cifar100, path: FOLDER/empty}", "empty holds neither train.parquet nor train-*.parquet"),
+        ("data={name: cifar100, path: FOLDER/garbled_parquet}", "train.parquet: not a readable parquet file ("),
+        (
+            "data={name: cifar100, path: FOLDER/label_100}",
+            "train.parquet: row 1: label 100 is not allowed; give 0 to 99",
+        ),
         ("data.augment=strong", 'data.augment: "strong" is not allowed; give one of none, basic'),
         ("pipe.initial_length=2", "pipe.initial_length: 2 does not divide the world size 1; give one of 1"),
         ("pipe.microbatches=33", "train.batch_size: 32 is smaller than dp x M = 1 x 33; give at least 33"),
@@ -205,8 +230,9 @@ def content(folder: Path) -> dict[str, bytes]:
     ("overrides", "line"),
     [
         ([], "x exists; continue it with run.resume=true, delete it with run.overwrite=true, or give another run id"),
-        (["run.resume=true", "train.epochs=2"], "is of a run of 2 steps and this one has 4; give the same data"),
-        (["run.resume=true", "model.kwargs.depth=3"], "is of a run of 4 blocks and this one has 3; give the same"),
+        (["run.resume=true", "train.epochs=2"], "is of a run with steps 2 and this one has 4; give the same data"),
+        (["run.resume=true", "train.seed=1"], "is of a run with train.seed 0 and this one has 1; give the same data"),
+        (["run.resume=true", "model.kwargs.depth=3"], "is of a run with blocks 4 and this one has 3; give the same"),
         (["run.resume=true", "model.kwargs.embed_dim=32"], "step-00000002 does not fit this configuration ("),
         (["run.resume=true", "train.optimizer=sgd"], "step-00000002 does not fit this configuration ("),
         (["run.resume=true", "run.id=null"], "run.resume: which run is not said; give run.id"),
@@ -298,7 +324,7 @@ def refusal(world: World, config: str, overrides: list[str]) -> str | None:
             *(2, ["pipe.initial_length=2", "pipe.microbatches=1"]),
             "pipe.microbatches: 1 is not allowed; schedule 1f1b needs at least pipe.initial_length = 2",
         ),
-        (2, ["run.resume=true", "run.dir=FOLDER/before"], "is of a run of 1 ranks and this one has 2; start it with 1"),
+        (2, ["run.resume=true", "run.dir=FOLDER/before"], "is of a run with ranks 1 and this one has 2; start it with"),
         (2, ["run.replay=FOLDER/before/x/events.jsonl"], "was recorded with 1 ranks and this job has 2"),
     ],
 )
@@ -346,8 +372,11 @@ ONE_STEP = ("train.batch_size=64", "train.epochs=1")
     ("overrides", "line"),
     [
         (["train.lr=1e30"], "step 1, rank 0: the loss is not finite; there is no checkpoint; lower train.lr, or set"),
-        (["train.lr=1e30", "log.every=1", "train.optimizer=sgd"], "step 1, rank 0: the loss is not finite; there is no"),
-        (["train.lr=1e20", *ONE_STEP, "train.optimizer=sgd"], "step 0, rank 0: the evaluation loss is not finite; there"),
+        (["train.lr=1e30", "log.every=1", "train.optimizer=sgd"], "step 1, rank 0: the loss is not finite; there is"),
+        (
+            ["train.lr=1e20", *ONE_STEP, "train.optimizer=sgd"],
+            "step 0, rank 0: the evaluation loss is nan; there is no",
+        ),
         (["train.lr=1e38", *ONE_STEP], "step 0, rank 0: the update made weights that are not finite; there is no"),
     ],
 )
@@ -371,6 +400,6 @@ def test_the_last_good_checkpoint_is_named(entries: EntryServer, clean: Path) ->
     before = content(where / "model" / "best")
     ended = entries.run("image_classification", images, *well, "run.resume=true", "train.lr=1e30")
     latest = where / "checkpoints" / "step-00000004"
-    assert_refused(ended, f"step 5, rank 0: the loss is not finite; the last good checkpoint is {latest}; lower train.lr")
+    assert_refused(ended, f"step 5, rank 0: the loss is not finite; the last good checkpoint is {latest}; lower ")
     assert content(where / "model" / "best") == before
     assert list((where / "checkpoints").iterdir()) == [latest]

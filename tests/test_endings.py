@@ -75,7 +75,7 @@ def exists(pattern: str) -> Callable[[Path], bool]:
 
 PHASES = {
     "calibration": Phase("say_when_it_calibrates", is_calibrating),
-    "steps at pp 2": Phase("train_only", happened("steps", step=3)),
+    "steps at pp 2": Phase("train_only", happened("steps", step=3), ("log.wandb=offline",)),
     "evaluation": Phase("train_only", happened("steps", step=4)),
     "saving the best model": Phase("train_only", exists("x/model/best.part/model.safetensors")),
     "writing a checkpoint": Phase("train_only", exists("x/checkpoints/*.part/*.distcp")),
@@ -182,6 +182,30 @@ def test_a_signal_ends_the_job_in_every_phase(folder: Path, name: str, number: s
     assert_nothing_is_left(folder, family=family, shared_memory=shared_memory)
     if name == "calibration":
         assert not (folder / "x").exists()
+
+
+def test_a_signal_ends_an_entry_that_runs_alone(folder: Path) -> None:
+    """It saves after each step: the signal comes to libraries that catch whatever is raised."""
+    shared_memory = set(os.listdir("/dev/shm"))
+    (folder / "config.yaml").write_text(CONFIG.replace("FOLDER", str(folder)))
+    overrides = ["checkpoint.every=1 steps", "train.eval_every=1 steps", "data.max_eval_samples=8", "log.wandb=offline"]
+    with subprocess.Popen(
+        [sys.executable, "main_cv.py", str(folder / "config.yaml"), *overrides],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str((folder / "tmp").resolve())},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_until(exists("x/checkpoints/step-00000003.part/*"), folder=folder, process=process)
+        family = psutil.Process(process.pid).children(recursive=True)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert time.monotonic() - begin < 10
+    assert err == "interrupted by SIGINT\n"
+    assert process.returncode == 128 + signal.SIGINT
+    assert_nothing_is_left(folder, family=family, shared_memory=shared_memory)
 
 
 @pytest.mark.parametrize(
