@@ -1,0 +1,147 @@
+"""Runs that decide for themselves: measured plans, gradient norms, resume in between, and nothing that grows."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from laws import STATIC, Case, KeepingTrainer, Weights, configuration, deviation, elastic_run, make_plan, reference
+from ranks import RankPool
+
+from pipetransformer.cache import advance
+from pipetransformer.distributed import World
+from pipetransformer.freeze import FreezeDecision
+from pipetransformer.report import Report
+
+PAPER = ["freeze.policy=paper", "freeze.every=4 steps", "freeze.alpha=0.4", "pipe.initial_length=2"]
+
+
+class _Stop(Exception):
+    pass
+
+
+def live_run(
+    world: World, folder: str, extra: list[str], stop_after: int | None, resume: bool
+) -> tuple[Weights | None, list[tuple[int, int, list[float]]]]:
+    """One launch that decides live: (weights on rank 0, what AutoFreeze decided: step, n, norms)."""
+    decisions: list[tuple[int, int, list[float]]] = []
+
+    def probe(step: int, gradients: object) -> None:
+        if step == stop_after and trainer.report.folder.path.exists():
+            raise _Stop
+
+    case = Case("vit", world.size, STATIC[1])
+    overrides = [*case.overrides(""), *extra, f"run.dir={folder}", "run.id=live", f"run.resume={str(resume).lower()}"]
+    trainer = KeepingTrainer(configuration("vit", overrides), world, probe=probe)
+    decided = Report.decided
+
+    def noting(self: Report, decision: FreezeDecision) -> None:
+        decisions.append((decision.step, decision.frozen, [round(n, 9) for n in decision.norms or ()]))
+        decided(self, decision)
+
+    Report.decided = noting  # type: ignore[method-assign]
+    try:
+        trainer.run()
+    except _Stop:
+        return None, decisions
+    finally:
+        Report.decided = decided  # type: ignore[method-assign]
+    return trainer.weights, decisions
+
+
+def test_norms_survive_calibration_and_resume(ranks: RankPool, tmp_path: Path) -> None:
+    """A ``paper`` run that is cut inside an interval decides on the same norms as one that is not."""
+    whole = ranks.run(2, live_run, str(tmp_path / "whole"), PAPER, None, False)
+    saving = [*PAPER, "checkpoint.every=3 steps"]
+    before = ranks.run(2, live_run, str(tmp_path / "cut"), saving, 7, False)
+    after = ranks.run(2, live_run, str(tmp_path / "cut"), saving, None, True)
+    assert whole[0][1] == whole[1][1], "ranks decided differently"
+    assert any(frozen > 0 for _, frozen, _ in whole[0][1]), "the run never froze anything"
+    joined = {decision[0]: decision for decision in (*before[0][1], *after[0][1])}
+    assert list(joined) == [step for step, _, _ in whole[0][1]]
+    for step, frozen, norms in whole[0][1]:
+        assert joined[step][1] == frozen
+        assert joined[step][2] == pytest.approx(norms, rel=1e-6)
+    assert deviation(after[0][0], whole[0][0]) < 1e-10
+
+
+def test_a_block_that_was_never_stepped_can_unfreeze(ranks: RankPool, tmp_path: Path) -> None:
+    """SGD with momentum beside blocks that have a momentum already."""
+    case = Case("vit", 2, ((0, 3, 2), (6, 0, 1)), 2, optimizer="sgd", clip=None)
+    weights, _ = reference(case, "")
+    assert deviation(ranks.run(2, elastic_run, case, "", str(tmp_path))[0][0], weights) < 1e-10
+
+
+def open_handles(world: World, folder: str) -> list[tuple[int, int]]:
+    """(threads, file descriptors) of this rank after every transition of a run with many."""
+    counts: list[tuple[int, int]] = []
+
+    class Counting(KeepingTrainer):
+        def _enter(self, *arguments: object, **named: object) -> None:
+            super()._enter(*arguments, **named)  # type: ignore[arg-type]
+            counts.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
+
+    moves = tuple((step, 2 if step else 0, (4, 2, 1, 2)[step % 4]) for step in range(19))
+    case = Case("vit", world.size, moves, 4, cached=True)
+    replay = Path(folder) / f"replay_{world.rank}.jsonl"
+    plans = [
+        {"event": "plan", "step": step, "plan": make_plan(
+            frozen, pp, world_size=world.size, num_microbatches=4, schedule="1f1b", cached=2 if frozen else None
+        ).as_dict()}
+        for step, frozen, pp in moves
+    ]  # fmt: skip
+    replay.write_text("".join(json.dumps(plan) + "\n" for plan in plans))
+    overrides = [*case.overrides(""), f"run.replay={replay}", f"run.dir={folder}", "run.id=many"]
+    Counting(configuration("vit", overrides), world, timed=False).run()
+    return counts
+
+
+def test_nothing_grows_with_the_number_of_transitions(ranks: RankPool, tmp_path: Path) -> None:
+    for counts in ranks.run(4, open_handles, str(tmp_path)):
+        assert len(counts) == 18
+        # The same layout again, a cycle of four later: as many threads and descriptors as the time before.
+        assert counts[8:12] == counts[4:8] == counts[12:16]
+
+
+def advanced_twice(world: World, folder: str) -> tuple[float, float]:
+    """(largest difference, largest value) of a boundary stored in batches of 7 and of 50 rows."""
+    overrides = [*Case("vit", 1, STATIC[1], precision="float32").overrides(""), f"run.dir={folder}", "run.id=a"]
+    trainer = KeepingTrainer(configuration("vit", overrides), world, timed=False)
+    trainer.chain.freeze(3)
+    assert not trainer.autocache.reserve()
+    store = trainer.autocache.store("train")
+    assert store is not None
+    ids = np.arange(len(trainer.train_data))
+    read = []
+    for rows in (7, 50):
+        advance(store, trainer.train_data, trainer.chain, source=None, target=3, worker=0, num_workers=1, rows=rows)
+        read.append(store.read(ids, length=8).clone())
+    trainer.autocache.close()
+    return float((read[0] - read[1]).abs().max()), float(read[0].abs().max())
+
+
+def test_the_cache_depends_on_its_batch_by_rounding_only(ranks: RankPool, tmp_path: Path) -> None:
+    difference, largest = ranks.run(1, advanced_twice, str(tmp_path))[0]
+    assert difference <= 1e-5 * largest
+
+
+def bfloat16_run(world: World, folder: str, precision: str) -> Weights | None:
+    overrides = [*Case("vit", 2, STATIC[2]).overrides(""), "pipe.initial_length=2", f"train.precision={precision}"]
+    config = configuration("vit", [*overrides, f"run.dir={folder}", f"run.id={precision}"])
+    trainer = KeepingTrainer(config, world)
+    trainer.run()
+    return trainer.weights
+
+
+def test_bfloat16_trains_near_float32_with_float32_weights(ranks: RankPool, tmp_path: Path) -> None:
+    """20 steps of AdamW move each weight by at most 20 x lr; autocast may differ by no more than both moves."""
+    narrow = ranks.run(2, bfloat16_run, str(tmp_path), "bfloat16")[0]
+    wide = ranks.run(2, bfloat16_run, str(tmp_path), "float32")[0]
+    assert {value.dtype for value in narrow.values()} == {np.dtype(np.float32)}
+    assert all(np.isfinite(value).all() for value in narrow.values())
+    assert not np.array_equal(narrow["head.weight"], wide["head.weight"])
+    assert max(float(np.abs(narrow[name] - wide[name]).max()) for name in wide) <= 2 * 20 * 0.001
