@@ -238,7 +238,8 @@ def _reduce_seconds_per_byte(world: World, chain: Chain) -> float:
 
 
 def _update_seconds_per_byte(train: TrainConfig, chain: Chain) -> float:
-    parameter = torch.nn.Parameter(torch.zeros(2048, _UPDATE_BYTES // 4 // 2048, dtype=chain.dtype, device=chain.device))
+    zeros = torch.zeros(2048, _UPDATE_BYTES // 4 // 2048, dtype=chain.dtype, device=chain.device)
+    parameter = torch.nn.Parameter(zeros)
     parameter.grad = torch.zeros_like(parameter)
     optimizer = build_optimizer(train, {"": parameter}, {})
 

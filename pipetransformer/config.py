@@ -108,7 +108,7 @@ class DataConfig(_Section):
     name: Literal["digits", "cifar100", "sst2"] = Field(description="The dataset.")
     path: Text | None = Field(
         default=None,
-        description="A local file or folder, or a hub id; null takes the dataset's usual place on the hub.",
+        description="A local folder, or a hub id; null takes the dataset's usual place on the hub.",
     )
     max_train_samples: Count | None = Field(
         default=None, description="Train on the first so many samples; null takes all."
@@ -179,7 +179,8 @@ class FreezeConfig(_Section):
 
 class PipeConfig(_Section):
     enabled: bool = Field(
-        default=True, description="AutoPipe: re-plan as blocks freeze; false keeps the first layout's length."
+        default=True,
+        description="AutoPipe: re-plan as blocks freeze; false keeps the first layout's length, cuts and micro-batches.",
     )
     initial_length: Count | Literal["auto"] = Field(
         default="auto", description="Pipeline length (pp): a number holds until the first freeze; `auto` plans freely."

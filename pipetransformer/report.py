@@ -214,7 +214,9 @@ class Report:
             )
 
     def progressed(self, step: int, *, epoch: int, plan: ParallelPlan) -> None:
-        """Moves the bar; costs a microsecond."""
+        """Moves the bar; costs a microsecond. The last step is told by ``flush``, with its figures."""
+        if step == self._total_steps:
+            return
         self.tracker.step(
             step,
             total_steps=self._total_steps,
@@ -277,7 +279,11 @@ class Report:
             cache_hit_rate=hit_rate,
         )
         self.tracker.metrics(metrics, step=step)
-        fields: dict[str, Any] = {"loss": loss_sum / samples, "samples_per_second": rate}
+        fields: dict[str, Any] = {
+            "total_steps": self._total_steps,
+            "loss": loss_sum / samples,
+            "samples_per_second": rate,
+        }
         self.tracker.step(step, **fields, **({} if hit_rate is None else {"cache_hit_rate": hit_rate}))
         objective.clear()
         self._hits = self._misses = self._since_steps = 0
