@@ -180,7 +180,7 @@ class FreezeConfig(_Section):
 class PipeConfig(_Section):
     enabled: bool = Field(
         default=True,
-        description="AutoPipe: re-plan as blocks freeze; false keeps the first layout's length, cuts and micro-batches.",
+        description="AutoPipe: re-plan as blocks freeze; false keeps the first layout's length, cuts and M.",
     )
     initial_length: Count | Literal["auto"] = Field(
         default="auto", description="Pipeline length (pp): a number holds until the first freeze; `auto` plans freely."
