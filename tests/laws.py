@@ -1,7 +1,9 @@
-"""Law 1 of the design, as a harness: an elastic run of the trainer against a plain loop that shares none of its code.
+"""Law 1 of the design, as a harness: an elastic run of the trainer against a plain loop.
 
 The plain loop runs the *library's own* model on the batch plan's ids in one process: no chain, no stage, no reducer, no
-cache, torch's own optimizer and clipping. Both return every weight, and every gradient of the first and last step.
+cache, torch's own optimizer and clipping, its own learning rate. It shares with the trainer what both are given: the
+model and data that ``build_job`` makes, and the batch plan. Both return every weight, and every gradient of the first and
+last step.
 """
 
 from __future__ import annotations
