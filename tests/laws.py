@@ -2,8 +2,8 @@
 
 The plain loop runs the *library's own* model on the batch plan's ids in one process: no chain, no stage, no reducer, no
 cache, torch's own optimizer and clipping, its own learning rate. It shares with the trainer what both are given: the
-model and data that ``build_job`` makes, and the batch plan. Both return every weight, and every gradient of the first and
-last step.
+model and data that ``build_job`` makes, and the batch plan. Both return every weight, and every gradient of the first
+and last step.
 """
 
 from __future__ import annotations
