@@ -90,7 +90,7 @@ def _attempt(body: Callable[[], None], *, signals: shutdown.Signals) -> int:
     return 0
 
 
-def _tell(report: failure.Report) -> None:
+def _tell(report: failure.Failure) -> None:
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file:
         failure.write_report(Path(error_file), rank=int(os.environ["RANK"]), report=report)

@@ -16,13 +16,13 @@ from time import time as now
 
 from pipetransformer.errors import UserError
 
-__all__ = ["RankEnd", "Report", "cause_line", "describe", "first_cause", "read_report", "write_report"]
+__all__ = ["Failure", "RankEnd", "cause_line", "describe", "first_cause", "read_report", "write_report"]
 
 _INTERRUPTED = frozenset({-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT})
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Failure:
     """What a failed rank says of itself.
 
     Attributes:
@@ -44,12 +44,12 @@ class RankEnd:
 
     exit_code: int
     time: float
-    report: Report | None
+    report: Failure | None
 
 
-def describe(error: Exception, *, followed: bool = False) -> Report:
+def describe(error: Exception, *, followed: bool = False) -> Failure:
     details = "" if isinstance(_root(error), UserError) else "".join(traceback.format_exception(error))
-    return Report(line=cause_line(error), details=details, followed=followed, time=now())
+    return Failure(line=cause_line(error), details=details, followed=followed, time=now())
 
 
 def cause_line(error: BaseException) -> str:
@@ -67,7 +67,7 @@ def _root(error: BaseException) -> BaseException:
     return error
 
 
-def write_report(path: Path, *, rank: int, report: Report) -> None:
+def write_report(path: Path, *, rank: int, report: Failure) -> None:
     """Write the report where ``path`` (torchelastic's error file) says, in the form that plain torchrun shows too."""
     line = f"rank {rank}: {report.line}"
     extra = {
@@ -80,19 +80,19 @@ def write_report(path: Path, *, rank: int, report: Report) -> None:
     path.write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}))
 
 
-def read_report(message: object) -> Report | None:
+def read_report(message: object) -> Failure | None:
     """The report in the ``message`` of an error file; None where the file is not by ``write_report``."""
     match message:
         case {"message": str(line), "extraInfo": {"details": details, "followed": followed, "time": time}}:
-            return Report(line=line, details=details, followed=followed, time=time)
+            return Failure(line=line, details=details, followed=followed, time=time)
     return None
 
 
-def first_cause(ends: Mapping[int, RankEnd]) -> Report:
+def first_cause(ends: Mapping[int, RankEnd]) -> Failure:
     """The report of the rank whose end brought down the others; one is made up for a rank that could not write any."""
     rank = min(ends, key=lambda rank: (_precedence(ends[rank]), _time(ends[rank]), rank))
     end = ends[rank]
-    return end.report or Report(f"rank {rank}: {_exit_line(end.exit_code)}", "", False, end.time)
+    return end.report or Failure(f"rank {rank}: {_exit_line(end.exit_code)}", "", False, end.time)
 
 
 def _precedence(end: RankEnd) -> int:

@@ -20,14 +20,14 @@ from pipetransformer.cli import ENTRIES
 from pipetransformer.config import load_config
 from pipetransformer.errors import UserError
 
-__all__ = ["Job", "launch", "main", "parse_job"]
+__all__ = ["NodeJob", "launch", "main", "parse_job"]
 
 USAGE = "NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [key=value ...]"
 _STOP_SECONDS = 7  # more than ranks give themselves (shutdown.GRACE_SECONDS); the whole job has 10
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class NodeJob:
     """One node's share of a job. ``num_ranks`` counts this node's."""
 
     num_ranks: int
@@ -50,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def parse_job(arguments: Sequence[str]) -> Job:
+def parse_job(arguments: Sequence[str]) -> NodeJob:
     if len(arguments) < 7:
         raise UserError(f"{len(arguments)} of 7 arguments; give {USAGE}")
     num_ranks, num_nodes, node_rank, address, port, config, run_id, *overrides = arguments
     if not run_id:
         raise UserError("RUN_ID: it is empty; give the job a name")
     nodes = _whole("NNODES", num_nodes, least=1)
-    return Job(
+    return NodeJob(
         num_ranks=_whole("NPROC", num_ranks, least=1),
         num_nodes=nodes,
         node_rank=_whole("NODE_RANK", node_rank, least=0, most=nodes - 1),
@@ -68,7 +68,7 @@ def parse_job(arguments: Sequence[str]) -> Job:
     )
 
 
-def launch(job: Job, *, entry: Path) -> int:
+def launch(job: NodeJob, *, entry: Path) -> int:
     """Run ``entry CONFIG [key=value ...]`` as the ranks of this node; a failed job's last line is its first cause."""
     _check_address(job)
     if job.num_ranks > 1:
@@ -82,7 +82,7 @@ def launch(job: Job, *, entry: Path) -> int:
         return interrupted.exit_code
 
 
-def _run(job: Job, *, entry: Path) -> int:
+def _run(job: NodeJob, *, entry: Path) -> int:
     from pipetransformer.adapter import run_ranks  # imports torch: only once the job is known to be sound
 
     ends = run_ranks(
@@ -109,7 +109,7 @@ def _whole(name: str, text: str, *, least: int, most: int | None = None) -> int:
     return int(text)
 
 
-def _check_address(job: Job) -> None:
+def _check_address(job: NodeJob) -> None:
     try:
         socket.getaddrinfo(job.address, job.port)
     except OSError:

@@ -37,9 +37,9 @@ run: {{id: x, dir: FOLDER}}
 LAUNCH = """
 import sys
 from pathlib import Path
-from pipetransformer.launch import Job, launch
+from pipetransformer.launch import NodeJob, launch
 config, port, *overrides = sys.argv[1:]
-job = Job(num_ranks=2, num_nodes=1, node_rank=0, address="127.0.0.1", port=int(port), config=config,
+job = NodeJob(num_ranks=2, num_nodes=1, node_rank=0, address="127.0.0.1", port=int(port), config=config,
           overrides=tuple(overrides))
 sys.exit(launch(job, entry=Path("tests/probed_entry.py")))
 """

@@ -24,9 +24,11 @@ NAMES = ("NPROC", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "CONFIG",
 LAUNCH = """
 import sys
 from pathlib import Path
-from pipetransformer.launch import Job, launch
+from pipetransformer.launch import NodeJob, launch
 folder, how, port = sys.argv[1:]
-job = Job(num_ranks=2, num_nodes=1, node_rank=0, address="127.0.0.1", port=int(port), config=folder, overrides=(how,))
+job = NodeJob(
+    num_ranks=2, num_nodes=1, node_rank=0, address="127.0.0.1", port=int(port), config=folder, overrides=(how,)
+)
 sys.exit(launch(job, entry=Path("tests/crashing_entry.py")))
 """
 
