@@ -207,6 +207,8 @@ def run_ranks(
             "--monitor-interval": 0.1,
             "--log-dir": folder,
         }
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: torchrun would end the job all the same
+            flags["--signals-to-handle"] = "SIGTERM,SIGINT,SIGQUIT"
         try:
             options = [f"{flag}={value}" for flag, value in flags.items()]
             run(parse_args([*options, str(script), *arguments]))  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from pipetransformer.config import TrainConfig
 from pipetransformer.data import Batch, Dataset
-from pipetransformer.distributed import World
+from pipetransformer.distributed import World, synchronize
 from pipetransformer.feed import Feed
 from pipetransformer.layout import Layout
 from pipetransformer.models import Chain
@@ -45,12 +45,6 @@ class Measurements:
     by_length: dict[int, UnitCosts]
     modal_length: int
     memcpy_bytes_per_second: float
-
-    @property
-    def cheapest_rows(self) -> int:
-        """Rows of a micro-batch whose forward costs least a sample."""
-        by_rows = self.job.by_rows
-        return min(by_rows, key=lambda rows: (sum(by_rows[rows].prefix_ns) / rows, rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +133,7 @@ def _time_steps(layout: Layout, feed: Feed, batch: Batch, *, stepper: Stepper, r
     for number in range(repeats + 1):
         start = perf_counter()
         stepper.run(layout, feed, next(batches), step=number, lr=0.0)
-        _synchronise(device)
+        synchronize(device)
         times.append(perf_counter() - start)
     slowest = torch.tensor(median(times[1:]), dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
@@ -232,7 +226,7 @@ def _reduce_seconds_per_byte(world: World, chain: Chain) -> float:
 
     def reduce() -> None:
         dist.all_reduce(buffer)
-        _synchronise(chain.device)
+        synchronize(chain.device)
 
     return _timed(reduce) / _LINK_BYTES
 
@@ -245,7 +239,7 @@ def _update_seconds_per_byte(train: TrainConfig, chain: Chain) -> float:
 
     def update() -> None:
         optimizer.step()
-        _synchronise(chain.device)
+        synchronize(chain.device)
 
     return _timed(update) / (parameter.numel() * parameter.element_size())
 
@@ -262,7 +256,7 @@ def _send_seconds(world: World, chain: Chain) -> tuple[float, float]:
         def there_and_back() -> None:
             for sender in (0, 1):
                 (dist.send if world.rank % 2 == sender else dist.recv)(buffer, peer)
-            _synchronise(chain.device)
+            synchronize(chain.device)
 
         return there_and_back
 
@@ -273,8 +267,3 @@ def _send_seconds(world: World, chain: Chain) -> tuple[float, float]:
 def _memcpy_seconds_per_byte() -> float:
     source, target = torch.zeros(2**25, dtype=torch.uint8), torch.zeros(2**25, dtype=torch.uint8)
     return _timed(lambda: target.copy_(source)) / 2**25
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from pipetransformer.adapter import CheckpointException
 from pipetransformer.distributed import World
 from pipetransformer.dp import execute_transfers, plan_transfers
-from pipetransformer.errors import UserError
+from pipetransformer.errors import UserError, writing
 from pipetransformer.layout import Layout, Ownership
 from pipetransformer.models import BuiltModel, Chain
 from pipetransformer.optim import OptimizerState, empty_state
@@ -68,7 +68,8 @@ class CheckpointStore:
             if rank == 0:
                 for left_behind in self.folder.glob(f"*{_PART}"):
                     shutil.rmtree(left_behind, ignore_errors=True)
-                part.mkdir(parents=True)
+                with writing(part):
+                    part.mkdir(parents=True)
             dist.barrier()
             try:
                 dcp_save(self._owned_tensors(layout, chain, ownership), checkpoint_id=part)
@@ -77,14 +78,15 @@ class CheckpointStore:
             if rank == 0:
                 holders = {str(unit): sorted(ranks) for unit, ranks in layout.state_holders(ownership).items()}
                 record = {"plan": layout.plan.as_dict(), "state_holders": holders, **state}
-                with (part / "state.json").open("w") as file:
+                with writing(part), (part / "state.json").open("w") as file:
                     json.dump(record, file)
                     file.flush()
                     os.fsync(file.fileno())
-                shutil.rmtree(final, ignore_errors=True)
-                part.rename(final)
+                _discard(final)
+                with writing(final):
+                    part.rename(final)
                 for old in self._complete()[: -self._keep]:
-                    shutil.rmtree(old, ignore_errors=True)
+                    _discard(old)
             dist.barrier()
         finally:
             _discard(part)
@@ -105,12 +107,12 @@ class CheckpointStore:
                     tensors |= {f"optimizer.{name}.{key}": value for key, value in state[name].items()}
         return tensors
 
-    def resumable(self, *, data: Mapping[str, object], num_blocks: int) -> tuple[Path, dict[str, Any]]:
+    def resumable(self, *, identity: Mapping[str, object], num_blocks: int) -> tuple[Path, dict[str, Any]]:
         """The last complete checkpoint and its JSON part. Not collective.
 
         Raises:
-            UserError: if there is none, or if it belongs to other data (what ``data`` says of them was saved with it),
-                another number of ranks or of blocks.
+            UserError: if there is none, or if it belongs to another job (what ``identity`` says of it was saved with
+                it), another number of ranks or of blocks.
         """
         path = self.latest()
         if path is None:
@@ -120,8 +122,8 @@ class CheckpointStore:
             )
         try:
             state = dict(json.loads((path / "state.json").read_text()))
-            plan, saved = ParallelPlan.from_dict(state["plan"]), dict(state["data"])
-            for key in ("step", "freeze", "report", "state_holders"):
+            plan, saved = ParallelPlan.from_dict(state["plan"]), dict(state["identity"])
+            for key in ("step", "freeze", "cache", "report", "state_holders"):
                 state[key]
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
             said = f"{type(error).__name__}: {error}"
@@ -130,8 +132,8 @@ class CheckpointStore:
             (plan.world_size, self._world.size, "ranks", f"start it with {plan.world_size}"),
             (plan.num_blocks, num_blocks, "blocks", "give the same model"),
             *(
-                (saved.get(key), value, key, "give the same data, seed, batch size and epochs")
-                for key, value in data.items()
+                (saved.get(key), value, key, "give the same data, seed, batch size, epochs and optimizer")
+                for key, value in identity.items()
             ),
         ):
             if given != here:
@@ -174,14 +176,14 @@ class CheckpointStore:
         return plan, optimizer_state
 
 
-def _discard(part: Path) -> None:
-    """Deletes ``part`` if it is there still, whatever other ranks do with it meanwhile.
+def _discard(folder: Path) -> None:
+    """Deletes ``folder`` if it is there still, whatever other ranks do with it meanwhile.
 
-    Renamed first, it is found by no rank that would write into it, or make it the complete one while it is deleted.
+    Renamed first, it is found by no rank that would write into it, and half deleted it is no complete checkpoint.
     """
-    doomed = part.with_name(f"{part.stem}.{os.getpid()}{_PART}")
+    doomed = folder.with_name(f"{folder.stem}.{os.getpid()}{_PART}")
     with contextlib.suppress(OSError):
-        part.rename(doomed)
+        folder.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
 
@@ -227,11 +229,12 @@ def save_model(built: BuiltModel, folder: Path, weights: Mapping[str, Tensor]) -
     unregister = register(tidy)
     try:
         tidy()
-        part.mkdir(parents=True)
-        built.save(part, weights)
-        if folder.exists():
-            folder.rename(old)
-        part.rename(folder)
+        with writing(folder):
+            part.mkdir(parents=True)
+            built.save(part, weights)
+            if folder.exists():
+                folder.rename(old)
+            part.rename(folder)
     finally:
         tidy()
         unregister()

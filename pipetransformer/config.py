@@ -189,7 +189,10 @@ class PipeConfig(_Section):
     microbatches: Count | Literal["auto"] = Field(
         default="auto", description="Micro-batches per pipeline and step (M); `1f1b` needs at least as many as stages."
     )
-    memory_limit: NumBytes | None = Field(default=None, description="Memory that a rank may use; null sets no limit.")
+    memory_limit: NumBytes | None = Field(
+        default=None,
+        description="Memory that a rank may use; null takes nine tenths of a GPU, and sets no limit on a CPU.",
+    )
 
 
 class DpConfig(_Section):

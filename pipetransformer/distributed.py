@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from pipetransformer.errors import UserError
 
-__all__ = ["World", "close_world", "init_world"]
+__all__ = ["World", "close_world", "device_memory", "init_world", "synchronize"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,27 @@ def init_world(*, timeout_seconds: float) -> World:
         timeout=timeout,
         device_id=device if on_cuda else None,
     )
+    sizes = [0] * size
+    dist.all_gather_object(sizes, local_size)
+    if len(set(sizes)) > 1:
+        raise UserError(f"NPROC: the nodes have {', '.join(map(str, sorted(set(sizes))))} ranks; give all the same")
     return World(rank, size, local_rank, local_size, device, timeout)
 
 
 def close_world() -> None:
     """Leave all groups. For the end of a job that succeeded: after a failure this may wait for peers (``shutdown``)."""
     dist.destroy_process_group()
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU that plans may fill, a tenth kept for what they do not count; None on a CPU."""
+    return int(0.9 * torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for what was launched on ``device``, so that a clock read next tells how long it took."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _device(local_rank: int, *, local_size: int) -> torch.device:

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ["UserError"]
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["UserError", "writing"]
 
 
 class UserError(Exception):
     """A mistake in a configuration, file or environment, told in one line that names the remedy."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """While inside, an OSError is a user's mistake: a full disk, a folder without permission."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"run.dir: {path} cannot be written ({error.strerror or error})") from error

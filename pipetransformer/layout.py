@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipetransformer.distributed import World
+from pipetransformer.distributed import World, synchronize
 from pipetransformer.dp import GradientReducer, Mesh, execute_transfers, plan_transfers
 from pipetransformer.models import Chain, Stage
 from pipetransformer.optim import OptimizerState, build_optimizer, empty_state, state_keys, take_state
@@ -180,6 +180,7 @@ def move(
             ownership.parked |= {name: state[name] for name in names[unit]}
     mesh = Mesh.build(pp=plan.pp, rank=world.rank, world_size=world.size, timeout_seconds=world.timeout.total_seconds())
     layout = Layout(plan, chain=chain, train=train, world=world, objective=objective, mesh=mesh, state=state)
+    synchronize(chain.device)
     figures = torch.tensor([perf_counter() - start, float(num_bytes)], dtype=torch.float64, device=chain.device)
     slowest, total = figures[:1].clone(), figures[1:].clone()
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)

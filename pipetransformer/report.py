@@ -317,7 +317,11 @@ class Report:
         self.totals.wall_s = self._wall_seconds()
         return self.totals.state_dict()
 
-    def restore(self, state: dict[str, Any], *, resumed_from: str) -> None:
+    def restore(self, state: dict[str, Any], *, step: int, resumed_from: str) -> None:
+        """Goes on from a checkpoint's totals, and tells what the configuration says otherwise than it did."""
+        self.tracker.event("resume", step=step, resumed_from=resumed_from, changes=self.folder.changes)
+        for change in self.folder.changes:
+            self.tracker.line(f"resumed with another setting: {change}")
         self.totals = Totals.from_state_dict(state)
         self.resumed_from = resumed_from
         self._wall_before = self.totals.wall_s

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipetransformer.config import Config
+from pipetransformer.config import Config, load_config
 from pipetransformer.data import Dataset, describe, load_image_data, load_text_data
 from pipetransformer.distributed import World
-from pipetransformer.errors import UserError
+from pipetransformer.errors import UserError, writing
 from pipetransformer.models import BuiltModel, Chain, TimmModel, TransformersModel, build_model
 from pipetransformer.pipe.planner import divisors
 from pipetransformer.plan import ParallelPlan
@@ -30,11 +30,17 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where a run's files go. ``is_resumed``: it exists and is to be continued."""
+    """Where a run's files go.
+
+    Attributes:
+        is_resumed: it exists and is to be continued. changes: what its configuration said that this one says otherwise,
+            of everything that bears on the weights.
+    """
 
     run_id: str
     path: Path
     is_resumed: bool
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,7 @@ def _find_run_folder(config: Config) -> RunFolder:
     if run.resume and run.id is None:
         raise UserError("run.resume: which run is not said; give run.id")
     run_id = run.id or datetime.now().strftime("%Y%m%d-%H%M%S")
-    path = Path(run.dir) / run_id
+    path = Path(run.dir).expanduser() / run_id
     try:
         if run.resume and not path.is_dir():
             raise UserError(f"run.resume: there is no run {path}; start it without run.resume")
@@ -86,7 +92,20 @@ def _find_run_folder(config: Config) -> RunFolder:
         raise UserError(f"run.dir: {path} cannot be read ({error.strerror})") from error
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise UserError(f"run.dir: {path} cannot be made, because {there} is no folder that this user may write to")
-    return RunFolder(run_id, path, is_resumed=run.resume)
+    return RunFolder(run_id, path, is_resumed=run.resume, changes=_changes(path, config) if run.resume else ())
+
+
+def _changes(path: Path, config: Config) -> tuple[str, ...]:
+    """One text for every key of model, data, train and freeze that differs from the configuration kept in ``path``."""
+    if not (path / "config.yaml").is_file():
+        return ()
+    old, new = load_config(path / "config.yaml").model_dump(), config.model_dump()
+    return tuple(
+        f"{section}.{key} was {old[section][key]} and is {value} now"
+        for section in ("model", "data", "train", "freeze")
+        for key, value in new[section].items()
+        if value != old[section][key]
+    )
 
 
 def _may_be_deleted(path: Path) -> bool:
@@ -95,13 +114,13 @@ def _may_be_deleted(path: Path) -> bool:
 
 
 def _make_run_folder(folder: RunFolder, config: Config) -> None:
-    try:
+    with writing(folder.path):
         if folder.path.exists() and config.run.overwrite:
-            shutil.rmtree(folder.path)
+            # Its configuration goes last: the folder of a run is known by it.
+            for path in sorted(folder.path.iterdir(), key=lambda path: path.name == "config.yaml"):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         folder.path.mkdir(parents=True, exist_ok=True)
         (folder.path / "config.yaml").write_text(config.with_overrides({"run.id": folder.run_id}).to_yaml())
-    except OSError as error:
-        raise UserError(f"run.dir: {folder.path} cannot be written ({error.strerror})") from error
 
 
 def _on_first_rank(action: Callable[[], Result]) -> Result:
@@ -130,12 +149,14 @@ def build_job(config: Config, world: World) -> Job:
         train_data, eval_data = load_image_data(config.data, preprocessing=built.preprocessing, seed=config.train.seed)
     else:
         assert isinstance(built, TransformersModel)
-        train_data, eval_data = load_text_data(config.data, tokenizer=built.tokenizer, seed=config.train.seed)
+        train_data, eval_data = load_text_data(config.data, tokenizer=built.tokenizer)
     chain = Chain(built.model, name=config.model.name, precision=config.train.precision, device=world.device)
     probe = train_data.inputs(np.arange(1), length=int(train_data.lengths[0]), epoch=0)
     try:
         chain.learn_shapes({key: value.to(world.device) for key, value in probe.items()})
-    except RuntimeError as error:
+    except UserError:
+        raise
+    except Exception as error:  # whatever the model makes of inputs that do not fit it
         said = " ".join(str(error).split())[:200]
         shapes = ", ".join(f"{key} {list(value.shape[1:])}" for key, value in probe.items())
         raise UserError(
@@ -183,6 +204,8 @@ def read_plans(path: str, *, world_size: int, num_blocks: int) -> dict[int, Para
                 plans[int(event["step"])] = ParallelPlan.from_dict(event["plan"])
             except (KeyError, TypeError, ValueError, AssertionError) as error:
                 raise UserError(f"run.replay: {path} holds a plan that cannot be read ({error!r})") from error
+        elif event.get("event") == "resume":  # what came after the checkpoint has not happened
+            plans = {step: plan for step, plan in plans.items() if step <= int(event.get("step", 0))}
     if 0 not in plans:
         raise UserError(f"run.replay: {path} holds no plan for step 0; give the events.jsonl of a whole run")
     for plan in plans.values():

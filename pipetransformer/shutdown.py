@@ -100,9 +100,10 @@ def installed(*, grace_seconds: float = GRACE_SECONDS, parent: int | None = None
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     stopped = threading.Event()
-    previous_handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    # Note: what the caller has this process ignore (nohup: SIGHUP) stays ignored, here and in child processes.
+    previous_handlers = {n: h for n in _SIGNALS if (h := signal.getsignal(n)) is not signal.SIG_IGN}
     handler = Signals()
-    for number in _SIGNALS:
+    for number in previous_handlers:
         signal.signal(number, handler)
     previous_descriptor = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     watcher = threading.Thread(

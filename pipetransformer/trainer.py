@@ -8,7 +8,6 @@ AutoCache   n, sample ids             -> activations at the freeze boundary, rea
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from pipetransformer.calibrate import Calibration, calibrate, measure_costs
 from pipetransformer.checkpoint import CheckpointStore, gather_weights, save_model
 from pipetransformer.config import Config
 from pipetransformer.data import Batch, epoch_batches
-from pipetransformer.distributed import World
+from pipetransformer.distributed import World, device_memory
 from pipetransformer.errors import UserError
 from pipetransformer.feed import Feed
 from pipetransformer.freeze import FreezeController, build_policy
@@ -48,8 +47,6 @@ class Trainer:
         probe: called with (step, local gradients by name) after the reduction and before clipping.
         timed: measure unit costs and static layouts before training. Only a run that replays its plans can do without;
             it then has no compute floor.
-        exact_cache_shape: fill the cache in batches of a data-parallel step's own shape, so that at dp = world size
-            cache on and off agree to the bit.
 
     Raises:
         UserError: for every mistake in the configuration or the files it names.
@@ -62,11 +59,10 @@ class Trainer:
         *,
         probe: Probe | None = None,
         timed: bool = True,
-        exact_cache_shape: bool = False,
     ) -> None:
         started = perf_counter()
         train = config.train
-        self.config, self.world, self.timed, self.exact_cache_shape = config, world, timed, exact_cache_shape
+        self.config, self.world, self.timed = config, world, timed
         folder = find_run_folder(config)
         job = build_job(config, world)
         self.chain, self.built, self.train_data, self.eval_data = job.chain, job.built, job.train_data, job.eval_data
@@ -76,7 +72,7 @@ class Trainer:
         num_blocks = self.chain.num_blocks
         self.checkpoints = CheckpointStore(folder.path / "checkpoints", world=world, keep=config.checkpoint.keep)
         self.resumable = (
-            self.checkpoints.resumable(data=self._data_identity(), num_blocks=num_blocks) if config.run.resume else None
+            self.checkpoints.resumable(identity=self._identity(), num_blocks=num_blocks) if config.run.resume else None
         )
         self.replayed = (
             read_plans(config.run.replay, world_size=world.size, num_blocks=num_blocks) if config.run.replay else None
@@ -92,8 +88,9 @@ class Trainer:
             warmup_steps=config.freeze.warmup.steps(self.batches_per_epoch),
             max_frozen=num_blocks if config.freeze.max_frozen is None else config.freeze.max_frozen,
         )
-        self.autopipe = AutoPipe(config, num_blocks=num_blocks, world_size=world.size)
-        share = -(-train.batch_size // world.size)
+        self.autopipe = AutoPipe(
+            config, num_blocks=num_blocks, world_size=world.size, device_memory=device_memory(world.device)
+        )
         self.autocache = AutoCache(
             config.cache,
             chain=self.chain,
@@ -101,8 +98,7 @@ class Trainer:
             rank=world.rank,
             local_rank=world.local_rank,
             local_size=world.local_size,
-            advance_rows=share,
-            exact_shape=exact_cache_shape,
+            advance_rows=-(-train.batch_size // world.size),
         )
         self.objective = Objective(label_smoothing=train.label_smoothing, device=world.device)
         self.stepper = Stepper(
@@ -258,9 +254,10 @@ class Trainer:
             report.stepped(plan, batch, read_bytes=read_bytes)
             report.progressed(self.step, epoch=epoch, plan=plan)
             is_pause = self.step % log_every == 0 or self.step == stop
-            if is_pause or on_cpu:  # a GPU need not be waited for after every step
-                self._check_losses()
+            if on_cpu:  # a GPU need not be waited for after every step
+                self._check_loss()
             if is_pause:
+                self._check_losses()
                 now = clock()
                 report.flush(
                     self.step, plan=plan, objective=self.objective, phases=self.stepper.seconds, seconds=now - flushed
@@ -273,19 +270,30 @@ class Trainer:
         if self.step % self.batches_per_epoch == 0:
             report.totals.end_epoch(len(self.train_data))
 
-    def _check_losses(self) -> None:
-        """Stops at the first step whose loss was not finite."""
+    def _check_loss(self) -> None:
+        """Stops this rank at the first step whose loss was not finite here."""
         bad = int(self.objective.first_bad_step)
         if bad >= 0:
             raise self._diverged(bad, rank=self.world.rank, what="the loss is not finite")
 
+    def _check_losses(self) -> None:
+        """Collective. Stops at the first step whose loss was not finite on any rank: gradients carry it to all."""
+        bad = int(self.objective.first_bad_step)
+        if (found := self._first_of_ranks(bad if bad >= 0 else None)) is not None:
+            raise self._diverged(found[0], rank=found[1], what="the loss is not finite")
+
     def _check_weights(self) -> None:
         """Collective. Stops before weights are used or saved that the last update drove out of range."""
         finite = torch.stack([p.detach().isfinite().all() for p in self._layout.parameters.values()]).all()
-        rank = torch.tensor(self.world.size if finite else self.world.rank)
-        dist.all_reduce(rank, op=dist.ReduceOp.MIN)
-        if int(rank) < self.world.size:
-            raise self._diverged(self.step - 1, rank=int(rank), what="the update made weights that are not finite")
+        if (found := self._first_of_ranks(None if finite else self.step - 1)) is not None:
+            raise self._diverged(found[0], rank=found[1], what="the update made weights that are not finite")
+
+    def _first_of_ranks(self, step: int | None) -> tuple[int, int] | None:
+        """Collective. The smallest (step, rank) of the ranks that give a step; None if none does."""
+        size, nothing = self.world.size, 2**62
+        found = torch.tensor(nothing if step is None else step * size + self.world.rank)
+        dist.all_reduce(found, op=dist.ReduceOp.MIN)
+        return None if int(found) == nothing else divmod(int(found), size)
 
     def _diverged(self, step: int, *, rank: int, what: str) -> UserError:
         latest = self.checkpoints.latest()
@@ -305,13 +313,14 @@ class Trainer:
                 objective.begin(step=-1, global_count=batch.global_count)
                 feed.enter(batch)
                 executor.evaluate(batch)
+        finite = bool(objective.loss_sum.isfinite())
+        if (found := self._first_of_ranks(None if finite else self.step - 1)) is not None:
+            raise self._diverged(found[0], rank=found[1], what="the evaluation loss is not finite")
         figures = torch.stack([objective.loss_sum, objective.num_correct.double(), objective.num_samples.double()])
         objective.clear()
         dist.all_reduce(figures)
         loss_sum, correct, count = figures.tolist()
         assert count == len(self.eval_data), f"{count} evaluation samples counted of {len(self.eval_data)}"
-        if not math.isfinite(loss_sum):
-            raise self._diverged(self.step - 1, rank=0, what=f"the evaluation loss is {loss_sum}")
         seconds = perf_counter() - start
         epoch = (self.step - 1) // self.batches_per_epoch
         is_best = self.report.evaluated(
@@ -344,8 +353,6 @@ class Trainer:
             batches=batches,
         )
         self.objective.clear()
-        if not self.exact_cache_shape:
-            self.autocache.rows = measurements.cheapest_rows
 
     def _enter_untrained(self, plan: ParallelPlan) -> tuple[Layout, Feed]:
         self._move(plan)
@@ -373,14 +380,21 @@ class Trainer:
             self.report.calibrated(self.calibration)
         if self.resumable is not None:
             checkpoint, state = self.resumable
-            self.report.restore(state["report"], resumed_from=checkpoint.name)
-        else:
-            self.report.adopts(0, self._plan, reason="start", evidence=evidence)
-        if self._plan.cached is not None:
-            self._advance(self._plan.cached, refill=True)
+            self.report.restore(state["report"], step=self.step, resumed_from=checkpoint.name)
+        self.report.adopts(self.step, self._plan, reason="resume" if self.resumable else "start", evidence=evidence)
+        for boundary in self._refill_path():
+            self._advance(boundary, refill=True)
         self._open_feeds()
         reset_peak_memory(self.world.device)
         self.report.trains(self._plan)
+
+    def _refill_path(self) -> Sequence[int]:
+        """The boundaries that the cache must be carried through again, to hold what it held at the checkpoint."""
+        cached = self._plan.cached
+        if cached is None:
+            return ()
+        path = self.resumable[1]["cache"] if self.resumable is not None else ()
+        return [*(boundary for boundary in path if boundary < cached), cached]
 
     def _restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         if self.layout is not None:
@@ -419,8 +433,9 @@ class Trainer:
         self.autofreeze.observe(norm_sums, num_steps=num_steps)
         state = {
             "step": self.step,
-            "data": self._data_identity(),
+            "identity": self._identity(),
             "freeze": self.autofreeze.state_dict(),
+            "cache": self.autocache.path,
             "report": self.report.state_dict(),
         }
         path = self.checkpoints.save(
@@ -438,13 +453,15 @@ class Trainer:
         self.report.finish(steps=self.step)
         self._layout.close()
 
-    def _data_identity(self) -> dict[str, object]:
-        """What must not change between a checkpoint and its resumption, or samples would be skipped or seen twice."""
+    def _identity(self) -> dict[str, object]:
+        """What must not change between a checkpoint and its resumption: samples would be skipped or seen twice, or the
+        optimizer's state would mean nothing."""
         train = self.config.train
         return {
             "steps": self.total_steps,
             "train.seed": train.seed,
             "train.batch_size": train.batch_size,
+            "train.optimizer": train.optimizer,
             "training data": self.train_data.fingerprint,
         }
 

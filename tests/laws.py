@@ -128,7 +128,6 @@ def elastic_run(
     data: str,
     folder: str,
     bug: AbstractContextManager[object] | None = None,
-    exact_cache_shape: bool = False,
 ) -> tuple[Weights | None, dict[int, Weights]]:
     """The job under test on one rank: (all weights on rank 0, this rank's gradients by step)."""
     replay = Path(folder) / f"replay_{world.rank}.jsonl"
@@ -143,7 +142,7 @@ def elastic_run(
 
     config = configuration(case.model, [*overrides, "run.overwrite=true"])
     with bug or nullcontext():
-        trainer = KeepingTrainer(config, world, probe=probe, timed=False, exact_cache_shape=exact_cache_shape)
+        trainer = KeepingTrainer(config, world, probe=probe, timed=False)
         if case.precision == "float32":
             grow_biases(trainer.chain.model)
         trainer.run()

@@ -149,7 +149,7 @@ def assert_refused(ended: Ended, line: str) -> None:
         ("model.kwargs.in_chans=2", "model.kwargs: in_chans 2 is not allowed; give 1 (grey) or 3 (colour)"),
         ("model.kwargs.num_classes=5", "model.kwargs: num_classes is decided by the data; leave it out"),
         ("model.kwargs.img_size=8", "model.kwargs: img_size is decided by the data; set data.image_size instead"),
-        ("data.image_size=2", "model.name: vit_tiny_patch16_224 cannot compute on digits (pixel_values [1, 2, 2]: "),
+        ("data.image_size=10", "data.image_size: 10 does not divide into patches of 4 pixels; give 8, or"),
         ("data.path=/nowhere", "data.path: /nowhere is not allowed; digits come with scikit-learn, leave the path out"),
         ("data={name: cifar100, path: FOLDER/empty}", "empty holds neither train.parquet nor train-*.parquet"),
         ("data={name: cifar100, path: FOLDER/garbled_parquet}", "train.parquet: not a readable parquet file ("),
@@ -234,7 +234,10 @@ def content(folder: Path) -> dict[str, bytes]:
         (["run.resume=true", "train.seed=1"], "is of a run with train.seed 0 and this one has 1; give the same data"),
         (["run.resume=true", "model.kwargs.depth=3"], "is of a run with blocks 4 and this one has 3; give the same"),
         (["run.resume=true", "model.kwargs.embed_dim=32"], "step-00000002 does not fit this configuration ("),
-        (["run.resume=true", "train.optimizer=sgd"], "step-00000002 does not fit this configuration ("),
+        (
+            ["run.resume=true", "train.optimizer=sgd"],
+            "is of a run with train.optimizer adamw and this one has sgd",
+        ),
         (["run.resume=true", "run.id=null"], "run.resume: which run is not said; give run.id"),
         (["run.resume=true", "run.overwrite=true"], "run.resume: cannot go with run.overwrite; set one of them"),
         (["run.overwrite=true", "pipe.memory_limit=1000"], "pipe.memory_limit (1000 bytes)"),
@@ -278,6 +281,15 @@ def test_a_checkpoint_that_is_not_whole_is_not_resumed(
     ended = entries.run("image_classification", folder / "images.yaml", *where)
     shutil.rmtree(damaged)
     assert_refused(ended, line)
+
+
+def test_a_run_that_is_resumed_with_other_settings_says_so(entries: EntryServer, folder: Path, finished: Path) -> None:
+    other = finished.with_name("other")
+    shutil.copytree(finished, other)
+    where = (f"run.dir={other.parent}", "run.id=other", "run.resume=true", "train.lr=0.5")
+    ended = entries.run("image_classification", folder / "images.yaml", *where)
+    assert ended.exit_code == 0
+    assert "resumed with another setting: train.lr was 0.001 and is 0.5 now" in ended.out
 
 
 def test_only_the_folder_of_a_run_is_overwritten(entries: EntryServer, folder: Path) -> None:
@@ -375,7 +387,7 @@ ONE_STEP = ("train.batch_size=64", "train.epochs=1")
         (["train.lr=1e30", "log.every=1", "train.optimizer=sgd"], "step 1, rank 0: the loss is not finite; there is"),
         (
             ["train.lr=1e20", *ONE_STEP, "train.optimizer=sgd"],
-            "step 0, rank 0: the evaluation loss is nan; there is no",
+            "step 0, rank 0: the evaluation loss is not finite; there is no",
         ),
         (["train.lr=1e38", *ONE_STEP], "step 0, rank 0: the update made weights that are not finite; there is no"),
     ],

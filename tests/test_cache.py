@@ -28,6 +28,7 @@ from pipetransformer.cache import (
 )
 from pipetransformer.cache import shared as shared_module
 from pipetransformer.distributed import World
+from pipetransformer.errors import UserError
 
 WIDTH = 3
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64])
@@ -106,6 +107,13 @@ def test_a_narrower_store_holds_rounded_numbers() -> None:
     exact = torch.full((1, 2, WIDTH), 1 / 3)
     store.write(np.array([0]), exact, boundary=1)
     assert torch.equal(store.read(np.array([0]), length=2), exact.bfloat16())
+    store.close()
+
+
+def test_a_store_that_is_too_narrow_is_refused() -> None:
+    store = ActivationStore.reserve(text_layout(np.array([2]), torch.float16))
+    with pytest.raises(UserError, match="^cache.dtype: float16 cannot hold this model's activations; give bfloat16"):
+        store.write(np.array([0]), torch.full((1, 2, WIDTH), 1e5), boundary=1)
     store.close()
 
 

@@ -19,6 +19,7 @@ import pytest
 from test_launch import ROOT, free_port
 
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.shutdown import installed
 from pipetransformer.tracking import read_events
 
 NUM_BLOCKS = 6
@@ -182,6 +183,16 @@ def test_a_signal_ends_the_job_in_every_phase(folder: Path, name: str, number: s
     assert_nothing_is_left(folder, family=family, shared_memory=shared_memory)
     if name == "calibration":
         assert not (folder / "x").exists()
+
+
+def test_what_nohup_has_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with installed():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_ends_an_entry_that_runs_alone(folder: Path) -> None:

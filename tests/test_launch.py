@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from pipetransformer import cli, launch
-from pipetransformer.failure import RankEnd, Report, cause_line, first_cause
+from pipetransformer.failure import Failure, RankEnd, cause_line, first_cause
 from pipetransformer.shutdown import installed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -225,8 +225,8 @@ def test_handlers_come_back_and_a_forked_child_has_none() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def _report(line: str, *, time: float, followed: bool = False) -> Report:
-    return Report(line=line, details="", followed=followed, time=time)
+def _report(line: str, *, time: float, followed: bool = False) -> Failure:
+    return Failure(line=line, details="", followed=followed, time=time)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from tiny import tiny_bert, tiny_sst2
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
-from pipetransformer.models import Chain
+from pipetransformer.models import Chain, Stage
 
 ROWS, LENGTH = 3, 12
 
@@ -193,6 +193,36 @@ def test_a_variant_that_computes_something_else_between_its_parts_is_refused() -
 
     with pytest.raises(UserError, match="tiny looks like timm ViT and DeiT but computes something else between its"):
         wrapped(lambda: Halving(img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=5))
+
+
+def test_a_model_with_batch_normalisation_is_refused() -> None:
+    import timm
+
+    class Normed(timm.models.VisionTransformer):
+        def __init__(self, **settings: object) -> None:
+            super().__init__(**settings)
+            self.bn = nn.BatchNorm1d(2)
+
+    with pytest.raises(UserError, match="^model.name: tiny has batch normalisation, whose statistics would depend"):
+        wrapped(lambda: Normed(img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=5))
+
+
+def test_a_stage_whose_output_is_not_as_announced_is_refused() -> None:
+    chain, inputs = wrapped(lambda: timm_model("vit_tiny_patch16_224", patch_drop_rate=0.5))
+    stage, (main,) = Stage(chain, range(2)), inputs.values()
+    chain.train(False)
+    stage(main)
+    chain.train()
+    with pytest.raises(UserError, match=r"unit 1 of tiny gave \[3, 9, 16\] in training and \[3, 17, 16\] in eval"):
+        stage(main)
+
+
+def test_the_bits_of_a_text_do_not_depend_on_its_neighbours_padding() -> None:
+    """Masks are made also where no row is padded: without one, attention may take another path."""
+    chain, inputs = wrapped(bert)
+    hidden = torch.zeros(ROWS, LENGTH, 16)
+    full = {**inputs, "attention_mask": torch.ones(ROWS, LENGTH, dtype=torch.int64)}
+    assert chain.family.block_arguments(chain.model, hidden, full)["attention_mask"] is not None
 
 
 # ---- what a run saves ------------------------------------------------------------------------------------------------

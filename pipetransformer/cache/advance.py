@@ -22,7 +22,6 @@ def advance(
     worker: int,
     num_workers: int,
     rows: int,
-    exact_shape: bool = False,
 ) -> dict[tuple[int, int], int]:
     """Runs this worker's share of ``dataset`` up to boundary ``target`` and stores it there.
 
@@ -31,8 +30,8 @@ def advance(
 
     Args:
         worker, num_workers: this rank among those that share the store.
-        rows: samples a batch. exact_shape: fill the last batch of a length up with copies, so that every product has
-            the shape [rows, length, width] (results depend on shape).
+        rows: samples a batch; the last of a length is filled up with copies, so that every product has the shape
+            [rows, length, width] (results depend on shape).
 
     Returns:
         Samples by (first unit that was run, padded length).
@@ -41,7 +40,7 @@ def advance(
     batches = epoch_batches(dataset.lengths, batch_size=rows, seed=0, epoch=0, shuffle=False)
     with torch.inference_mode():
         for batch in batches[worker::num_workers]:
-            ids = np.resize(batch.ids, rows) if exact_shape else batch.ids
+            ids = np.resize(batch.ids, rows)
             num_real, length = len(batch.ids), batch.length
             first = source + 1 if source is not None and store.holds(ids, source).all() else 0
             inputs = {}

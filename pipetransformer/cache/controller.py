@@ -41,9 +41,13 @@ class AutoCache:
     """The node's activation stores as one rank sees them.
 
     Attributes:
-        boundary: what the stores hold now (in blocks), or None.
+        boundary: what the stores hold now (in blocks), or None. path: the boundaries it came through: a store that is
+            narrower than the computation has rounded at each.
         declined: why there is no cache, in words; empty while there may be one.
-        rows: samples of a batch of the advance pass.
+
+    Args:
+        advance_rows: samples of a batch of the advance pass: those of a step at dp = world size, so that results, which
+            depend on shape, are those of the step. A function of the configuration, never of measurements.
     """
 
     def __init__(
@@ -56,16 +60,15 @@ class AutoCache:
         local_rank: int,
         local_size: int,
         advance_rows: int,
-        exact_shape: bool,
     ) -> None:
         self._config = config
         self._chain = chain
         self._datasets = datasets
         self._rank, self._local_rank, self._local_size = rank, local_rank, local_size
-        self.rows = advance_rows
-        self._exact_shape = exact_shape
+        self._advance_rows = advance_rows
         self._cache: ActivationCache | None = None
         self.boundary: int | None = None
+        self.path: list[int] = []
         self.declined = "" if config.enabled else "cache.enabled is false"
         if config.enabled and datasets["train"].augmented:
             self.declined = "augmented training inputs are not cached"
@@ -142,6 +145,7 @@ class AutoCache:
                 self._cache.clear()
             dist.barrier()
             self.boundary = None
+            self.path = []
 
     def advance(self, target: int) -> Advance:
         """Collective. Brings every sample of both splits to boundary ``target``; blocks up to it must be frozen."""
@@ -157,8 +161,7 @@ class AutoCache:
                 target=target,
                 worker=self._local_rank,
                 num_workers=self._local_size,
-                rows=self.rows,
-                exact_shape=self._exact_shape,
+                rows=self._advance_rows,
             )
             for key, count in part.items():
                 done[key] = done.get(key, 0) + count
@@ -169,6 +172,7 @@ class AutoCache:
             for key, count in part.items():
                 samples[key] = samples.get(key, 0) + count
         self.boundary = target
+        self.path.append(target)
         return Advance(seconds=perf_counter() - start, samples=samples)
 
     def close(self) -> None:

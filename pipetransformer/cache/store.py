@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipetransformer.errors import UserError
+
 __all__ = ["ActivationStore", "StoreLayout"]
 
 
@@ -123,7 +125,10 @@ class ActivationStore:
         self._stamps[index] = 0
         rows = self._row_index(index, hidden.shape[1])
         real = rows < self.layout.num_rows
-        self._rows[rows[real]] = hidden.to(device="cpu", dtype=self.layout.dtype)[real]
+        values = hidden.to(device="cpu", dtype=self.layout.dtype)[real]
+        if self.layout.dtype == torch.float16 and not values.isfinite().all():
+            raise UserError("cache.dtype: float16 cannot hold this model's activations; give bfloat16 or compute")
+        self._rows[rows[real]] = values
         self._stamps[index] = boundary
 
     def _row_index(self, index: Tensor, length: int) -> Tensor:

@@ -57,6 +57,8 @@ class ImagePreprocessing:
         mean, std = (tuple(map(float, data_config[name])) for name in ("mean", "std"))
         if channels == 1:  # timm gives colour statistics even to a grey model.
             mean, std = (sum(mean) / len(mean),), (sum(std) / len(std),)
+        elif len(mean) == 1:  # a grey model that goes on with colours
+            mean, std = mean * channels, std * channels
         return cls(size, channels, mean, std, data_config["interpolation"])
 
 

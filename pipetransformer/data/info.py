@@ -19,24 +19,19 @@ __all__ = ["DataInfo", "describe"]
 
 @dataclass(frozen=True, slots=True)
 class DataInfo:
-    """Class names; and, for pictures, their channels and their height and width in pixels (None for texts)."""
+    """Class names; and, for pictures, their channels (None for texts)."""
 
     label_names: tuple[str, ...]
     channels: int | None
-    native_size: int | None
-
-    @property
-    def num_classes(self) -> int:
-        return len(self.label_names)
 
 
 def describe(data: DataConfig) -> DataInfo:
     """Reads no sample: at most the metadata of one local file."""
     if data.name == "digits":
-        return DataInfo(DIGIT_NAMES, channels=1, native_size=8)
+        return DataInfo(DIGIT_NAMES, channels=1)
     if data.name == "cifar100":
         names = cifar100_label_names(locate(data, default_hub_id=CIFAR100_HUB_ID))
-        return DataInfo(names, channels=3, native_size=32)
+        return DataInfo(names, channels=3)
     if data.name == "sst2":
-        return DataInfo(SST2_NAMES, channels=None, native_size=None)
+        return DataInfo(SST2_NAMES, channels=None)
     raise UserError(f"data.name: {data.name} is not known; give digits, cifar100 or sst2")

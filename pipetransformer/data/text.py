@@ -73,14 +73,8 @@ class TextDataset(Dataset):
         return {name: torch.from_numpy(row.astype(np.int64)) for name, row in rows.items()}
 
 
-def load_text_data(
-    data: DataConfig, *, tokenizer: PreTrainedTokenizerFast, seed: int
-) -> tuple[TextDataset, TextDataset]:
-    """The training and the evaluation split of the dataset that ``data.name`` and ``data.path`` name.
-
-    Args:
-        seed: of the augmentation, as for images; texts have none.
-    """
+def load_text_data(data: DataConfig, *, tokenizer: PreTrainedTokenizerFast) -> tuple[TextDataset, TextDataset]:
+    """The training and the evaluation split of the dataset that ``data.name`` and ``data.path`` name."""
     if data.name != "sst2":
         raise UserError(f"data.name: {data.name} holds no texts; task text_classification takes sst2")
     if data.augment != "none":

@@ -21,10 +21,7 @@ class Mesh:
             the mesh.
     """
 
-    pp: int
-    dp: int
     stage: int
-    replica: int
     pp_group: dist.ProcessGroup | None
     dp_group: dist.ProcessGroup | None
 
@@ -35,10 +32,7 @@ class Mesh:
         pipelines = [[replica * pp + stage for stage in range(pp)] for replica in range(dp)]
         replicas = [list(ranks) for ranks in zip(*pipelines)]
         return cls(
-            pp=pp,
-            dp=dp,
             stage=rank % pp,
-            replica=rank // pp,
             pp_group=_groups(pipelines, timeout_seconds),
             dp_group=_groups(replicas, timeout_seconds),
         )

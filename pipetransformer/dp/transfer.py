@@ -53,7 +53,6 @@ def execute_transfers(
     *,
     rank: int,
     tensors: Callable[[int], Iterable[Tensor]],
-    group: dist.ProcessGroup | None = None,
 ) -> int:
     """Moves the units' tensors in one batch of point-to-point operations.
 
@@ -69,11 +68,11 @@ def execute_transfers(
         if rank == transfer.source:
             for tensor in tensors(transfer.unit):
                 assert tensor.is_contiguous()
-                operations.append(dist.P2POp(dist.isend, tensor, transfer.target, group))
+                operations.append(dist.P2POp(dist.isend, tensor, transfer.target))
         elif rank == transfer.target:
             for tensor in tensors(transfer.unit):
                 assert tensor.is_contiguous()
-                operations.append(dist.P2POp(dist.irecv, tensor, transfer.source, group))
+                operations.append(dist.P2POp(dist.irecv, tensor, transfer.source))
                 received += tensor.numel() * tensor.element_size()
     if operations:
         for work in dist.batch_isend_irecv(operations):

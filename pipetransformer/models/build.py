@@ -66,6 +66,12 @@ class TimmModel(BuiltModel):
                 _refuse_other_families(name)
             raise UserError(_could_not_build(config, error)) from error
         family_of(self.model, name=config.model.name)
+        patch = getattr(self.model.patch_embed, "patch_size", None)
+        if config.data.image_size is not None and patch and config.data.image_size % patch[0]:
+            raise UserError(
+                f"data.image_size: {config.data.image_size} does not divide into patches of {patch[0]} pixels; "
+                f"give {config.data.image_size // patch[0] * patch[0] or patch[0]}, or model.kwargs with a patch_size"
+            )
         self.arguments = {"in_chans": channels, **kwargs}
         self.label_names = info.label_names
         data = resolve_model_data_config(self.model)

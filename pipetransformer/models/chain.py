@@ -33,6 +33,11 @@ class Chain:
     def __init__(self, model: nn.Module, *, name: str, precision: str = "float32", device: torch.device) -> None:
         self.family: Family = family_of(model, name=name)
         self.model = model.to(device=device, dtype=torch.float64 if precision == "float64" else torch.float32)
+        if any(buffer.endswith("running_mean") for buffer, _ in model.named_buffers()):
+            raise UserError(
+                f"model.name: {name} has batch normalisation, whose statistics would depend on how a batch is cut; "
+                "use a model with layer normalisation"
+            )
         self.name = name
         self.device = device
         self.dtype = torch.float64 if precision == "float64" else torch.float32
@@ -195,6 +200,22 @@ class Chain:
         shape = (length, *shape[1:]) if by_length else shape
         return torch.empty((rows, *shape), dtype=dtype, device="meta")
 
+    def check_leaving(self, leaving: Tensor, *, unit: int, hidden: Tensor) -> None:
+        """Refuses what has not the static shape that ``boundary`` tells of (a model that drops patches, say).
+
+        Note: gloo would keep old rows where a neighbour sends fewer than it announced, without an error.
+
+        Args:
+            hidden: what ``leaving`` was computed from [rows, length, ...].
+        """
+        shape, by_length, _ = self._leaving[unit]
+        expected = (hidden.shape[0], *((hidden.shape[1], *shape[1:]) if by_length else shape))
+        if leaving.shape != expected:
+            raise UserError(
+                f"model.kwargs: unit {unit} of {self.name} gave {list(leaving.shape)} in training and "
+                f"{list(expected)} in evaluation; leave out what drops patches or tokens"
+            )
+
 
 class Stage(nn.Module):
     """The consecutive active units that one rank trains, as the module that a pipeline stage runs.
@@ -208,4 +229,6 @@ class Stage(nn.Module):
         self.units = units
 
     def forward(self, hidden: Tensor, **inputs: Tensor) -> Tensor:
-        return self._chain.run(self.units, hidden, inputs)
+        leaving = self._chain.run(self.units, hidden, inputs)
+        self._chain.check_leaving(leaving, unit=self.units.stop - 1, hidden=hidden)
+        return leaving

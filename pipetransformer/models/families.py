@@ -82,7 +82,9 @@ def _bert_stem(model: Any, inputs: Inputs) -> Tensor:
 def _bidirectional_mask(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
     from transformers.masking_utils import create_bidirectional_mask
 
-    return {"attention_mask": create_bidirectional_mask(model.config, hidden, inputs["attention_mask"])}
+    # Note: without a padded row the mask may be skipped, and one sample's bits would depend on its neighbours'.
+    mask = create_bidirectional_mask(model.config, hidden, inputs["attention_mask"], allow_is_bidirectional_skip=False)
+    return {"attention_mask": mask}
 
 
 def _bert_head(model: Any, hidden: Tensor) -> Tensor:

@@ -36,12 +36,15 @@ class AutoPipe:
     With ``pipe.enabled`` false the first cut stays as far as the frozen prefix allows; with ``dp.enabled`` false pp and
     dp stay and only the cut moves. Either way a pipeline of K stages needs K active units: ``max_frozen`` says how many
     blocks may freeze.
+
+    Args:
+        device_memory: bytes that a plan may take where ``pipe.memory_limit`` does not say.
     """
 
-    def __init__(self, config: Config, *, num_blocks: int, world_size: int) -> None:
+    def __init__(self, config: Config, *, num_blocks: int, world_size: int, device_memory: int | None = None) -> None:
         pipe = config.pipe
         self._num_blocks = num_blocks
-        self._memory_limit = pipe.memory_limit
+        self._memory_limit = device_memory if pipe.memory_limit is None else pipe.memory_limit
         self._keeps_length = not (pipe.enabled and config.dp.enabled)
         self._keeps_cut = not pipe.enabled
         self._first = Constraints(
@@ -50,7 +53,7 @@ class AutoPipe:
             schedule=pipe.schedule,
             microbatches=pipe.microbatches if isinstance(pipe.microbatches, int) else None,
             pipeline_lengths=(pipe.initial_length,) if isinstance(pipe.initial_length, int) else divisors(world_size),
-            memory_limit=pipe.memory_limit,
+            memory_limit=self._memory_limit,
         )
         self._later = replace(self._first, pipeline_lengths=divisors(world_size))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.adapter import belongs_to_parameter
+from pipetransformer.distributed import synchronize
 from pipetransformer.models import Chain
 from pipetransformer.pipe.costs import UnitCosts
 
@@ -54,10 +55,10 @@ def profile_units(
                 else:
                     forward[unit].append(middle - start)
                     backward[unit].append(stop - middle)
+                for parameter in chain.named_parameters([unit]).values():
+                    parameter.grad = None  # at once: all units' gradients together may not fit
                 hidden = output
         prefix = _time_prefix(chain, main, inputs, repeats=repeats)
-    for parameter in chain.model.parameters():
-        parameter.grad = None
     return UnitCosts(
         rows=main.shape[0],
         length=length,
@@ -104,6 +105,5 @@ class _SavedBytes:
 
 
 def _now(device: torch.device) -> int:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return perf_counter_ns()

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipetransformer.errors import UserError
+from pipetransformer.errors import UserError, writing
 from pipetransformer.tracking.plain import to_plain
 
 __all__ = ["EventLog", "read_events"]
@@ -18,19 +18,22 @@ class EventLog:
     """Appends events to ``path``; each reaches the kernel before ``write`` returns, so a killed process loses none.
 
     A run that is resumed appends to what is there. A line that the last process left half-written is cut off first,
-    or the next event would be glued to it.
+    or the next event would be glued to it. Raises UserError where the disk takes no more.
     """
 
     def __init__(self, path: Path) -> None:
-        _mend_last_line(path)
-        self._file = path.open("a", encoding="ascii")
+        with writing(path):
+            _mend_last_line(path)
+            self._file = path.open("a", encoding="ascii")
 
     def write(self, kind: str, /, **fields: Any) -> None:
         """Append ``{"event": kind, "time": seconds since the epoch, **fields}``."""
         assert not {"event", "time"} & fields.keys(), fields
         event = {"event": kind, "time": time.time(), **to_plain(fields)}
-        self._file.write(json.dumps(event, allow_nan=False) + "\n")
-        self._file.flush()
+        line = json.dumps(event, allow_nan=False) + "\n"
+        with writing(Path(self._file.name)):
+            self._file.write(line)
+            self._file.flush()
 
     def close(self) -> None:
         self._file.close()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipetransformer.errors import writing
 from pipetransformer.tracking.plain import to_plain
 
 __all__ = ["CacheBytes", "CacheUse", "Summary", "Transition"]
@@ -83,8 +84,9 @@ class Summary:
     def write(self, path: Path) -> None:
         """Replace ``path`` at once: a reader sees the old file or the whole new one, also after a crash."""
         part = path.with_name(path.name + ".part")
-        with part.open("w", encoding="ascii") as file:
-            file.write(json.dumps(to_plain(self), indent=2, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        with writing(path):
+            with part.open("w", encoding="ascii") as file:
+                file.write(json.dumps(to_plain(self), indent=2, allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ from pipetransformer.tracking.plain import to_plain
 __all__ = ["WandbRun"]
 
 _ONLINE_INIT_SECONDS = 30
+_UPLOAD_SECONDS = 60.0
+_FAILED_UPLOAD_SECONDS = 3.0  # a failed job ends within ten
 
 
 class WandbRun:
@@ -71,17 +74,28 @@ class WandbRun:
             self._give_up(f"stopped at step {step}", error)
 
     def finish(self, *, exit_code: int = 0) -> None:
-        """Flush, mark the run as finished or failed, and end wandb's service process."""
+        """Flush, mark the run as finished or failed, and end wandb's service process.
+
+        Note: without a network, wandb would wait for ever for what is not uploaded yet.
+        """
         if self._run is None:
             return
+        limit = _FAILED_UPLOAD_SECONDS if exit_code else _UPLOAD_SECONDS
+        thread = threading.Thread(target=self._finish, args=(self._run, exit_code), name="wandb-finish", daemon=True)
+        thread.start()
+        thread.join(limit)
+        if thread.is_alive():
+            self._report(f"wandb has not uploaded everything in {limit:.0f} s; `wandb sync` does the rest")
+        self._run = None
+
+    def _finish(self, run: Any, exit_code: int) -> None:
         import wandb
 
         try:
-            self._run.finish(exit_code=exit_code)
+            run.finish(exit_code=exit_code)
             wandb.teardown(exit_code=exit_code)
         except Exception as error:  # as above
             self._give_up("could not finish", error)
-        self._run = None
 
     def _give_up(self, what: str, error: Exception) -> None:
         self._run = None
