@@ -65,7 +65,7 @@ def checked_labels(column: pa.ChunkedArray, *, name: str, num_labels: int, sourc
     """A label column as int64 ``[num_samples]``. Raises UserError for the first row (from 0) that is out of range."""
     if not pa.types.is_integer(column.type):
         raise UserError(f"{source}: column {name} is {column.type}; whole numbers are needed")
-    labels: np.ndarray = column.cast(pa.int64(), safe=False).fill_null(-1).to_numpy()
+    labels: np.ndarray = column.cast(pa.int64(), safe=False).fill_null(-1).to_numpy().copy()
     wrong = np.flatnonzero((labels < 0) | (labels >= num_labels))
     if len(wrong):
         row = int(wrong[0])
