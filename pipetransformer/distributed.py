@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from pipetransformer.errors import UserError
 
-__all__ = ["World", "close_world", "device_memory", "init_world", "synchronize"]
+__all__ = ["World", "close_world", "device_memory", "first_of_ranks", "init_world", "synchronize"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,14 @@ def close_world() -> None:
 def device_memory(device: torch.device) -> int | None:
     """Bytes of a GPU that plans may fill, a tenth kept for what they do not count; None on a CPU."""
     return int(0.9 * torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+
+
+def first_of_ranks(number: int | None) -> tuple[int, int] | None:
+    """Collective. The smallest (number, rank) of the ranks that give a number; None if none does."""
+    size, nothing = dist.get_world_size(), 2**62
+    found = torch.tensor(nothing if number is None else number * size + dist.get_rank())
+    dist.all_reduce(found, op=dist.ReduceOp.MIN)
+    return None if int(found) == nothing else divmod(int(found), size)
 
 
 def synchronize(device: torch.device) -> None:

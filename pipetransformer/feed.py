@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from pipetransformer.cache import ActivationStore, BatchReader, read_ahead
-from pipetransformer.data import Batch, Dataset, Share, loader, replica_share
+from pipetransformer.data import IGNORED, Batch, Dataset, Share, loader, replica_share
 from pipetransformer.models import Chain
 from pipetransformer.pipe.execute import StepInput
-from pipetransformer.pipe.objective import IGNORED
 from pipetransformer.plan import ParallelPlan
 
 __all__ = ["Feed"]
@@ -88,6 +87,7 @@ class Feed:
         return StepInput(
             hidden=hidden,
             inputs={key: raw[key] for key in keys},
+            ids=ids,
             labels=labels,
             length=item.length,
             rows=len(ids),

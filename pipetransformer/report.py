@@ -45,12 +45,15 @@ class Report:
     Nothing is written before ``open``.
     """
 
-    def __init__(self, config: Config, world: World, *, folder: RunFolder, total_steps: int, started: float) -> None:
+    def __init__(
+        self, config: Config, world: World, *, folder: RunFolder, total_steps: int, started: float, best_by: str
+    ) -> None:
         self.folder = folder
         self.totals = Totals()
         self.resumed_from: str | None = None
         self._config, self._world, self._total_steps = config, world, total_steps
         self._started = started
+        self._best_by = best_by
         self._floor: ComputeFloor | None = None
         self._hits = self._misses = 0
         self._since_steps = 0
@@ -289,23 +292,19 @@ class Report:
         self._hits = self._misses = self._since_steps = 0
         self._last_transition_s = 0.0
 
-    def evaluated(self, step: int, *, epoch: int, loss: float, accuracy: float, seconds: float) -> bool:
+    def evaluated(self, step: int, *, epoch: int, metrics: dict[str, float], seconds: float) -> bool:
         """Tells an evaluation and returns whether it is the best so far."""
-        totals = self.totals
+        totals, by = self.totals, self._best_by
         totals.eval_s += seconds
-        totals.metrics = {"accuracy": accuracy, "loss": loss}
-        is_best = accuracy > totals.best_metrics.get("accuracy", -1.0)
+        totals.metrics = metrics
+        is_best = by not in totals.best_metrics or metrics[by] > totals.best_metrics[by]
         if is_best:
-            totals.best_metrics = dict(totals.metrics)
-        best = totals.best_metrics["accuracy"]
-        self.tracker.event(
-            "evaluation", step=step, epoch=epoch, loss=loss, accuracy=accuracy, best_accuracy=best, seconds=seconds
-        )
-        names = evaluation_metrics(self._config.task, loss=loss, accuracy=accuracy, best_accuracy=best)
-        self.tracker.metrics(names, step=step)
-        self.tracker.line(
-            f"step {step}: evaluation accuracy {accuracy:.4f} (best {best:.4f}), loss {loss:.4f}, {seconds:.1f} s"
-        )
+            totals.best_metrics = dict(metrics)
+        best = totals.best_metrics
+        self.tracker.event("evaluation", step=step, epoch=epoch, metrics=metrics, best_metrics=best, seconds=seconds)
+        self.tracker.metrics(evaluation_metrics(self._config.task, metrics, best=best), step=step)
+        told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        self.tracker.line(f"step {step}: evaluation {told} (best {by} {best[by]:.4f}), {seconds:.1f} s")
         return is_best
 
     def saved(self, step: int, path: Path) -> None:

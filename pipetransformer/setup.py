@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -45,12 +45,15 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is trained, on what."""
+    """What is trained, on what.
+
+    Attributes:
+        datasets: by split: ``train``, ``eval`` and, where a task has further evaluation sets, those by their own names.
+    """
 
     built: BuiltModel
     chain: Chain
-    train_data: Dataset
-    eval_data: Dataset
+    datasets: dict[str, Dataset]
 
 
 def find_run_folder(config: Config) -> RunFolder:
@@ -143,14 +146,14 @@ def build_job(config: Config, world: World) -> Job:
     if config.train.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
         raise UserError("train.precision: this GPU has no bfloat16; give float32")
     built = build_model(config, describe(config.data))
-    train_data: Dataset
-    eval_data: Dataset
+    datasets: Mapping[str, Dataset]
     if isinstance(built, TimmModel):
-        train_data, eval_data = load_image_data(config.data, preprocessing=built.preprocessing, seed=config.train.seed)
+        datasets = load_image_data(config.data, preprocessing=built.preprocessing, seed=config.train.seed)
     else:
         assert isinstance(built, TransformersModel)
-        train_data, eval_data = load_text_data(config.data, tokenizer=built.tokenizer)
+        datasets = load_text_data(config.data, tokenizer=built.tokenizer)
     chain = Chain(built.model, name=config.model.name, precision=config.train.precision, device=world.device)
+    train_data = datasets["train"]
     probe = train_data.inputs(np.arange(1), length=int(train_data.lengths[0]), epoch=0)
     try:
         chain.learn_shapes({key: value.to(world.device) for key, value in probe.items()})
@@ -163,7 +166,7 @@ def build_job(config: Config, world: World) -> Job:
             f"model.name: {config.model.name} cannot compute on {config.data.name} ({shapes}: {said}); "
             "give model.kwargs that fit the data, or another data.image_size"
         ) from error
-    return Job(built, chain, train_data, eval_data)
+    return Job(built, chain, dict(datasets))
 
 
 def check_layout(config: Config, *, world_size: int, num_units: int) -> None:

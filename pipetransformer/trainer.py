@@ -15,15 +15,15 @@ from time import perf_counter
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from pipetransformer.cache import AutoCache
 from pipetransformer.calibrate import Calibration, calibrate, measure_costs
 from pipetransformer.checkpoint import CheckpointStore, gather_weights, save_model
 from pipetransformer.config import Config
 from pipetransformer.data import Batch, epoch_batches
-from pipetransformer.distributed import World, device_memory
+from pipetransformer.distributed import World, device_memory, first_of_ranks
 from pipetransformer.errors import UserError
+from pipetransformer.evaluate import NotFinite, evaluate
 from pipetransformer.feed import Feed
 from pipetransformer.freeze import FreezeController, build_policy
 from pipetransformer.layout import Layout, Move, initial_ownership, move
@@ -65,7 +65,8 @@ class Trainer:
         self.config, self.world, self.timed = config, world, timed
         folder = find_run_folder(config)
         job = build_job(config, world)
-        self.chain, self.built, self.train_data, self.eval_data = job.chain, job.built, job.train_data, job.eval_data
+        self.chain, self.built, self.datasets = job.chain, job.built, job.datasets
+        self.train_data = self.datasets["train"]
         check_layout(config, world_size=world.size, num_units=self.chain.num_units)
         self.batches_per_epoch = len(self._train_batches(0))
         self.total_steps = self.batches_per_epoch * train.epochs
@@ -94,13 +95,13 @@ class Trainer:
         self.autocache = AutoCache(
             config.cache,
             chain=self.chain,
-            datasets={"train": self.train_data, "eval": self.eval_data},
+            datasets=self.datasets,
             rank=world.rank,
             local_rank=world.local_rank,
             local_size=world.local_size,
             advance_rows=-(-train.batch_size // world.size),
         )
-        self.objective = Objective(label_smoothing=train.label_smoothing, device=world.device)
+        self.objective = Objective(self.train_data.kind, label_smoothing=train.label_smoothing, device=world.device)
         self.stepper = Stepper(
             self.chain,
             train,
@@ -115,7 +116,10 @@ class Trainer:
         self.feeds: dict[str, Feed] = {}
         self.calibration: Calibration | None = None
         self.step = 0
-        self.report = Report(config, world, folder=folder, total_steps=self.total_steps, started=started)
+        metric = next(data for split, data in self.datasets.items() if split != "train").metric_names[0]
+        self.report = Report(
+            config, world, folder=folder, total_steps=self.total_steps, started=started, best_by=metric
+        )
 
     def run(self) -> None:
         """Trains to the end and leaves the run's folder as design.md says."""
@@ -279,21 +283,14 @@ class Trainer:
     def _check_losses(self) -> None:
         """Collective. Stops at the first step whose loss was not finite on any rank: gradients carry it to all."""
         bad = int(self.objective.first_bad_step)
-        if (found := self._first_of_ranks(bad if bad >= 0 else None)) is not None:
+        if (found := first_of_ranks(bad if bad >= 0 else None)) is not None:
             raise self._diverged(found[0], rank=found[1], what="the loss is not finite")
 
     def _check_weights(self) -> None:
         """Collective. Stops before weights are used or saved that the last update drove out of range."""
         finite = torch.stack([p.detach().isfinite().all() for p in self._layout.parameters.values()]).all()
-        if (found := self._first_of_ranks(None if finite else self.step - 1)) is not None:
+        if (found := first_of_ranks(None if finite else self.step - 1)) is not None:
             raise self._diverged(found[0], rank=found[1], what="the update made weights that are not finite")
-
-    def _first_of_ranks(self, step: int | None) -> tuple[int, int] | None:
-        """Collective. The smallest (step, rank) of the ranks that give a step; None if none does."""
-        size, nothing = self.world.size, 2**62
-        found = torch.tensor(nothing if step is None else step * size + self.world.rank)
-        dist.all_reduce(found, op=dist.ReduceOp.MIN)
-        return None if int(found) == nothing else divmod(int(found), size)
 
     def _diverged(self, step: int, *, rank: int, what: str) -> UserError:
         latest = self.checkpoints.latest()
@@ -301,32 +298,22 @@ class Trainer:
         return UserError(f"step {step}, rank {rank}: {what}; {good}; lower train.lr, or set train.max_grad_norm")
 
     def _evaluate(self) -> None:
-        """Every evaluation sample once, over all ranks; keeps the weights if they are the best so far."""
-        start = perf_counter()
-        feed, objective, executor = self.feeds["eval"], self.objective, self._layout.executor
-        lengths, batch_size = self.eval_data.lengths, self.config.train.batch_size
-        batches = epoch_batches(lengths, batch_size=batch_size, seed=0, epoch=0, shuffle=False)
+        """Measures every evaluation split; keeps the weights if they are the best so far."""
+        start, metrics, batch_size = perf_counter(), dict[str, float](), self.config.train.batch_size
         self.chain.train(False)
-        objective.clear()
-        with torch.no_grad():
-            for batch in feed.batches(batches, epoch=0):
-                objective.begin(step=-1, global_count=batch.global_count)
-                feed.enter(batch)
-                executor.evaluate(batch)
-        finite = bool(objective.loss_sum.isfinite())
-        if (found := self._first_of_ranks(None if finite else self.step - 1)) is not None:
-            raise self._diverged(found[0], rank=found[1], what="the evaluation loss is not finite")
-        figures = torch.stack([objective.loss_sum, objective.num_correct.double(), objective.num_samples.double()])
-        objective.clear()
-        dist.all_reduce(figures)
-        loss_sum, correct, count = figures.tolist()
-        assert count == len(self.eval_data), f"{count} evaluation samples counted of {len(self.eval_data)}"
-        seconds = perf_counter() - start
+        for split, dataset in self.datasets.items():
+            if split == "train":
+                continue
+            try:
+                found = evaluate(self._layout, self.feeds[split], dataset, self.objective, batch_size=batch_size)
+            except NotFinite as error:
+                what = "the evaluation loss is not finite"
+                raise self._diverged(self.step - 1, rank=error.rank, what=what) from None
+            suffix = "" if split == "eval" else f"_{split}"
+            metrics |= {f"{name}{suffix}": value for name, value in found.items()}
         epoch = (self.step - 1) // self.batches_per_epoch
-        is_best = self.report.evaluated(
-            self.step, epoch=epoch, loss=loss_sum / count, accuracy=correct / count, seconds=seconds
-        )
-        if is_best:
+        seconds = perf_counter() - start
+        if self.report.evaluated(self.step, epoch=epoch, metrics=metrics, seconds=seconds):
             self._save_model("best")
 
     # ---- beginning, pausing, ending --------------------------------------------------------------------------------
@@ -495,5 +482,5 @@ class Trainer:
                 store=self.autocache.store(split),
                 num_workers=self.config.data.num_workers,
             )
-            for split, data in (("train", self.train_data), ("eval", self.eval_data))
+            for split, data in self.datasets.items()
         }

@@ -104,7 +104,7 @@ def _real(path: str) -> Path:
 
 
 def test_digits_are_split_in_two_without_a_gap() -> None:
-    train, evaluation = load_image_data(_settings("digits"), preprocessing=GREY, seed=0)
+    train, evaluation = load_image_data(_settings("digits"), preprocessing=GREY, seed=0).values()
     assert (len(train), len(evaluation)) == (1437, 360)
     assert describe(_settings("digits")).label_names == train.label_names == tuple("0123456789")
     counts = torch.bincount(torch.cat([train.labels, evaluation.labels]))
@@ -114,7 +114,7 @@ def test_digits_are_split_in_two_without_a_gap() -> None:
 
 
 def test_digits_take_the_models_channels_and_size() -> None:
-    _, evaluation = load_image_data(_settings("digits", max_eval_samples=3), preprocessing=COLOUR, seed=0)
+    _, evaluation = load_image_data(_settings("digits", max_eval_samples=3), preprocessing=COLOUR, seed=0).values()
     pixels = _pixels(evaluation, np.arange(3))
     assert pixels.shape == (3, 3, 32, 32) and pixels.dtype == torch.float32
     assert torch.equal(pixels[:, 0], pixels[:, 2])
@@ -130,7 +130,7 @@ def _pixels(dataset: Dataset, ids: np.ndarray, *, epoch: int = 0) -> torch.Tenso
 def test_pictures_are_scaled_and_normalised(tmp_path: Path) -> None:
     for split in ("train", "test"):
         _cifar(tmp_path, [7, 3], split=split)
-    train, _ = load_image_data(_settings("cifar100", tmp_path), preprocessing=COLOUR, seed=0)
+    train, _ = load_image_data(_settings("cifar100", tmp_path), preprocessing=COLOUR, seed=0).values()
     raw = np.asarray(Image.open(io.BytesIO(_png(1)))).transpose(2, 0, 1) / 255
     torch.testing.assert_close(_pixels(train, np.array([1]))[0], torch.from_numpy((raw - 0.5) / 0.25).float())
     assert train.labels.tolist() == [7, 3] and train.num_tokens is None and set(train.lengths) == {32}
@@ -142,7 +142,7 @@ def test_resizing_is_pillows(tmp_path: Path, size: int, interpolation: str) -> N
     for split in ("train", "test"):
         _cifar(tmp_path, [0], split=split)
     preprocessing = ImagePreprocessing(size, 3, mean=(0.0,) * 3, std=(1.0,) * 3, interpolation=interpolation)
-    train, _ = load_image_data(_settings("cifar100", tmp_path), preprocessing=preprocessing, seed=0)
+    train, _ = load_image_data(_settings("cifar100", tmp_path), preprocessing=preprocessing, seed=0).values()
     expected = Image.open(io.BytesIO(_png(0))).resize((size, size), getattr(Image.Resampling, interpolation.upper()))
     difference = _pixels(train, np.array([0]))[0] - torch.from_numpy(np.asarray(expected) / 255).permute(2, 0, 1)
     assert difference.abs().max() < 2.5 / 255
@@ -154,7 +154,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(size: int) -> None:
 
     def load(seed: int, count: int = 64) -> Dataset:
         settings = _settings("digits", augment="basic", max_train_samples=count)
-        return load_image_data(settings, preprocessing=preprocessing, seed=seed)[0]
+        return load_image_data(settings, preprocessing=preprocessing, seed=seed)["train"]
 
     train = load(seed=3)
     together = _pixels(train, np.arange(64), epoch=5)
@@ -173,7 +173,7 @@ def test_augmentation_shifts_by_an_eighth_and_mirrors(tmp_path: Path) -> None:
         _cifar(tmp_path, [0] * 40, split=split, pictures=[_png(0)] * 40)
     settings = _settings("cifar100", tmp_path, augment="basic")
     preprocessing = ImagePreprocessing(32, 3, mean=(0.0,) * 3, std=(1.0,) * 3, interpolation="bicubic")
-    train, evaluation = load_image_data(settings, preprocessing=preprocessing, seed=0)
+    train, evaluation = load_image_data(settings, preprocessing=preprocessing, seed=0).values()
     original = _pixels(evaluation, np.array([0]))[0]
     padded = torch.nn.functional.pad(original, (4, 4, 4, 4))
     crops = [padded[:, row : row + 32, column : column + 32] for row in range(9) for column in range(9)]
@@ -188,7 +188,7 @@ def test_augmentation_shifts_by_an_eighth_and_mirrors(tmp_path: Path) -> None:
 def test_image_fingerprint_follows_contents_and_preprocessing() -> None:
     def fingerprint(count: int = 5, preprocessing: ImagePreprocessing = GREY, **changes: Any) -> str:
         settings = _settings("digits", max_train_samples=count, **changes)
-        return load_image_data(settings, preprocessing=preprocessing, seed=0)[0].fingerprint
+        return load_image_data(settings, preprocessing=preprocessing, seed=0)["train"].fingerprint
 
     other_mean = ImagePreprocessing(8, 1, mean=(0.4,), std=(0.5,), interpolation="bicubic")
     prints = [fingerprint(), fingerprint(6), fingerprint(augment="basic"), fingerprint(preprocessing=other_mean)]
@@ -210,7 +210,7 @@ def test_cifar_reads_the_leading_rows_of_several_files(tmp_path: Path) -> None:
     _cifar(tmp_path, [3, 0, 99], file="train-00001-of-00002.parquet")
     _cifar(tmp_path, [0], split="test")
     settings = _settings("cifar100", tmp_path, max_train_samples=4)
-    train, _ = load_image_data(settings, preprocessing=GREY, seed=0)
+    train, _ = load_image_data(settings, preprocessing=GREY, seed=0).values()
     assert train.labels.tolist() == [1, 2, 3, 0]
     assert train.label_names == describe(settings).label_names == ("a", "b", "c", "d")
 
@@ -219,12 +219,12 @@ def test_cifar_rows_beyond_the_wanted_are_not_decoded(tmp_path: Path) -> None:
     for split in ("train", "test"):
         _cifar(tmp_path, [0, 1], split=split, pictures=[_png(0), b"broken"])
     settings = _settings("cifar100", tmp_path, max_train_samples=1, max_eval_samples=1)
-    assert [len(split) for split in load_image_data(settings, preprocessing=COLOUR, seed=0)] == [1, 1]
+    assert [len(split) for split in load_image_data(settings, preprocessing=COLOUR, seed=0).values()] == [1, 1]
 
 
 def test_real_cifar() -> None:
     settings = _settings("cifar100", _real("data/cifar100"), max_train_samples=300, max_eval_samples=200)
-    train, evaluation = load_image_data(settings, preprocessing=COLOUR, seed=0)
+    train, evaluation = load_image_data(settings, preprocessing=COLOUR, seed=0).values()
     info = describe(settings)
     assert (len(train), len(evaluation)) == (300, 200)
     assert info.label_names == CIFAR100_NAMES and info.channels == 3
@@ -285,7 +285,7 @@ def test_bad_picture_files(tmp_path: Path, write: Callable[[Path], None], messag
 
 def test_texts_are_tokenized_truncated_and_padded(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     _sst2(tmp_path, HEADER + "good film\t1\n" + "bad " * 30 + "\t0\r\nunseen\t0")
-    train, evaluation = load_text_data(_settings("sst2", tmp_path), tokenizer=tokenizer)
+    train, evaluation = load_text_data(_settings("sst2", tmp_path), tokenizer=tokenizer).values()
     assert train.labels.tolist() == [1, 0, 0] and len(evaluation) == 1
     assert train.num_tokens.tolist() == [4, 16, 3] and train.lengths.tolist() == [8, 16, 8]
     rows = train.inputs(np.array([2, 0]), length=8, epoch=0)
@@ -300,7 +300,7 @@ def test_texts_are_tokenized_truncated_and_padded(tmp_path: Path, tokenizer: Pre
 def test_text_columns_are_found_by_name_and_rows_limited(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     _sst2(tmp_path, "id\tlabel\tsentence\n7\t1\tgood\n8\t0\tbad\n9\tbroken")
     settings = _settings("sst2", tmp_path, max_train_samples=2)
-    train, _ = load_text_data(settings, tokenizer=tokenizer)
+    train, _ = load_text_data(settings, tokenizer=tokenizer).values()
     assert train.labels.tolist() == [1, 0]
 
 
@@ -308,7 +308,7 @@ def test_text_fingerprint_follows_contents_and_padding(tmp_path: Path, tokenizer
     def fingerprint(text: str, max_length: int = 16) -> str:
         _sst2(tmp_path, HEADER + text)
         settings = _settings("sst2", tmp_path, max_length=max_length)
-        return load_text_data(settings, tokenizer=tokenizer)[0].fingerprint
+        return load_text_data(settings, tokenizer=tokenizer)["train"].fingerprint
 
     prints = [fingerprint("good\t1\nbad\t1"), fingerprint("good\t1\nfilm\t1"), fingerprint("good\t1\nbad\t1", 4)]
     assert len(set(prints)) == 3 and prints[0] == fingerprint("good\t1\nbad\t1")
@@ -319,7 +319,7 @@ def test_real_sst2() -> None:
 
     real_tokenizer = AutoTokenizer.from_pretrained(_real("models/minilm-l6"))
     settings = _settings("sst2", _real("data/glue/SST-2"), max_train_samples=500, max_length=128)
-    train, evaluation = load_text_data(settings, tokenizer=real_tokenizer)
+    train, evaluation = load_text_data(settings, tokenizer=real_tokenizer).values()
     assert (len(train), len(evaluation)) == (500, 872)
     for dataset in (train, evaluation):
         batches = epoch_batches(dataset.lengths, batch_size=32, seed=0, epoch=0, shuffle=False)
@@ -398,7 +398,7 @@ def _hub(monkeypatch: pytest.MonkeyPatch, columns: dict[str, Any] | Exception) -
 def test_texts_from_the_hub(monkeypatch: pytest.MonkeyPatch, tokenizer: PreTrainedTokenizerFast) -> None:
     requests = _hub(monkeypatch, {"idx": [0, 1], "sentence": ["good", "bad film"], "label": [1, 0]})
     settings = _settings("sst2", max_eval_samples=1)
-    train, evaluation = load_text_data(settings, tokenizer=tokenizer)
+    train, evaluation = load_text_data(settings, tokenizer=tokenizer).values()
     assert (train.num_tokens.tolist(), evaluation.labels.tolist()) == ([3, 4], [1])
     assert requests == [("nyu-mll/glue", "sst2", "train"), ("nyu-mll/glue", "sst2", "validation")]
 
@@ -412,7 +412,7 @@ def test_pictures_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(datasets, "load_dataset", lambda hub_id, config_name, *, split: pictures)
     settings = _settings("cifar100", "owner/pictures", max_train_samples=2)
-    train, evaluation = load_image_data(settings, preprocessing=COLOUR, seed=0)
+    train, evaluation = load_image_data(settings, preprocessing=COLOUR, seed=0).values()
     assert (train.labels.tolist(), evaluation.labels.tolist()) == ([5, 6], [5, 6, 7])
     assert train.label_names == CIFAR100_NAMES
 
@@ -453,7 +453,7 @@ def _ids_and_pixels(dataset: Dataset, ids: tuple[int, ...]) -> tuple[np.ndarray,
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_loader_keeps_order_and_ends_its_workers(num_workers: int) -> None:
-    dataset, _ = load_image_data(_settings("digits", max_train_samples=20), preprocessing=GREY, seed=0)
+    dataset, _ = load_image_data(_settings("digits", max_train_samples=20), preprocessing=GREY, seed=0).values()
     items = [(0, 1), (7,), (3, 2, 1), (9,)]
     fetched = list(loader(dataset, items=items, fetch=_ids_and_pixels, num_workers=num_workers))
     assert [tuple(ids) for ids, _ in fetched] == items and isinstance(fetched[0][0], np.ndarray)
@@ -468,7 +468,7 @@ def test_loader_keeps_order_and_ends_its_workers(num_workers: int) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_loader_leaves_the_global_random_stream_alone(num_workers: int) -> None:
-    dataset, _ = load_image_data(_settings("digits", max_train_samples=2), preprocessing=GREY, seed=0)
+    dataset, _ = load_image_data(_settings("digits", max_train_samples=2), preprocessing=GREY, seed=0).values()
     state = torch.get_rng_state()
     list(loader(dataset, items=[(0, 1)], fetch=_ids_and_pixels, num_workers=num_workers))
     assert torch.equal(torch.get_rng_state(), state)

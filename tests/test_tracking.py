@@ -274,14 +274,22 @@ def test_metric_names_are_the_original_s() -> None:
         "Train/Loss", "Train/Acc", "sample_throughput", "comm_frequency", "forward_time_per_batch",
         "backwards_time_per_batch", "frozen_blocks", "pp", "dp", "microbatches", "transition_seconds",
     }  # fmt: skip
-    assert evaluation_metrics("image_classification", loss=0.5, accuracy=0.9, best_accuracy=0.95) == {
+    metrics, best = {"loss": 0.5, "accuracy": 0.9}, {"loss": 0.4, "accuracy": 0.95}
+    assert evaluation_metrics("image_classification", metrics, best=best) == {
         "Test/Loss": 0.5,
         "Test/Acc": 0.9,
     }
-    assert evaluation_metrics("text_classification", loss=0.5, accuracy=0.9, best_accuracy=0.95) == {
+    assert evaluation_metrics("text_classification", metrics, best=best) == {
         "Evaluation Loss": 0.5,
         "Evaluation Accuracy": 0.9,
         "Evaluation Accuracy (best)": 0.95,
+    }
+    answers = {"exact_match": 70.0, "f1": 80.0}
+    assert evaluation_metrics("question_answering", answers, best=answers) == {
+        "Evaluation EM": 70.0,
+        "Evaluation EM (best)": 70.0,
+        "Evaluation F1": 80.0,
+        "Evaluation F1 (best)": 80.0,
     }
 
 

@@ -100,7 +100,7 @@ class AutoCache:
         seconds = 0.0
         for split, dataset in self._datasets.items():
             for length, count in zip(*np.unique(dataset.lengths, return_counts=True)):
-                if split == "eval":
+                if split != "train":
                     seconds += evaluations * forward(from_cached, stop, int(length), int(count))
                 if cached is not None and cached != self.boundary:
                     seconds += forward(from_here, from_cached, int(length), int(count))

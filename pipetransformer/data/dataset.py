@@ -3,27 +3,41 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 
-__all__ = ["Dataset"]
+from pipetransformer.data.metrics import METRICS
+
+__all__ = ["IGNORED", "Dataset", "Kind"]
+
+Kind = Literal["classes", "scores", "spans"]
+"""What a label is: a class, a number, or the first and the last token of an answer."""
+IGNORED = -100
+"""Label of a padding copy: it weighs zero."""
 
 
 class Dataset(ABC):
     """One split of a labelled dataset. Sample ids are 0 .. len(dataset) - 1.
 
     Attributes:
-        labels: int64 ``[num_samples]``.
-        label_names: name of each class.
+        kind: what the labels are.
+        labels: int64 ``[num_samples]`` of classes, float32 ``[num_samples]`` of scores, int64 ``[num_samples, 2]`` of
+            spans.
+        label_names: name of each class; empty where there are none.
+        metric_names: what ``measure`` gives; the first is the one that the best weights are kept by. More is better.
         lengths: padded length of each sample ``[num_samples]``: a text's bucket edge in tokens, a picture's side in
             pixels.
         num_tokens: real tokens of each text ``[num_samples]``; None for images, whose rows the model decides.
         augmented: whether ``inputs`` differ from epoch to epoch.
     """
 
+    kind: Kind
     labels: torch.Tensor
     label_names: tuple[str, ...]
+    metric_names: tuple[str, ...]
     lengths: np.ndarray
     num_tokens: np.ndarray | None
     augmented: bool
@@ -44,3 +58,8 @@ class Dataset(ABC):
         Images: ``pixel_values`` float32 ``[batch, channels, height, width]``. Texts: ``input_ids``, ``attention_mask``
         and ``token_type_ids``, int64 ``[batch, length]``.
         """
+
+    def measure(self, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+        """The metrics of a model's outputs (a row each) for every sample, in the order of the ids."""
+        table, labels = np.stack(outputs), self.labels.numpy()
+        return {name: METRICS[name](table, labels) for name in self.metric_names}

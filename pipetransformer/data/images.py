@@ -70,6 +70,8 @@ class ImageDataset(Dataset):
             random place and mirrored half of the time, as (seed, epoch, sample) say.
     """
 
+    kind = "classes"
+    metric_names = ("accuracy",)
     num_tokens = None
 
     def __init__(
@@ -135,28 +137,25 @@ def _shifted_and_mirrored(pictures: torch.Tensor, draws: np.ndarray) -> torch.Te
     return cropped.permute(0, 3, 1, 2).contiguous()
 
 
-def load_image_data(
-    data: DataConfig, *, preprocessing: ImagePreprocessing, seed: int
-) -> tuple[ImageDataset, ImageDataset]:
-    """The training and the evaluation split of the dataset that ``data.name`` and ``data.path`` name.
+def load_image_data(data: DataConfig, *, preprocessing: ImagePreprocessing, seed: int) -> dict[str, Dataset]:
+    """The splits ``train`` and ``eval`` of the dataset that ``data.name`` and ``data.path`` name.
 
     Args:
         seed: of the augmentation, which only training pictures get.
     """
-    splits = []
-    for train, max_samples in ((True, data.max_train_samples), (False, data.max_eval_samples)):
+    splits: dict[str, Dataset] = {}
+    for split, max_samples in (("train", data.max_train_samples), ("eval", data.max_eval_samples)):
+        train = split == "train"
         channels = preprocessing.channels
         pictures, labels, names = _read(data, train=train, max_samples=max_samples, channels=channels)
-        splits.append(
-            ImageDataset(
-                pictures,
-                labels=labels,
-                label_names=names,
-                preprocessing=preprocessing,
-                seed=seed if train and data.augment == "basic" else None,
-            )
+        splits[split] = ImageDataset(
+            pictures,
+            labels=labels,
+            label_names=names,
+            preprocessing=preprocessing,
+            seed=seed if train and data.augment == "basic" else None,
         )
-    return splits[0], splits[1]
+    return splits
 
 
 def _read(

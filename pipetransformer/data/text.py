@@ -27,6 +27,8 @@ __all__ = ["TextDataset", "load_text_data"]
 class TextDataset(Dataset):
     """Tokenized texts: the ids of all samples end to end, and where each begins."""
 
+    kind = "classes"
+    metric_names = ("accuracy",)
     num_tokens: np.ndarray
     augmented = False
 
@@ -73,23 +75,21 @@ class TextDataset(Dataset):
         return {name: torch.from_numpy(row.astype(np.int64)) for name, row in rows.items()}
 
 
-def load_text_data(data: DataConfig, *, tokenizer: PreTrainedTokenizerFast) -> tuple[TextDataset, TextDataset]:
-    """The training and the evaluation split of the dataset that ``data.name`` and ``data.path`` name."""
+def load_text_data(data: DataConfig, *, tokenizer: PreTrainedTokenizerFast) -> dict[str, Dataset]:
+    """The splits ``train`` and ``eval`` of the dataset that ``data.name`` and ``data.path`` name."""
     if data.name != "sst2":
         raise UserError(f"data.name: {data.name} holds no texts; task text_classification takes sst2")
     if data.augment != "none":
         raise UserError(f"data.augment: {data.augment} is not allowed for texts; give none")
     _check_tokenizer(tokenizer, max_length=data.max_length)
     location = locate(data, default_hub_id=SST2_HUB_ID)
-    splits = []
-    for train, max_samples in ((True, data.max_train_samples), (False, data.max_eval_samples)):
-        sentences, labels = read_sst2(location, train=train, max_samples=max_samples)
-        splits.append(
-            TextDataset(
-                sentences, labels=labels, label_names=SST2_NAMES, tokenizer=tokenizer, max_length=data.max_length
-            )
+    splits: dict[str, Dataset] = {}
+    for split, max_samples in (("train", data.max_train_samples), ("eval", data.max_eval_samples)):
+        sentences, labels = read_sst2(location, train=split == "train", max_samples=max_samples)
+        splits[split] = TextDataset(
+            sentences, labels=labels, label_names=SST2_NAMES, tokenizer=tokenizer, max_length=data.max_length
         )
-    return splits[0], splits[1]
+    return splits
 
 
 def _check_tokenizer(tokenizer: PreTrainedTokenizerFast, *, max_length: int) -> None:

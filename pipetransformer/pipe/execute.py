@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -32,13 +33,14 @@ class StepInput:
     Attributes:
         hidden: what enters the first active unit [rows, ...]; None behind stage 0.
         inputs: what blocks need beside it, each [rows, ...].
-        labels: [rows], ``IGNORED`` for padding copies.
+        ids: samples [rows]. labels: [rows, ...], ``IGNORED`` for padding copies.
         length: padded length. rows: rows of this replica. global_count: real samples of the global batch.
         num_real: rows that count. enters: the unit that ``hidden`` goes into, 0 for the model's own input.
     """
 
     hidden: Tensor | None
     inputs: Mapping[str, Tensor]
+    ids: np.ndarray
     labels: Tensor
     length: int
     rows: int
@@ -63,8 +65,8 @@ class Executor(Protocol):
     def train(self, batch: StepInput) -> None:
         """Forward and backward of all micro-batches; gradients accumulate."""
 
-    def evaluate(self, batch: StepInput) -> None:
-        """Forward of all micro-batches; only the objective's figures change."""
+    def evaluate(self, batch: StepInput) -> Tensor | None:
+        """Forward of all micro-batches: the outputs [rows, ...] on the last stage, None before it."""
 
 
 class _PlainExecutor:
@@ -85,9 +87,11 @@ class _PlainExecutor:
             self.times.forward += middle - start
             self.times.backward += perf_counter() - middle
 
-    def evaluate(self, batch: StepInput) -> None:
-        for hidden, inputs, labels in self._microbatches(batch):
-            self._objective(self._stage(hidden, **inputs), labels)
+    def evaluate(self, batch: StepInput) -> Tensor | None:
+        outputs = [self._stage(hidden, **inputs) for hidden, inputs, _ in self._microbatches(batch)]
+        whole = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        self._objective(whole, batch.labels)
+        return whole
 
     def _microbatches(self, batch: StepInput) -> Iterable[tuple[Tensor | None, Mapping[str, Tensor], Tensor]]:
         if self._num_microbatches == 1:
@@ -124,10 +128,11 @@ class _PipelineExecutor:
     def train(self, batch: StepInput) -> None:
         self._run(batch, training=True)
 
-    def evaluate(self, batch: StepInput) -> None:
-        logits = self._run(batch, training=False)
-        if logits is not None:
-            self._objective(logits, batch.labels)
+    def evaluate(self, batch: StepInput) -> Tensor | None:
+        outputs = self._run(batch, training=False)
+        if outputs is not None:
+            self._objective(outputs, batch.labels)
+        return outputs
 
     def _run(self, batch: StepInput, *, training: bool) -> Tensor | None:
         key = (batch.rows, batch.length, training)

@@ -1,4 +1,9 @@
-"""The loss of a global batch, however it is cut, and the running figures that come from it."""
+"""The loss of a global batch, however it is cut, and the running figures that come from it.
+
+classes   outputs [rows, classes]    labels int64 [rows]      cross-entropy
+scores    outputs [rows, 1]          labels float [rows]      squared error
+spans     outputs [rows, length, 2]  labels int64 [rows, 2]   mean of the cross-entropies of first and last token
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["IGNORED", "Objective"]
+from pipetransformer.data import IGNORED, Kind
 
-IGNORED = -100
-"""Label of a padding copy: it weighs zero."""
+__all__ = ["Objective"]
 
 
 class Objective:
-    """Cross-entropy summed over a micro-batch and divided by the *global* count of real samples.
+    """The loss summed over a micro-batch and divided by the *global* count of real samples.
 
     Summed over micro-batches and replicas this is the mean over the global batch, for every (pp, dp, M) and for short
     batches; nothing else divides.
@@ -23,7 +27,8 @@ class Objective:
             wait.
     """
 
-    def __init__(self, *, label_smoothing: float, device: torch.device) -> None:
+    def __init__(self, kind: Kind, *, label_smoothing: float, device: torch.device) -> None:
+        self._kind = kind
         self._label_smoothing = label_smoothing
         self._scale = 1.0
         self._device = device
@@ -32,7 +37,7 @@ class Objective:
         self.clear()
 
     def clear(self) -> None:
-        """Starts the running figures anew: loss and correct answers summed over samples, and the samples."""
+        """Starts the running figures anew: loss and correct answers (none of scores) over samples, and the samples."""
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self.num_correct = torch.zeros((), dtype=torch.int64, device=self._device)
         self.num_samples = torch.zeros((), dtype=torch.int64, device=self._device)
@@ -43,17 +48,33 @@ class Objective:
         self._global_count = global_count
         self._step.fill_(step)
 
-    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Loss of one micro-batch: logits [rows, classes], labels [rows] with ``IGNORED`` for padding copies."""
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        loss = F.cross_entropy(
-            logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=self._label_smoothing
-        )
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Loss of one micro-batch; the labels of padding copies are ``IGNORED``, they weigh zero."""
+        outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        if self._kind == "scores":
+            real = labels != IGNORED
+            loss = torch.where(real, outputs[:, 0] - labels, 0.0).square().sum()
+            correct = torch.zeros_like(real)
+        elif self._kind == "spans":
+            real = labels[:, 0] != IGNORED
+            loss = (
+                self._cross_entropy(outputs[..., 0], labels[:, 0]) + self._cross_entropy(outputs[..., 1], labels[:, 1])
+            ) / 2
+            correct = (outputs.argmax(dim=1) == labels).all(dim=1)
+        else:
+            real = labels != IGNORED
+            loss = self._cross_entropy(outputs, labels)
+            correct = outputs.argmax(dim=-1) == labels
         loss = loss * self._scale
         with torch.no_grad():
             is_first_bad = ~torch.isfinite(loss) & (self.first_bad_step < 0)
             self.first_bad_step = torch.where(is_first_bad, self._step, self.first_bad_step)
             self.loss_sum += loss * self._global_count
-            self.num_correct += (logits.argmax(dim=-1) == labels).sum()
-            self.num_samples += (labels != IGNORED).sum()
+            self.num_correct += correct.sum()
+            self.num_samples += real.sum()
         return loss
+
+    def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(
+            logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=self._label_smoothing
+        )

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 __all__ = ["evaluation_metrics", "train_metrics"]
+
+_SHOWN = {"exact_match": "EM", "f1": "F1"}
 
 
 def train_metrics(
@@ -42,17 +46,19 @@ def train_metrics(
     return metrics if cache_hit_rate is None else {**metrics, "cache_hit_rate": cache_hit_rate}
 
 
-def evaluation_metrics(task: str, *, loss: float, accuracy: float, best_accuracy: float) -> dict[str, float]:
-    """What is logged after an evaluation; ``best_accuracy`` includes this one.
+def evaluation_metrics(task: str, metrics: Mapping[str, float], *, best: Mapping[str, float]) -> dict[str, float]:
+    """What is logged after an evaluation; ``best`` includes this one.
 
-    Raises ValueError for an unknown task.
+    Images have the original's ``Test/Acc``; texts ``Evaluation Accuracy`` and ``Evaluation Accuracy (best)``, and
+    likewise ``Evaluation EM``, ``Evaluation Matthews correlation``.
     """
     if task == "image_classification":
-        return {"Test/Loss": loss, "Test/Acc": accuracy}
-    if task == "text_classification":
-        return {
-            "Evaluation Loss": loss,
-            "Evaluation Accuracy": accuracy,
-            "Evaluation Accuracy (best)": best_accuracy,
-        }
-    raise ValueError(f"no metric names for task {task!r}")
+        known = {"loss": "Test/Loss", "accuracy": "Test/Acc"}
+        return {known.get(name, f"Test/{name}"): value for name, value in metrics.items()}
+    named: dict[str, float] = {}
+    for name, value in metrics.items():
+        shown = f"Evaluation {_SHOWN.get(name, name[:1].upper() + name[1:].replace('_', ' '))}"
+        named[shown] = value
+        if name != "loss" and name in best:
+            named[f"{shown} (best)"] = best[name]
+    return named

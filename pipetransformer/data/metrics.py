@@ -1,0 +1,52 @@
+"""What GLUE and image classification report, from a model's outputs for all samples; by scikit-learn and scipy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+__all__ = ["METRICS"]
+
+
+def _accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
+    return float((outputs.argmax(axis=1) == labels).mean())
+
+
+def _f1(outputs: np.ndarray, labels: np.ndarray) -> float:
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(labels, outputs.argmax(axis=1), zero_division=0.0))
+
+
+def _matthews(outputs: np.ndarray, labels: np.ndarray) -> float:
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(labels, outputs.argmax(axis=1)))
+
+
+def _pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
+    from scipy.stats import pearsonr
+
+    return _defined(pearsonr(outputs[:, 0], labels).statistic) if len(labels) > 1 else 0.0
+
+
+def _spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
+    from scipy.stats import spearmanr
+
+    return _defined(spearmanr(outputs[:, 0], labels).statistic) if len(labels) > 1 else 0.0
+
+
+def _defined(correlation: float) -> float:
+    """A model that says the same of every sample correlates with nothing."""
+    return float(np.nan_to_num(correlation))
+
+
+METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "accuracy": _accuracy,
+    "f1": _f1,
+    "matthews_correlation": _matthews,
+    "pearson": _pearson,
+    "spearman": _spearman,
+}
+"""``(outputs [samples, classes] or [samples, 1], labels [samples]) -> figure``; ``f1`` is that of class 1 of two."""
