@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import (
@@ -83,6 +83,7 @@ NumBytes = Annotated[
 ]
 
 _EPOCH = Interval(1, "epoch")
+_PICTURES = ("digits", "cifar100")
 
 
 class _Section(BaseModel):
@@ -105,7 +106,13 @@ class ModelConfig(_Section):
 
 
 class DataConfig(_Section):
-    name: Literal["digits", "cifar100", "sst2"] = Field(description="The dataset.")
+    name: Literal[
+        "digits", "cifar100", "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "table"
+    ] = Field(description="The dataset: pictures, a task of GLUE, or `table`, texts of your own.")
+    text_columns: Annotated[
+        tuple[Text] | tuple[Text, Text], BeforeValidator(_as_tuple), Allowed("a list of one or two column names")
+    ] = Field(default=("text",), description="Columns of a `table` that hold the text, or the two texts of a pair.")
+    label_column: Text = Field(default="label", description="Column of a `table` that holds the class.")
     path: Text | None = Field(
         default=None,
         description="A local folder, or a hub id; null takes the dataset's usual place on the hub.",
@@ -271,9 +278,12 @@ class Config(_Section):
     def _check_across_keys(self) -> Config:
         """Raises UserError, which pydantic lets pass."""
         images = self.task == "image_classification"
-        if images == (self.data.name == "sst2"):
-            datasets = "digits or cifar100" if images else "sst2"
-            raise UserError(f"data.name: {self.data.name} is not for task {self.task}; give {datasets}")
+        if (self.data.name in _PICTURES) != images:
+            kinds = get_args(DataConfig.model_fields["name"].annotation)
+            allowed = [kind for kind in kinds if (kind in _PICTURES) == images]
+            raise UserError(
+                f"data.name: {self.data.name} is not for task {self.task}; give one of {', '.join(allowed)}"
+            )
         if self.data.augment != "none" and not images:
             raise UserError(f"data.augment: {self.data.augment} is for images; give none")
         if self.freeze.policy == "static" and self.freeze.max_frozen is None:

@@ -145,13 +145,14 @@ def build_job(config: Config, world: World) -> Job:
     on_gpu = world.device.type == "cuda"
     if config.train.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
         raise UserError("train.precision: this GPU has no bfloat16; give float32")
-    built = build_model(config, describe(config.data))
+    info = describe(config.data)
+    built = build_model(config, info)
     datasets: Mapping[str, Dataset]
     if isinstance(built, TimmModel):
         datasets = load_image_data(config.data, preprocessing=built.preprocessing, seed=config.train.seed)
     else:
         assert isinstance(built, TransformersModel)
-        datasets = load_text_data(config.data, tokenizer=built.tokenizer)
+        datasets = load_text_data(config.data, info=info, tokenizer=built.tokenizer)
     chain = Chain(built.model, name=config.model.name, precision=config.train.precision, device=world.device)
     train_data = datasets["train"]
     probe = train_data.inputs(np.arange(1), length=int(train_data.lengths[0]), epoch=0)

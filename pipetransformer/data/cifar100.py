@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from pipetransformer.data.sources import checked_labels, hub_table, one_line, require_columns
+from pipetransformer.data.sources import hub_table, one_line, require_columns, table_labels
 from pipetransformer.errors import UserError
 
 __all__ = ["CIFAR100_HUB_ID", "CIFAR100_NAMES", "cifar100_label_names", "read_cifar100"]
@@ -70,7 +70,7 @@ def read_cifar100(
     labels: list[np.ndarray] = []
     num_labels = len(label_names)
     for source, table in tables:
-        labels.append(checked_labels(table["fine_label"], name="fine_label", num_labels=num_labels, source=source))
+        labels.append(table_labels(table["fine_label"], name="fine_label", num_labels=num_labels, source=source))
         for row, encoded in enumerate(_encoded(table["img"], source=source)):
             picture = _decoded(encoded, mode=_MODES[channels], source=source, row=row)
             if pictures and picture.shape != pictures[0].shape:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from pipetransformer.data.cifar100 import CIFAR100_HUB_ID, cifar100_label_names
 from pipetransformer.data.digits import DIGIT_NAMES
+from pipetransformer.data.glue import GLUE
 from pipetransformer.data.sources import locate
-from pipetransformer.data.sst2 import SST2_NAMES
-from pipetransformer.errors import UserError
+from pipetransformer.data.tables import table_label_names
 
 if TYPE_CHECKING:
     from pipetransformer.config import DataConfig
@@ -26,12 +26,12 @@ class DataInfo:
 
 
 def describe(data: DataConfig) -> DataInfo:
-    """Reads no sample: at most the metadata of one local file."""
+    """Reads metadata, and of a user's own table its labels."""
     if data.name == "digits":
         return DataInfo(DIGIT_NAMES, channels=1)
     if data.name == "cifar100":
         names = cifar100_label_names(locate(data, default_hub_id=CIFAR100_HUB_ID))
         return DataInfo(names, channels=3)
-    if data.name == "sst2":
-        return DataInfo(SST2_NAMES, channels=None)
-    raise UserError(f"data.name: {data.name} is not known; give digits, cifar100 or sst2")
+    if data.name in GLUE:
+        return DataInfo(GLUE[data.name].names, channels=None)
+    return DataInfo(table_label_names(data), channels=None)

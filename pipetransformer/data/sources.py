@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,17 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from pipetransformer.config import DataConfig
 
-__all__ = ["checked_labels", "hub_table", "locate", "one_line", "require_columns"]
+__all__ = ["Texts", "hub_table", "locate", "one_line", "require_columns", "table_labels", "table_texts"]
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """A split of texts as read: one or two texts a sample (``second`` None), labels int64 of classes or float32."""
+
+    first: list[str]
+    second: list[str] | None
+    labels: np.ndarray
+
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _LONGEST_REASON = 200
@@ -61,8 +72,16 @@ def require_columns(present: Sequence[str], wanted: Sequence[str], *, source: ob
         raise UserError(f"{source}: no column {', '.join(missing)}; there are {', '.join(present) or 'none'}")
 
 
-def checked_labels(column: pa.ChunkedArray, *, name: str, num_labels: int, source: object) -> np.ndarray:
-    """A label column as int64 ``[num_samples]``. Raises UserError for the first row (from 0) that is out of range."""
+def table_labels(column: pa.ChunkedArray, *, name: str, num_labels: int, source: object) -> np.ndarray:
+    """A label column as int64 ``[num_samples]``, or as float32 scores where there are no classes (``num_labels`` 0).
+
+    Raises UserError for the first row (from 0) that is out of range.
+    """
+    if not num_labels:
+        if not pa.types.is_floating(column.type) or column.null_count:
+            raise UserError(f"{source}: column {name} is {column.type} with {column.null_count} gaps; give numbers")
+        scores: np.ndarray = column.to_numpy().astype(np.float32)
+        return scores
     if not pa.types.is_integer(column.type):
         raise UserError(f"{source}: column {name} is {column.type}; whole numbers are needed")
     labels: np.ndarray = column.cast(pa.int64(), safe=False).fill_null(-1).to_numpy().copy()
@@ -71,6 +90,16 @@ def checked_labels(column: pa.ChunkedArray, *, name: str, num_labels: int, sourc
         row = int(wrong[0])
         raise UserError(f"{source}: row {row}: label {column[row].as_py()} is not allowed; give 0 to {num_labels - 1}")
     return labels
+
+
+def table_texts(column: pa.ChunkedArray, *, name: str, source: object) -> list[str]:
+    """A column of texts. Raises UserError for another type and for a gap."""
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise UserError(f"{source}: column {name} is {column.type}; texts are needed")
+    texts: list[str | None] = column.to_pylist()
+    if None in texts:
+        raise UserError(f"{source}: row {texts.index(None)}: there is no text in column {name}")
+    return cast(list[str], texts)
 
 
 def one_line(error: Exception) -> str:

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from pipetransformer.data.batches import bucket_edges
-from pipetransformer.data.dataset import Dataset
-from pipetransformer.data.sources import locate
-from pipetransformer.data.sst2 import SST2_HUB_ID, SST2_NAMES, read_sst2
+from pipetransformer.data.dataset import Dataset, Kind
+from pipetransformer.data.glue import GLUE, GLUE_HUB_ID, read_glue
+from pipetransformer.data.sources import Texts, locate
+from pipetransformer.data.tables import read_table_texts
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,26 +28,31 @@ __all__ = ["TextDataset", "load_text_data"]
 class TextDataset(Dataset):
     """Tokenized texts: the ids of all samples end to end, and where each begins."""
 
-    kind = "classes"
-    metric_names = ("accuracy",)
     num_tokens: np.ndarray
     augmented = False
 
     def __init__(
         self,
-        sentences: list[str],
+        texts: Texts,
         *,
-        labels: np.ndarray,
+        kind: Kind,
+        metric_names: tuple[str, ...],
         label_names: tuple[str, ...],
         tokenizer: PreTrainedTokenizerFast,
         max_length: int,
     ) -> None:
         encoded = tokenizer(
-            sentences, truncation=True, max_length=max_length, return_token_type_ids=True, return_attention_mask=False
+            texts.first,
+            texts.second,
+            truncation=True,
+            max_length=max_length,
+            return_token_type_ids=True,
+            return_attention_mask=False,
         )
-        self.labels = torch.from_numpy(labels)
+        self.kind, self.metric_names = kind, metric_names
+        self.labels = torch.from_numpy(texts.labels)
         self.label_names = label_names
-        self.num_tokens = np.fromiter(map(len, encoded["input_ids"]), np.int64, len(sentences))
+        self.num_tokens = np.fromiter(map(len, encoded["input_ids"]), np.int64, len(texts.labels))
         self.lengths = bucket_edges(self.num_tokens, max_length=max_length)
         self._starts = np.concatenate([[0], np.cumsum(self.num_tokens)[:-1]])
         total = int(self.num_tokens.sum())
@@ -75,19 +81,25 @@ class TextDataset(Dataset):
         return {name: torch.from_numpy(row.astype(np.int64)) for name, row in rows.items()}
 
 
-def load_text_data(data: DataConfig, *, tokenizer: PreTrainedTokenizerFast) -> dict[str, Dataset]:
-    """The splits ``train`` and ``eval`` of the dataset that ``data.name`` and ``data.path`` name."""
-    if data.name != "sst2":
-        raise UserError(f"data.name: {data.name} holds no texts; task text_classification takes sst2")
-    if data.augment != "none":
-        raise UserError(f"data.augment: {data.augment} is not allowed for texts; give none")
+def load_text_data(data: DataConfig, *, info: DataInfo, tokenizer: PreTrainedTokenizerFast) -> dict[str, Dataset]:
+    """The splits of the dataset that ``data`` names: ``train``, ``eval`` and, of MNLI, ``mismatched``."""
     _check_tokenizer(tokenizer, max_length=data.max_length)
-    location = locate(data, default_hub_id=SST2_HUB_ID)
+    task = GLUE.get(data.name)
     splits: dict[str, Dataset] = {}
-    for split, max_samples in (("train", data.max_train_samples), ("eval", data.max_eval_samples)):
-        sentences, labels = read_sst2(location, train=split == "train", max_samples=max_samples)
+    for split in task.splits if task is not None else ("train", "eval"):
+        max_samples = data.max_train_samples if split == "train" else data.max_eval_samples
+        if task is not None:
+            location = locate(data, default_hub_id=GLUE_HUB_ID)
+            texts = read_glue(data.name, location, split=split, max_samples=max_samples)
+        else:
+            texts = read_table_texts(data, split=split, label_names=info.label_names, max_samples=max_samples)
         splits[split] = TextDataset(
-            sentences, labels=labels, label_names=SST2_NAMES, tokenizer=tokenizer, max_length=data.max_length
+            texts,
+            kind="classes" if task is None else task.kind,
+            metric_names=("accuracy",) if task is None else task.metrics,
+            label_names=info.label_names,
+            tokenizer=tokenizer,
+            max_length=data.max_length,
         )
     return splits
 

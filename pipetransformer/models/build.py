@@ -112,12 +112,14 @@ class TransformersModel(BuiltModel):
         logging.set_verbosity_error()  # what matters of its reports is checked below
         logging.disable_progress_bar()
         labels = info.label_names
-        settings: dict[str, Any] = {
-            **_own_arguments(config, decided_by_data=("num_labels", "id2label", "label2id")),
-            "num_labels": len(labels),
-            "id2label": dict(enumerate(labels)),
-            "label2id": {label: index for index, label in enumerate(labels)},
-        }
+        settings: dict[str, Any] = _own_arguments(
+            config, decided_by_data=("num_labels", "id2label", "label2id", "problem_type")
+        )
+        if labels:
+            names = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+            settings |= {"num_labels": len(labels), **names}
+        else:
+            settings |= {"num_labels": 1, "problem_type": "regression"}
         if config.model.dropout is not None:
             settings |= {f"{part}_dropout_prob": config.model.dropout for part in ("hidden", "attention_probs")}
         name = config.model.name

@@ -1,0 +1,171 @@
+"""The nine GLUE tasks (Wang et al., arXiv 1804.07461) from their official TSV files or from the hub.
+
+Class numbers are those of the hub's ``nyu-mll/glue``, so that a model trained from files fits data from the hub.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from pipetransformer.data.dataset import Kind
+from pipetransformer.data.sources import Texts, hub_table, require_columns, table_labels, table_texts
+from pipetransformer.errors import UserError
+
+__all__ = ["GLUE", "GLUE_HUB_ID", "GlueTask", "read_glue"]
+
+GLUE_HUB_ID = "nyu-mll/glue"
+_SPLITS = {"train": ("train.tsv", "train"), "eval": ("dev.tsv", "validation")}
+_ENTAILMENT = ("entailment", "not_entailment")
+
+
+@dataclass(frozen=True, slots=True)
+class GlueTask:
+    """How one task is stored and measured.
+
+    Attributes:
+        names: of the classes; none where the label is a score. columns, label: the files' columns of the texts (one or
+            two) and of the label. values: a class's label in the files, by its number; none for scores.
+        metrics: what GLUE reports; the first ranks. splits: file, and split of the hub, by split.
+        header: the columns of files without a header line. hub_columns: where the hub has other names.
+        may_skip: the official file is known to hold lines that lack columns; they are left out.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[str, ...]
+    label: str = "label"
+    values: tuple[str, ...] = ("0", "1")
+    metrics: tuple[str, ...] = ("accuracy",)
+    splits: Mapping[str, tuple[str, str]] = field(default_factory=lambda: _SPLITS)
+    header: tuple[str, ...] = ()
+    hub_columns: tuple[str, ...] = ()
+    may_skip: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        return "classes" if self.names else "scores"
+
+
+_PAIR = ("sentence1", "sentence2")
+GLUE: Mapping[str, GlueTask] = {
+    "cola": GlueTask(
+        names=("unacceptable", "acceptable"),
+        columns=("sentence",),
+        metrics=("matthews_correlation",),
+        header=("source", "label", "star", "sentence"),
+    ),
+    "sst2": GlueTask(names=("negative", "positive"), columns=("sentence",)),
+    "mrpc": GlueTask(
+        names=("not_equivalent", "equivalent"),
+        columns=("#1 String", "#2 String"),
+        label="Quality",
+        metrics=("f1", "accuracy"),
+        hub_columns=_PAIR,
+    ),
+    "stsb": GlueTask(names=(), columns=_PAIR, label="score", values=(), metrics=("pearson", "spearman")),
+    "qqp": GlueTask(
+        names=("not_duplicate", "duplicate"),
+        columns=("question1", "question2"),
+        label="is_duplicate",
+        metrics=("f1", "accuracy"),
+        may_skip=True,
+    ),
+    "mnli": GlueTask(
+        names=(mnli := ("entailment", "neutral", "contradiction")),
+        columns=_PAIR,
+        label="gold_label",
+        values=mnli,
+        splits={
+            "train": _SPLITS["train"],
+            "eval": ("dev_matched.tsv", "validation_matched"),
+            "mismatched": ("dev_mismatched.tsv", "validation_mismatched"),
+        },
+    ),
+    "qnli": GlueTask(names=_ENTAILMENT, columns=("question", "sentence"), values=_ENTAILMENT),
+    "rte": GlueTask(names=_ENTAILMENT, columns=_PAIR, values=_ENTAILMENT),
+    "wnli": GlueTask(names=("not_entailment", "entailment"), columns=_PAIR),
+}
+
+
+def read_glue(name: str, location: Path | str, *, split: str, max_samples: int | None) -> Texts:
+    """The first ``max_samples`` samples of a split; the training files are shuffled already.
+
+    Args:
+        location: the local folder of the task's TSV files, or a hub id.
+
+    Raises:
+        UserError: naming the file and the line.
+    """
+    task = GLUE[name]
+    file, hub_split = task.splits[split]
+    if isinstance(location, Path):
+        return _read_tsv(location / file, task, max_samples=max_samples)
+    # GLUE is many datasets under one id; an id of its own needs no configuration.
+    config_name = name if location == GLUE_HUB_ID else None
+    columns = task.hub_columns or task.columns
+    table = hub_table(
+        location, config_name=config_name, split=hub_split, columns=(*columns, "label"), max_samples=max_samples
+    )
+    source = f"{location} ({hub_split})"
+    texts = [table_texts(table[column], name=column, source=source) for column in columns]
+    labels = table_labels(table["label"], name="label", num_labels=len(task.names), source=source)
+    return Texts(texts[0], texts[1] if len(texts) > 1 else None, labels)
+
+
+def _read_tsv(path: Path, task: GlueTask, *, max_samples: int | None) -> Texts:
+    """GLUE quotes nothing: a line is a row, a tab is a column. Lines are counted from 1 in messages, as editors do."""
+    if not path.is_file():
+        raise UserError(f"data.path: {path.parent} holds no {path.name}")
+    texts: list[list[str]] = [[] for _ in task.columns]
+    labels: list[float] = []
+    for source, fields in _rows(path, task):
+        if len(labels) == max_samples:
+            break
+        labels.append(_label(fields[task.label].strip(), task, source=source))
+        for column, values in zip(task.columns, texts):
+            values.append(fields[column])
+    if not labels:
+        raise UserError(f"{path}: holds no samples; at least 1 is needed")
+    dtype = np.int64 if task.kind == "classes" else np.float32
+    return Texts(texts[0], texts[1] if len(texts) > 1 else None, np.array(labels, dtype=dtype))
+
+
+def _rows(path: Path, task: GlueTask) -> Iterator[tuple[str, dict[str, str]]]:
+    """The lines of a file, each with where it stands and its fields by column."""
+    with path.open("rb") as lines:
+        header = list(task.header) or _fields(next(lines, b""), source=f"{path}:1")
+        require_columns(header, (*task.columns, task.label), source=f"{path}:1")
+        for number, line in enumerate(lines, start=1 if task.header else 2):
+            source = f"{path}:{number}"
+            fields = _fields(line, source=source)
+            if len(fields) != len(header):
+                if task.may_skip and len(fields) < len(header):
+                    continue
+                raise UserError(f"{source}: {len(fields)} columns between tabs; the header has {len(header)}")
+            yield source, dict(zip(header, fields))
+
+
+def _label(text: str, task: GlueTask, *, source: str) -> float:
+    if task.kind == "classes":
+        if text not in task.values:
+            *others, last = task.values
+            raise UserError(f"{source}: label {text!r} is not allowed; give {', '.join(others)} or {last}")
+        return task.values.index(text)
+    try:
+        score = float(text)
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise UserError(f"{source}: score {text!r} is not allowed; give a number")
+    return score
+
+
+def _fields(line: bytes, *, source: str) -> list[str]:
+    try:
+        return line.decode("utf-8-sig").rstrip("\r\n").split("\t")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{source}: not UTF-8 text ({error.reason})") from error

@@ -1,0 +1,104 @@
+"""A user's own texts: CSV, TSV, JSON, JSON lines or parquet, one file a split, columns named in the configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+
+from pipetransformer.data.sources import Texts, hub_table, locate, one_line, require_columns, table_texts
+from pipetransformer.errors import UserError
+
+if TYPE_CHECKING:
+    from pipetransformer.config import DataConfig
+
+__all__ = ["read_table_texts", "table_label_names"]
+
+_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+_NAMES = {"train": ("train",), "eval": ("dev", "validation", "valid", "eval", "test")}
+
+
+def table_label_names(data: DataConfig) -> tuple[str, ...]:
+    """The classes: the training split's labels, numbers in their order and names in the alphabet's."""
+    values = set(_label_texts(*_table(data, "train"), data))
+    numeric = all(value.lstrip("-").isdigit() for value in values)
+    return tuple(sorted(values, key=lambda value: (int(value), value) if numeric else (0, value)))
+
+
+def read_table_texts(data: DataConfig, *, split: str, label_names: tuple[str, ...], max_samples: int | None) -> Texts:
+    """The first ``max_samples`` samples of a split. Raises UserError, naming the file and the row (from 0)."""
+    table, source = _table(data, split)
+    table = table.slice(0, max_samples)
+    if not len(table):
+        raise UserError(f"{source}: holds no samples; at least 1 is needed")
+    texts = [table_texts(table[column], name=column, source=source) for column in data.text_columns]
+    numbers = {name: number for number, name in enumerate(label_names)}
+    labels = []
+    for row, value in enumerate(_label_texts(table, source, data)):
+        if value not in numbers:
+            raise UserError(f"{source}: row {row}: label {value!r} is not in the training split")
+        labels.append(numbers[value])
+    return Texts(texts[0], texts[1] if len(texts) > 1 else None, np.array(labels, dtype=np.int64))
+
+
+def _table(data: DataConfig, split: str) -> tuple[pa.Table, str]:
+    """A split's columns that are needed, and how to name it in messages."""
+    if data.path is None:
+        raise UserError("data.path: missing; give the folder of your train and validation files, or a hub id")
+    columns = (*data.text_columns, data.label_column)
+    location = locate(data, default_hub_id="")
+    if isinstance(location, str):
+        hub_split = "train" if split == "train" else "validation"
+        table = hub_table(location, config_name=None, split=hub_split, columns=columns, max_samples=None)
+        return table, f"{location} ({hub_split})"
+    path = _file(location, split)
+    try:
+        table = _read(path)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as {path.suffix[1:]} ({one_line(error)})") from error
+    require_columns(table.column_names, columns, source=path)
+    return table.select(list(dict.fromkeys(columns))), str(path)
+
+
+def _file(folder: Path, split: str) -> Path:
+    candidates = [folder / f"{name}{suffix}" for name in _NAMES[split] for suffix in _SUFFIXES]
+    found = [path for path in candidates if path.is_file()]
+    if not found:
+        names = " or ".join(_NAMES[split])
+        raise UserError(f"data.path: {folder} holds no {names} file; give one in csv, tsv, jsonl, json or parquet")
+    if len({path.stem for path in found[:2]}) < len(found[:2]):
+        raise UserError(f"data.path: {folder} holds both {found[0].name} and {found[1].name}; leave one")
+    return found[0]
+
+
+def _read(path: Path) -> pa.Table:
+    if path.suffix == ".parquet":
+        return pa.parquet.read_table(path)
+    if path.suffix == ".jsonl":
+        return pa.json.read_json(path, parse_options=pa.json.ParseOptions(newlines_in_values=False))
+    if path.suffix == ".json":
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+            raise ValueError("a list of objects is needed")
+        return pa.Table.from_pylist(rows)
+    delimiter = "\t" if path.suffix == ".tsv" else ","
+    options = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    return pa.csv.read_csv(path, parse_options=options)
+
+
+def _label_texts(table: pa.Table, source: str, data: DataConfig) -> list[str]:
+    column, name = table[data.label_column], data.label_column
+    kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_boolean)
+    if not any(fits(column.type) for fits in kinds):
+        raise UserError(f"{source}: column {name} is {column.type}; names or whole numbers are needed")
+    values = column.to_pylist()
+    if None in values or "" in values:
+        row = next(row for row, value in enumerate(values) if value in (None, ""))
+        raise UserError(f"{source}: row {row}: there is no label in column {name}")
+    return [str(value) for value in values]
