@@ -79,11 +79,11 @@ class Feed:
         hidden = self._reader.read(ids, length=item.length) if self._reader is not None else None
         needs_main = self._is_first and hidden is None
         raw: dict[str, Tensor] = {}
-        if needs_main or chain.family.block_inputs:
+        if needs_main or chain.family.side_inputs:
             raw = dataset.inputs(ids, length=item.length, epoch=item.epoch)
         if needs_main:
             hidden = raw[chain.family.main_input]
-        keys = chain.input_keys if needs_main or plan.frozen == 0 else chain.family.block_inputs
+        keys = chain.input_keys if needs_main or plan.frozen == 0 else chain.family.side_inputs
         return StepInput(
             hidden=hidden,
             inputs={key: raw[key] for key in keys},
@@ -111,6 +111,6 @@ class Feed:
             if units:
                 with torch.no_grad():
                     batch.hidden = chain.run(units, batch.hidden, batch.inputs)
-            batch.inputs = {key: batch.inputs[key] for key in chain.family.block_inputs}
+            batch.inputs = {key: batch.inputs[key] for key in chain.family.side_inputs}
         elif batch.hidden.is_floating_point():
             batch.hidden = batch.hidden.to(chain.dtype)

@@ -44,7 +44,7 @@ def advance(
             num_real, length = len(batch.ids), batch.length
             first = source + 1 if source is not None and store.holds(ids, source).all() else 0
             inputs = {}
-            if first == 0 or chain.family.block_inputs:
+            if first == 0 or chain.family.side_inputs:
                 raw = dataset.inputs(ids, length=length, epoch=0)
                 inputs = {key: value.to(chain.device) for key, value in raw.items()}
             if first == 0:

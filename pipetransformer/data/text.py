@@ -13,6 +13,7 @@ import torch
 from pipetransformer.data.batches import bucket_edges
 from pipetransformer.data.dataset import Dataset, Kind
 from pipetransformer.data.glue import GLUE, GLUE_HUB_ID, read_glue
+from pipetransformer.data.info import DataInfo
 from pipetransformer.data.sources import Texts, locate
 from pipetransformer.data.tables import read_table_texts
 from pipetransformer.errors import UserError

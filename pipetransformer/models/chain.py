@@ -69,7 +69,7 @@ class Chain:
     @property
     def input_keys(self) -> tuple[str, ...]:
         """Batch entries that a rank without a prefix in front of it needs beside the main input."""
-        return (*self.family.stem_inputs, *self.family.block_inputs)
+        return (*self.family.stem_inputs, *self.family.side_inputs)
 
     def unit_of(self, parameter: str) -> int:
         return self._owners[parameter]
@@ -103,7 +103,7 @@ class Chain:
                 for block in blocks:
                     hidden = block(hidden, **arguments)
             if stop == self.num_units:
-                hidden = self.family.head(self.model, hidden)
+                hidden = self.family.head(self.model, hidden, inputs)
         return hidden
 
     def freeze(self, num_frozen: int) -> None:
@@ -182,7 +182,10 @@ class Chain:
                 if text_length is None:
                     expected = self.model(main.to(self.dtype))
                 else:
-                    expected = self.model(**{self.family.main_input: main}, **side).logits
+                    told = self.model(**{self.family.main_input: main}, **side)
+                    expected = (
+                        told.logits if "logits" in told else torch.stack((told.start_logits, told.end_logits), -1)
+                    )
         scale = expected.abs().max().clamp_min(1.0)
         if hidden.shape != expected.shape or (hidden - expected).abs().max() > 1e-3 * scale:
             raise UserError(

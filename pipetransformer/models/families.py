@@ -1,15 +1,17 @@
 """What differs between model families, one table entry each: where the blocks are and what goes into them.
 
 A family says how to run the stem, one block and the head of a model *through the model's own modules*, so that
-parameter names, dropout and masks are the library's. ``chain.py`` proves each wrapped model equal to its own forward.
+parameter names, dropout and masks are the library's. ``chain.py`` proves each wrapped model equal to its own forward,
+so that a family may be recognised by structure alone: a model that computes something else is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
@@ -24,59 +26,209 @@ class Family:
     """How one family is a chain.
 
     Attributes:
-        matches: whether a model belongs to the family, by its structure.
         blocks: attribute path of the block list.
         stem_prefixes: prefixes of the parameter and module names that the stem owns; what neither stem nor blocks own
             is the head's.
         main_input: the batch entry that enters the stem; ``stem_inputs`` are further ones that only the stem reads,
-            ``block_inputs`` those that every block needs (each rank derives block arguments from them by itself).
-        stem, head: ``stem(model, inputs) -> hidden [batch, tokens, width]``, ``head(model, hidden) -> logits``.
+            ``side_inputs`` those that every rank needs: it derives its blocks' arguments and the head's from them.
+        stem, head: ``stem(model, inputs) -> hidden [batch, tokens, width]``, ``head(model, hidden, inputs) -> outputs``.
         block_arguments: ``(model, hidden, inputs) -> keyword arguments`` of every block.
     """
 
     name: str
-    matches: Callable[[nn.Module], bool]
     blocks: str
     stem_prefixes: tuple[str, ...]
     main_input: str
-    stem_inputs: tuple[str, ...]
-    block_inputs: tuple[str, ...]
     stem: Callable[[Any, Inputs], Tensor]
+    head: Callable[[Any, Tensor, Inputs], Tensor]
     block_arguments: Callable[[Any, Tensor, Inputs], dict[str, Any]]
-    head: Callable[[Any, Tensor], Tensor]
+    stem_inputs: tuple[str, ...] = ()
+    side_inputs: tuple[str, ...] = ()
 
 
-def _has(*names: str) -> Callable[[nn.Module], bool]:
-    def matches(model: nn.Module) -> bool:
-        return all(_attribute(model, name) is not None for name in names)
-
-    return matches
-
-
-def _attribute(model: nn.Module, path: str) -> Any:
+def _find(model: nn.Module, path: str) -> Any:
     found: Any = model
     for name in path.split("."):
         found = getattr(found, name, None)
     return found
 
 
-def _no_arguments(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
-    return {}
+def _has(model: nn.Module, *paths: str) -> bool:
+    return all(_find(model, path) is not None for path in paths)
 
 
-def _vit_stem(model: Any, inputs: Inputs) -> Tensor:
-    hidden = model.patch_embed(inputs["pixel_values"])
-    hidden = model.norm_pre(model.patch_drop(model._pos_embed(hidden)))
-    return cast(Tensor, hidden)
+# ---- timm ------------------------------------------------------------------------------------------------------------
+
+_VIT_STEM = (
+    *("cls_token", "reg_token", "dist_token", "pos_embed"),
+    *("patch_embed.", "pos_drop.", "patch_drop.", "norm_pre."),
+)
 
 
-def _vit_head(model: Any, hidden: Tensor) -> Tensor:
-    return cast(Tensor, model.forward_head(model.norm(hidden)))
+def _vit(model: nn.Module) -> Family | None:
+    if not _has(model, "patch_embed", "blocks", "norm", "forward_head", "_pos_embed", "patch_drop", "norm_pre"):
+        return None
+    if _has(model, "rope"):
+        return None
+
+    def stem(model: Any, inputs: Inputs) -> Tensor:
+        hidden = model.patch_embed(inputs["pixel_values"])
+        return model.norm_pre(model.patch_drop(model._pos_embed(hidden)))  # type: ignore[no-any-return]
+
+    return _pictures("ViT and DeiT", stem, lambda model, hidden, inputs: {})
 
 
-def _bert_stem(model: Any, inputs: Inputs) -> Tensor:
-    hidden = model.bert.embeddings(input_ids=inputs["input_ids"], token_type_ids=inputs["token_type_ids"])
-    return cast(Tensor, hidden)
+def _eva(model: nn.Module) -> Family | None:
+    """Rotary tables depend on the grid of patches alone: every rank makes its own."""
+    if not (_has(model, "patch_embed", "blocks", "norm", "forward_head", "_pos_embed", "norm_pre", "rope")):
+        return None
+    if getattr(model, "rope_mixed", False) or getattr(model, "dynamic_img_size", False) or _has(model, "patch_drop"):
+        return None
+
+    def stem(model: Any, inputs: Inputs) -> Tensor:
+        hidden, _ = model._pos_embed(model.patch_embed(inputs["pixel_values"]))
+        return model.norm_pre(hidden)  # type: ignore[no-any-return]
+
+    def arguments(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
+        known = hasattr(model.rope, "feat_shape")
+        return {"rope": model.rope.get_embed() if known else model.rope.get_embed(shape=model.patch_embed.grid_size)}
+
+    return _pictures("EVA", stem, arguments)
+
+
+def _beit(model: nn.Module) -> Family | None:
+    """Those whose blocks own their relative positions; ``rel_pos_bias`` would be shared by all blocks."""
+    if not _has(model, "patch_embed", "cls_token", "pos_drop", "blocks", "norm", "forward_head", "get_num_layers"):
+        return None
+    if _has(model, "rel_pos_bias"):
+        return None
+
+    def stem(model: Any, inputs: Inputs) -> Tensor:
+        hidden = model.patch_embed(inputs["pixel_values"])
+        hidden = torch.cat((model.cls_token.expand(len(hidden), -1, -1), hidden), dim=1)
+        return model.pos_drop(hidden if model.pos_embed is None else hidden + model.pos_embed)  # type: ignore[no-any-return]
+
+    return _pictures("BEiT", stem, lambda model, hidden, inputs: {})
+
+
+def _pictures(
+    name: str, stem: Callable[[Any, Inputs], Tensor], block_arguments: Callable[[Any, Tensor, Inputs], dict[str, Any]]
+) -> Family:
+    return Family(
+        name=f"timm {name}",
+        blocks="blocks",
+        stem_prefixes=_VIT_STEM,
+        main_input="pixel_values",
+        stem=stem,
+        head=lambda model, hidden, inputs: model.forward_head(model.norm(hidden)),
+        block_arguments=block_arguments,
+    )
+
+
+# ---- transformers ----------------------------------------------------------------------------------------------------
+
+
+def _encoder(model: nn.Module) -> Family | None:
+    """BERT, RoBERTa, ELECTRA and what is built like them: embeddings, encoder.layer, a head that reads all tokens."""
+    base = getattr(model, "base_model_prefix", "")
+    if not (base and _has(model, f"{base}.embeddings", f"{base}.encoder.layer")):
+        return None
+    head = _encoder_head(model, base)
+    if head is None:
+        return None
+
+    def stem(model: Any, inputs: Inputs) -> Tensor:
+        encoder = _find(model, base)
+        hidden = encoder.embeddings(input_ids=inputs["input_ids"], token_type_ids=inputs["token_type_ids"])
+        return encoder.embeddings_project(hidden) if hasattr(encoder, "embeddings_project") else hidden
+
+    return Family(
+        name="encoders of transformers (BERT, RoBERTa, ELECTRA)",
+        blocks=f"{base}.encoder.layer",
+        stem_prefixes=(f"{base}.embeddings.", f"{base}.embeddings_project."),
+        main_input="input_ids",
+        stem=stem,
+        head=head,
+        block_arguments=_bidirectional_mask,
+        stem_inputs=("token_type_ids",),
+        side_inputs=("attention_mask",),
+    )
+
+
+def _encoder_head(model: nn.Module, base: str) -> Callable[[Any, Tensor, Inputs], Tensor] | None:
+    if _has(model, "qa_outputs"):
+        return lambda model, hidden, inputs: model.qa_outputs(hidden)
+    if _has(model, f"{base}.pooler", "dropout", "classifier"):
+        return lambda model, hidden, inputs: model.classifier(model.dropout(_find(model, f"{base}.pooler")(hidden)))
+    if _has(model, "classifier.out_proj"):  # a classification head of its own, which takes the first token
+        return lambda model, hidden, inputs: model.classifier(hidden)
+    return None
+
+
+def _distilbert(model: nn.Module) -> Family | None:
+    if not _has(model, "distilbert.embeddings", "distilbert.transformer.layer", "dropout"):
+        return None
+
+    def classify(model: Any, hidden: Tensor, inputs: Inputs) -> Tensor:
+        pooled = torch.relu(model.pre_classifier(hidden[:, 0]))
+        return model.classifier(model.dropout(pooled))  # type: ignore[no-any-return]
+
+    def answer(model: Any, hidden: Tensor, inputs: Inputs) -> Tensor:
+        return model.qa_outputs(model.dropout(hidden))  # type: ignore[no-any-return]
+
+    return Family(
+        name="DistilBERT",
+        blocks="distilbert.transformer.layer",
+        stem_prefixes=("distilbert.embeddings.",),
+        main_input="input_ids",
+        stem=lambda model, inputs: model.distilbert.embeddings(inputs["input_ids"]),
+        head=answer if _has(model, "qa_outputs") else classify,
+        block_arguments=_bidirectional_mask,
+        side_inputs=("attention_mask",),
+    )
+
+
+def _gpt2(model: nn.Module) -> Family | None:
+    if not _has(model, "transformer.wte", "transformer.wpe", "transformer.h", "transformer.ln_f", "score"):
+        return None
+
+    def stem(model: Any, inputs: Inputs) -> Tensor:
+        decoder, ids = model.transformer, inputs["input_ids"]
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        return decoder.drop(decoder.wte(ids) + decoder.wpe(positions))  # type: ignore[no-any-return]
+
+    return Family(
+        name="GPT-2",
+        blocks="transformer.h",
+        stem_prefixes=("transformer.wte.", "transformer.wpe.", "transformer.drop."),
+        main_input="input_ids",
+        stem=stem,
+        head=lambda model, hidden, inputs: _last_token(model.score(model.transformer.ln_f(hidden)), inputs),
+        block_arguments=_causal_mask,
+        side_inputs=("attention_mask",),
+    )
+
+
+def _decoder(model: nn.Module) -> Family | None:
+    """Llama and what is built like it: rotary tables, which every rank makes itself, and a ``score`` of the last token."""
+    if not _has(model, "model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "score"):
+        return None
+
+    def arguments(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
+        positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        tables = model.model.rotary_emb(hidden, position_ids=positions)
+        return {**_causal_mask(model, hidden, inputs), "position_ids": positions, "position_embeddings": tables}
+
+    return Family(
+        name="decoders of transformers (Llama)",
+        blocks="model.layers",
+        stem_prefixes=("model.embed_tokens.",),
+        main_input="input_ids",
+        stem=lambda model, inputs: model.model.embed_tokens(inputs["input_ids"]),
+        head=lambda model, hidden, inputs: _last_token(model.score(model.model.norm(hidden)), inputs),
+        block_arguments=arguments,
+        side_inputs=("attention_mask",),
+    )
 
 
 def _bidirectional_mask(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
@@ -87,50 +239,48 @@ def _bidirectional_mask(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str,
     return {"attention_mask": mask}
 
 
-def _bert_head(model: Any, hidden: Tensor) -> Tensor:
-    return cast(Tensor, model.classifier(model.dropout(model.bert.pooler(hidden))))
+def _causal_mask(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
+    from transformers.masking_utils import create_causal_mask
+
+    positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+    mask = create_causal_mask(
+        config=model.config,
+        inputs_embeds=hidden,
+        attention_mask=inputs["attention_mask"],
+        past_key_values=None,
+        position_ids=positions,
+        allow_is_causal_skip=False,
+    )
+    return {"attention_mask": mask, "use_cache": False}
 
 
-FAMILIES: tuple[Family, ...] = (
-    Family(
-        name="timm ViT and DeiT",
-        matches=_has("patch_embed", "blocks", "norm", "forward_head", "_pos_embed", "patch_drop", "norm_pre"),
-        blocks="blocks",
-        stem_prefixes=(
-            *("cls_token", "reg_token", "dist_token", "pos_embed"),
-            *("patch_embed.", "pos_drop.", "patch_drop.", "norm_pre."),
-        ),
-        main_input="pixel_values",
-        stem_inputs=(),
-        block_inputs=(),
-        stem=_vit_stem,
-        block_arguments=_no_arguments,
-        head=_vit_head,
-    ),
-    Family(
-        name="BERT for sequence classification",
-        matches=_has("bert.embeddings", "bert.encoder.layer", "bert.pooler", "classifier", "dropout"),
-        blocks="bert.encoder.layer",
-        stem_prefixes=("bert.embeddings.",),
-        main_input="input_ids",
-        stem_inputs=("token_type_ids",),
-        block_inputs=("attention_mask",),
-        stem=_bert_stem,
-        block_arguments=_bidirectional_mask,
-        head=_bert_head,
-    ),
+def _last_token(outputs: Tensor, inputs: Inputs) -> Tensor:
+    """Texts are padded on the right, whatever side the tokenizer would take."""
+    rows = torch.arange(len(outputs), device=outputs.device)
+    return outputs[rows, inputs["attention_mask"].sum(dim=1) - 1]
+
+
+FAMILIES: tuple[tuple[str, Callable[[nn.Module], Family | None]], ...] = (
+    ("timm ViT and DeiT", _vit),
+    ("timm EVA", _eva),
+    ("timm BEiT", _beit),
+    ("DistilBERT", _distilbert),
+    ("BERT, RoBERTa, ELECTRA and encoders built like them", _encoder),
+    ("GPT-2", _gpt2),
+    ("Llama and decoders built like it", _decoder),
 )
+"""What a user reads, and what recognises a model. Put an entry of your own first."""
 
 
 def family_of(model: nn.Module, *, name: str) -> Family:
     """The table entry that fits ``model``. Raises UserError where none does."""
-    for family in FAMILIES:
-        blocks = _attribute(model, family.blocks)
-        if family.matches(model) and isinstance(blocks, (nn.ModuleList, nn.Sequential)):
+    for _, recognise in FAMILIES:
+        family = recognise(model)
+        if family is not None and isinstance(blocks := _find(model, family.blocks), (nn.ModuleList, nn.Sequential)):
             if not len(blocks):
                 raise UserError(f"model.name: {name} has no blocks; give it at least 1")
             return family
-    known = ", ".join(family.name for family in FAMILIES)
+    known = "; ".join(shown for shown, _ in FAMILIES)
     raise UserError(
         f"model.name: {name} ({type(model).__name__}) is no chain of stem, blocks and head that is known here; "
         f"use one of: {known}, or add its entry to FAMILIES in pipetransformer/models/families.py"
