@@ -119,9 +119,12 @@ def _samples_by_length(batches: Sequence[Batch]) -> Counter[int]:
 
 def _full_batches(batches: Sequence[Batch]) -> dict[int, Batch]:
     """A batch of every padded length, with as many samples as the largest has (repeated where there are too few)."""
-    full = max(len(batch.ids) for batch in batches)
-    longest = {batch.length: batch for batch in sorted(batches, key=lambda b: len(b.ids))}
-    return {length: replace(batch, ids=np.resize(batch.ids, full)) for length, batch in longest.items()}
+    full = [max(map(len, parts)) for parts in zip(*(batch.parts for batch in batches))]
+    longest = {batch.length: batch for batch in sorted(batches, key=len)}
+    return {
+        length: replace(batch, parts=tuple(np.resize(batch.ids, size) for size in full))
+        for length, batch in longest.items()
+    }
 
 
 def _time_steps(layout: Layout, feed: Feed, batch: Batch, *, stepper: Stepper, repeats: int) -> float:

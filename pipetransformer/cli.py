@@ -20,7 +20,11 @@ from pipetransformer.errors import UserError
 
 __all__ = ["ENTRIES", "main", "run_guarded"]
 
-ENTRIES = {"image_classification": "main_cv.py", "text_classification": "main_tc.py"}
+ENTRIES = {
+    "image_classification": "main_cv.py",
+    "text_classification": "main_tc.py",
+    "question_answering": "main_qa.py",
+}
 _PEER_WAIT_SECONDS = 2.0
 
 

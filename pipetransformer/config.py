@@ -83,7 +83,7 @@ NumBytes = Annotated[
 ]
 
 _EPOCH = Interval(1, "epoch")
-_PICTURES = ("digits", "cifar100")
+_PICTURES = ("digits", "cifar10", "cifar100", "image_folder")
 
 
 class _Section(BaseModel):
@@ -107,8 +107,8 @@ class ModelConfig(_Section):
 
 class DataConfig(_Section):
     name: Literal[
-        "digits", "cifar100", "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "table"
-    ] = Field(description="The dataset: pictures, a task of GLUE, or `table`, texts of your own.")
+        "digits", "cifar10", "cifar100", "image_folder", "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "table", "squad"
+    ] = Field(description="The dataset: pictures, a task of GLUE, `table` (texts of your own), or SQuAD 1.1.")
     text_columns: Annotated[
         tuple[Text] | tuple[Text, Text], BeforeValidator(_as_tuple), Allowed("a list of one or two column names")
     ] = Field(default=("text",), description="Columns of a `table` that hold the text, or the two texts of a pair.")
@@ -123,7 +123,10 @@ class DataConfig(_Section):
     max_eval_samples: Count | None = Field(
         default=None, description="Evaluate on the first so many samples; null takes all."
     )
-    max_length: Count = Field(default=128, description="Texts are cut after so many tokens.")
+    max_length: Count = Field(
+        default=128, description="Texts are cut after so many tokens; contexts of questions into windows of as many."
+    )
+    stride: Count = Field(default=128, description="Tokens that neighbouring windows of a context share.")
     image_size: Count | None = Field(
         default=None, description="Height and width of an image at the model's input; null takes the model's own."
     )
@@ -168,19 +171,26 @@ class TrainConfig(_Section):
 
 
 class FreezeConfig(_Section):
-    policy: Literal["none", "static", "schedule", "paper"] = Field(
+    policy: Literal["none", "static", "schedule", "paper", "percentile"] = Field(
         default="none",
         description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
         "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
-        "of smallest gradient norm. `none`: no block, ever.",
+        "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
+        "changes. `none`: no block, ever.",
     )
     alpha: Annotated[float, Gt(0), Lt(1)] = Field(
         default=0.5, description="Share of the active blocks to freeze at a decision."
+    )
+    percentile: Annotated[float, Ge(0), Le(100)] = Field(
+        default=50.0, description="A block still changes at or above this percentile of all active blocks' changes."
     )
     every: Every = Field(default=_EPOCH, description="Time between decisions.")
     warmup: Warmup = Field(default=Interval(0, "step"), description="Time before the first decision counts.")
     max_frozen: CountOrZero | None = Field(
         default=None, description="No more blocks than this freeze; null sets no cap."
+    )
+    patience: Count = Field(
+        default=1, description="A block freezes or thaws only where so many decisions in a row agree (hysteresis)."
     )
 
 
@@ -251,7 +261,7 @@ class RunConfig(_Section):
 class Config(_Section):
     """A whole configuration. Never changes; ``with_overrides`` gives a changed copy."""
 
-    task: Literal["image_classification", "text_classification"] = Field(description="What is learnt.")
+    task: Literal["image_classification", "text_classification", "question_answering"] = Field(description="What is learnt.")
     model: ModelConfig = Field(description="what is trained")
     data: DataConfig = Field(description="what it is trained on")
     train: TrainConfig = Field(description="how it is trained")
@@ -278,9 +288,9 @@ class Config(_Section):
     def _check_across_keys(self) -> Config:
         """Raises UserError, which pydantic lets pass."""
         images = self.task == "image_classification"
-        if (self.data.name in _PICTURES) != images:
-            kinds = get_args(DataConfig.model_fields["name"].annotation)
-            allowed = [kind for kind in kinds if (kind in _PICTURES) == images]
+        if _task_of(self.data.name) != self.task:
+            names = get_args(DataConfig.model_fields["name"].annotation)
+            allowed = [name for name in names if _task_of(name) == self.task]
             raise UserError(
                 f"data.name: {self.data.name} is not for task {self.task}; give one of {', '.join(allowed)}"
             )
@@ -302,6 +312,12 @@ class Config(_Section):
         if self.run.resume and self.run.overwrite:
             raise UserError("run.resume: cannot go with run.overwrite; set one of them to false")
         return self
+
+
+def _task_of(dataset: str) -> str:
+    if dataset == "squad":
+        return "question_answering"
+    return "image_classification" if dataset in _PICTURES else "text_classification"
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -6,15 +6,20 @@ Ranks come from torchrun (see ``launch.py``); an entry that runs alone is a worl
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from pipetransformer.errors import UserError
 
-__all__ = ["World", "close_world", "device_memory", "first_of_ranks", "init_world", "synchronize"]
+__all__ = ["World", "close_world", "device_memory", "first_of_ranks", "init_world", "led_by", "synchronize"]
+
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,10 @@ class World:
     local_size: int
     device: torch.device
     timeout: timedelta = timedelta(minutes=5)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.size // self.local_size
 
 
 def init_world(*, timeout_seconds: float) -> World:
@@ -79,6 +88,25 @@ def first_of_ranks(number: int | None) -> tuple[int, int] | None:
     found = torch.tensor(nothing if number is None else number * size + dist.get_rank())
     dist.all_reduce(found, op=dist.ReduceOp.MIN)
     return None if int(found) == nothing else divmod(int(found), size)
+
+
+def led_by(leader: int, action: Callable[[], Result]) -> Result:
+    """Collective. Every rank names its leader, which calls ``action``; all get their own leader's result.
+
+    Raises:
+        UserError: on every rank, if any leader's action raises one.
+    """
+    outcome: tuple[object, str | None] = (None, None)
+    if dist.get_rank() == leader:
+        try:
+            outcome = (action(), None)
+        except UserError as error:
+            outcome = (None, str(error))
+    gathered = [outcome] * dist.get_world_size()
+    dist.all_gather_object(gathered, outcome)
+    if (error_line := next((line for _, line in gathered if line is not None), None)) is not None:
+        raise UserError(error_line)
+    return cast(Result, gathered[leader][0])
 
 
 def synchronize(device: torch.device) -> None:

@@ -24,7 +24,7 @@ class NotFinite(Exception):
 
 
 def evaluate(
-    layout: Layout, feed: Feed, dataset: Dataset, objective: Objective, *, batch_size: int
+    layout: Layout, feed: Feed, dataset: Dataset, objective: Objective, *, batch_size: int, num_nodes: int
 ) -> dict[str, float]:
     """Collective. The metrics of ``dataset``, ``loss`` among them, the same on every rank; the model is in eval mode.
 
@@ -33,7 +33,7 @@ def evaluate(
     Raises:
         NotFinite: if the loss is not.
     """
-    batches = epoch_batches(dataset.lengths, batch_size=batch_size, seed=0, epoch=0, shuffle=False)
+    batches = epoch_batches(dataset.lengths, batch_size=batch_size, seed=0, epoch=0, shuffle=False, num_nodes=num_nodes)
     objective.clear()
     mine: list[tuple[np.ndarray, np.ndarray]] = []
     with torch.no_grad():

@@ -19,6 +19,7 @@ from pipetransformer import failure, shutdown
 from pipetransformer.cli import ENTRIES
 from pipetransformer.config import load_config
 from pipetransformer.errors import UserError
+from pipetransformer.rollcall import call_the_roll
 
 __all__ = ["NodeJob", "launch", "main", "parse_job"]
 
@@ -44,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         job = parse_job(sys.argv[1:] if argv is None else argv)
         config = load_config(job.config, job.overrides)
-        return launch(job, entry=Path(__file__).resolve().parent.parent / ENTRIES[config.task])
+        entry = Path(__file__).resolve().parent.parent / ENTRIES[config.task]
+        return launch(job, entry=entry, timeout_seconds=config.run.timeout)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -68,14 +70,27 @@ def parse_job(arguments: Sequence[str]) -> NodeJob:
     )
 
 
-def launch(job: NodeJob, *, entry: Path) -> int:
-    """Run ``entry CONFIG [key=value ...]`` as the ranks of this node; a failed job's last line is its first cause."""
+def launch(job: NodeJob, *, entry: Path, timeout_seconds: float = 300.0) -> int:
+    """Run ``entry CONFIG [key=value ...]`` as the ranks of this node; a failed job's last line is its first cause.
+
+    Args:
+        timeout_seconds: how long nodes wait for each other before ranks start.
+    """
     _check_address(job)
     if job.num_ranks > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is no news while a job ends
     try:
         with shutdown.installed(grace_seconds=_STOP_SECONDS + 1):
+            if job.num_nodes > 1:
+                call_the_roll(
+                    address=job.address,
+                    port=job.port,
+                    num_nodes=job.num_nodes,
+                    node_rank=job.node_rank,
+                    num_ranks=job.num_ranks,
+                    timeout_seconds=timeout_seconds,
+                )
             return _run(job, entry=entry)
     except shutdown.Interrupted as interrupted:
         print(f"interrupted by {interrupted.signal.name}", file=sys.stderr)

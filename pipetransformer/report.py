@@ -292,14 +292,24 @@ class Report:
         self._hits = self._misses = self._since_steps = 0
         self._last_transition_s = 0.0
 
-    def evaluated(self, step: int, *, epoch: int, metrics: dict[str, float], seconds: float) -> bool:
-        """Tells an evaluation and returns whether it is the best so far."""
+    def evaluated(
+        self,
+        step: int,
+        *,
+        epoch: int,
+        metrics: dict[str, float],
+        seconds: float,
+        predictions: dict[str, str] | None,
+    ) -> bool:
+        """Tells an evaluation and returns whether it is the best so far; its predictions take the last one's place."""
         totals, by = self.totals, self._best_by
         totals.eval_s += seconds
         totals.metrics = metrics
         is_best = by not in totals.best_metrics or metrics[by] > totals.best_metrics[by]
         if is_best:
             totals.best_metrics = dict(metrics)
+        if predictions is not None:
+            self.tracker.predictions(predictions)
         best = totals.best_metrics
         self.tracker.event("evaluation", step=step, epoch=epoch, metrics=metrics, best_metrics=best, seconds=seconds)
         self.tracker.metrics(evaluation_metrics(self._config.task, metrics, best=best), step=step)

@@ -8,25 +8,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from pipetransformer.config import Config, load_config
-from pipetransformer.data import Dataset, describe, load_image_data, load_text_data
-from pipetransformer.distributed import World
+from pipetransformer.data import Dataset, Lead, describe, load_image_data, load_squad, load_text_data
+from pipetransformer.distributed import World, led_by
 from pipetransformer.errors import UserError, writing
-from pipetransformer.models import BuiltModel, Chain, TimmModel, TransformersModel, build_model
+from pipetransformer.models import BuiltModel, Chain, TimmModel, build_model
 from pipetransformer.pipe.planner import divisors
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.tracking import read_events
 
 __all__ = ["Job", "RunFolder", "build_job", "check_layout", "find_run_folder", "make_run_folder", "read_plans"]
-
-Result = TypeVar("Result")
-
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -62,7 +57,7 @@ def find_run_folder(config: Config) -> RunFolder:
     Raises:
         UserError: on every rank, if the folder is there and neither resumed nor overwritten, or is not there to resume.
     """
-    return _on_first_rank(lambda: _find_run_folder(config))
+    return led_by(0, lambda: _find_run_folder(config))
 
 
 def make_run_folder(folder: RunFolder, config: Config) -> None:
@@ -71,7 +66,7 @@ def make_run_folder(folder: RunFolder, config: Config) -> None:
     Raises:
         UserError: on every rank, if it cannot be written.
     """
-    _on_first_rank(lambda: _make_run_folder(folder, config))
+    led_by(0, lambda: _make_run_folder(folder, config))
 
 
 def _find_run_folder(config: Config) -> RunFolder:
@@ -126,33 +121,26 @@ def _make_run_folder(folder: RunFolder, config: Config) -> None:
         (folder.path / "config.yaml").write_text(config.with_overrides({"run.id": folder.run_id}).to_yaml())
 
 
-def _on_first_rank(action: Callable[[], Result]) -> Result:
-    """Collective. Rank 0's result, or its UserError, on every rank."""
-    outcome: list[object] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            outcome[0] = action()
-        except UserError as error:
-            outcome[1] = str(error)
-    dist.broadcast_object_list(outcome, src=0)
-    if outcome[1] is not None:
-        raise UserError(str(outcome[1]))
-    return outcome[0]  # type: ignore[return-value]
+def build_job(config: Config, world: World, *, lead: Lead) -> Job:
+    """Builds model and data, the same on every rank. Raises UserError.
 
-
-def build_job(config: Config, world: World) -> Job:
-    """Builds model and data, the same on every rank. Raises UserError."""
+    Args:
+        lead: has one rank a node do what serves all of them.
+    """
     on_gpu = world.device.type == "cuda"
     if config.train.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
         raise UserError("train.precision: this GPU has no bfloat16; give float32")
-    info = describe(config.data)
+    info = lead(lambda: describe(config.data))
     built = build_model(config, info)
     datasets: Mapping[str, Dataset]
     if isinstance(built, TimmModel):
-        datasets = load_image_data(config.data, preprocessing=built.preprocessing, seed=config.train.seed)
+        datasets = load_image_data(
+            config.data, info=info, preprocessing=built.preprocessing, seed=config.train.seed, lead=lead
+        )
+    elif config.task == "question_answering":
+        datasets = load_squad(config.data, tokenizer=built.tokenizer, lead=lead)
     else:
-        assert isinstance(built, TransformersModel)
-        datasets = load_text_data(config.data, info=info, tokenizer=built.tokenizer)
+        datasets = load_text_data(config.data, info=info, tokenizer=built.tokenizer, lead=lead)
     chain = Chain(built.model, name=config.model.name, precision=config.train.precision, device=world.device)
     train_data = datasets["train"]
     probe = train_data.inputs(np.arange(1), length=int(train_data.lengths[0]), epoch=0)
@@ -170,14 +158,15 @@ def build_job(config: Config, world: World) -> Job:
     return Job(built, chain, dict(datasets))
 
 
-def check_layout(config: Config, *, world_size: int, num_units: int) -> None:
+def check_layout(config: Config, *, world: World, num_units: int) -> None:
     """Refuses pipeline settings that no layout of this job can have. Raises UserError."""
-    pipe, batch_size = config.pipe, config.train.batch_size
+    pipe, batch_size, world_size = config.pipe, config.train.batch_size, world.size
     if isinstance(pipe.initial_length, int):
-        if world_size % pipe.initial_length:
-            allowed = ", ".join(str(d) for d in divisors(world_size))
+        if world.local_size % pipe.initial_length:
+            allowed = ", ".join(str(d) for d in divisors(world.local_size))
+            whole = "world size" if world.num_nodes == 1 else "number of ranks of a node, which holds whole pipelines:"
             raise UserError(
-                f"pipe.initial_length: {pipe.initial_length} does not divide the world size {world_size}; "
+                f"pipe.initial_length: {pipe.initial_length} does not divide the {whole} {world.local_size}; "
                 f"give one of {allowed}"
             )
         if pipe.initial_length > num_units:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,7 +22,7 @@ from pipetransformer.calibrate import Calibration, calibrate, measure_costs
 from pipetransformer.checkpoint import CheckpointStore, gather_weights, save_model
 from pipetransformer.config import Config
 from pipetransformer.data import Batch, epoch_batches
-from pipetransformer.distributed import World, device_memory, first_of_ranks
+from pipetransformer.distributed import World, device_memory, first_of_ranks, led_by
 from pipetransformer.errors import UserError
 from pipetransformer.evaluate import NotFinite, evaluate
 from pipetransformer.feed import Feed
@@ -64,10 +65,10 @@ class Trainer:
         train = config.train
         self.config, self.world, self.timed = config, world, timed
         folder = find_run_folder(config)
-        job = build_job(config, world)
+        job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
         self.chain, self.built, self.datasets = job.chain, job.built, job.datasets
         self.train_data = self.datasets["train"]
-        check_layout(config, world_size=world.size, num_units=self.chain.num_units)
+        check_layout(config, world=world, num_units=self.chain.num_units)
         self.batches_per_epoch = len(self._train_batches(0))
         self.total_steps = self.batches_per_epoch * train.epochs
         num_blocks = self.chain.num_blocks
@@ -83,14 +84,20 @@ class Trainer:
                 config.freeze.policy,
                 num_blocks=num_blocks,
                 alpha=config.freeze.alpha,
+                percentile=config.freeze.percentile,
                 max_frozen=config.freeze.max_frozen,
             ),
             every_steps=config.freeze.every.steps(self.batches_per_epoch),
             warmup_steps=config.freeze.warmup.steps(self.batches_per_epoch),
             max_frozen=num_blocks if config.freeze.max_frozen is None else config.freeze.max_frozen,
+            patience=config.freeze.patience,
         )
         self.autopipe = AutoPipe(
-            config, num_blocks=num_blocks, world_size=world.size, device_memory=device_memory(world.device)
+            config,
+            num_blocks=num_blocks,
+            world_size=world.size,
+            local_size=world.local_size,
+            device_memory=device_memory(world.device),
         )
         self.autocache = AutoCache(
             config.cache,
@@ -99,6 +106,7 @@ class Trainer:
             rank=world.rank,
             local_rank=world.local_rank,
             local_size=world.local_size,
+            num_nodes=world.num_nodes,
             advance_rows=-(-train.batch_size // world.size),
         )
         self.objective = Objective(self.train_data.kind, label_smoothing=train.label_smoothing, device=world.device)
@@ -299,13 +307,14 @@ class Trainer:
 
     def _evaluate(self) -> None:
         """Measures every evaluation split; keeps the weights if they are the best so far."""
-        start, metrics, batch_size = perf_counter(), dict[str, float](), self.config.train.batch_size
+        start, metrics = perf_counter(), dict[str, float]()
+        batch_size, nodes = self.config.train.batch_size, self.world.num_nodes
         self.chain.train(False)
         for split, dataset in self.datasets.items():
             if split == "train":
                 continue
             try:
-                found = evaluate(self._layout, self.feeds[split], dataset, self.objective, batch_size=batch_size)
+                found = evaluate(self._layout, self.feeds[split], dataset, self.objective, batch_size=batch_size, num_nodes=nodes)
             except NotFinite as error:
                 what = "the evaluation loss is not finite"
                 raise self._diverged(self.step - 1, rank=error.rank, what=what) from None
@@ -313,7 +322,8 @@ class Trainer:
             metrics |= {f"{name}{suffix}": value for name, value in found.items()}
         epoch = (self.step - 1) // self.batches_per_epoch
         seconds = perf_counter() - start
-        if self.report.evaluated(self.step, epoch=epoch, metrics=metrics, seconds=seconds):
+        predictions = self.datasets["eval"].predictions
+        if self.report.evaluated(self.step, epoch=epoch, metrics=metrics, seconds=seconds, predictions=predictions):
             self._save_model("best")
 
     # ---- beginning, pausing, ending --------------------------------------------------------------------------------
@@ -326,7 +336,7 @@ class Trainer:
             self.chain,
             self.train_data,
             batches=batches,
-            pipeline_lengths=divisors(self.world.size),
+            pipeline_lengths=divisors(self.world.local_size),
             train=self.config.train,
             world=self.world,
             microbatches=microbatches if isinstance(microbatches, int) else None,
@@ -470,7 +480,13 @@ class Trainer:
 
     def _train_batches(self, epoch: int) -> Sequence[Batch]:
         train = self.config.train
-        return epoch_batches(self.train_data.lengths, batch_size=train.batch_size, seed=train.seed, epoch=epoch)
+        return epoch_batches(
+            self.train_data.lengths,
+            batch_size=train.batch_size,
+            seed=train.seed,
+            epoch=epoch,
+            num_nodes=self.world.num_nodes,
+        )
 
     def _open_feeds(self) -> None:
         self.feeds = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from ranks import RankPool
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+_prepared = tempfile.TemporaryDirectory(prefix="pipetransformer_tests_")
+os.environ["PIPETRANSFORMER_CACHE"] = _prepared.name
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 from pipetransformer.checkpoint import gather_weights
 from pipetransformer.config import Config, load_config
-from pipetransformer.data import epoch_batches
+from pipetransformer.data import alone, epoch_batches
 from pipetransformer.distributed import World
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.setup import build_job
@@ -175,7 +175,7 @@ def plain_run(
     torch.set_num_threads(1)
     config = configuration(model, overrides)
     train = config.train
-    job = build_job(config, World(0, 1, 0, 1, torch.device("cpu")))
+    job = build_job(config, World(0, 1, 0, 1, torch.device("cpu")), lead=alone)
     network = job.built.model
     if train.precision == "float32":
         grow_biases(network)
@@ -190,7 +190,7 @@ def plain_run(
     batches = [
         (epoch, batch)
         for epoch in range(train.epochs)
-        for batch in epoch_batches(job.train_data.lengths, batch_size=train.batch_size, seed=train.seed, epoch=epoch)
+        for batch in epoch_batches(job.datasets["train"].lengths, batch_size=train.batch_size, seed=train.seed, epoch=epoch)
     ]
     warmup = math.ceil(train.warmup_ratio * len(batches))
     frozen_from = dict(frozen_at)
@@ -201,9 +201,9 @@ def plain_run(
             for name, parameter in network.named_parameters():
                 parameter.requires_grad_(not is_frozen(name, frozen_from[step]))
                 parameter.grad = None
-        inputs = job.train_data.inputs(batch.ids, length=batch.length, epoch=epoch)
+        inputs = job.datasets["train"].inputs(batch.ids, length=batch.length, epoch=epoch)
         logits = network(inputs["pixel_values"].to(dtype)) if model == "vit" else network(**inputs).logits
-        loss = F.cross_entropy(logits, job.train_data.labels[batch.ids], label_smoothing=train.label_smoothing)
+        loss = F.cross_entropy(logits, job.datasets["train"].labels[batch.ids], label_smoothing=train.label_smoothing)
         optimizer.zero_grad()
         loss.backward()
         if step in (0, len(batches) - 1):

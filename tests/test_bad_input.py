@@ -41,7 +41,7 @@ train: {epochs: 1, batch_size: 8, lr: 1e-3}
 log: {wandb: disabled}
 run: {id: x, dir: FOLDER/runs}
 """
-NO_CHAIN = "is no chain of stem, blocks and head that is known here; use one of: timm ViT and DeiT, BERT for"
+NO_CHAIN = "is no chain of stem, blocks and head that is known here; use one of: timm ViT and DeiT; timm EVA;"
 
 
 @pytest.fixture(scope="module")
@@ -96,15 +96,24 @@ def _write_cifar100(path: Path, labels: list[int]) -> None:
 
 
 def _other_families(folder: Path) -> None:
-    from transformers import GPT2Config, GPT2ForSequenceClassification, RobertaConfig, RobertaForSequenceClassification
+    from transformers import (
+        DebertaConfig,
+        DebertaForSequenceClassification,
+        RobertaConfig,
+        RobertaForSequenceClassification,
+        XLNetConfig,
+        XLNetForSequenceClassification,
+    )
 
     tokenizer = tiny_tokenizer()
     sizes = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    roberta = RobertaConfig(**sizes, intermediate_size=32, max_position_embeddings=80)
+    xlnet = XLNetConfig(vocab_size=len(tokenizer), d_model=16, n_layer=2, n_head=2, d_inner=32)
+    XLNetForSequenceClassification(xlnet).save_pretrained(folder / "xlnet")
+    deberta = DebertaConfig(**sizes, intermediate_size=32, relative_attention=True, pos_att_type=["c2p", "p2c"])
+    DebertaForSequenceClassification(deberta).save_pretrained(folder / "deberta")
+    roberta = RobertaConfig(**sizes, intermediate_size=32, max_position_embeddings=80, pad_token_id=1)
     RobertaForSequenceClassification(roberta).save_pretrained(folder / "roberta")
-    gpt2 = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=2, n_head=2)
-    GPT2ForSequenceClassification(gpt2).save_pretrained(folder / "gpt2")
-    for name in ("roberta", "gpt2"):
+    for name in ("xlnet", "deberta", "roberta"):
         tokenizer.save_pretrained(folder / name)
 
 
@@ -179,8 +188,9 @@ def test_a_mistake_about_images(entries: EntryServer, clean: Path, override: str
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("model.name=FOLDER/roberta", f"roberta (RobertaForSequenceClassification) {NO_CHAIN}"),
-        ("model.name=FOLDER/gpt2", f"gpt2 (GPT2ForSequenceClassification) {NO_CHAIN}"),
+        ("model.name=FOLDER/xlnet", f"xlnet (XLNetForSequenceClassification) {NO_CHAIN}"),
+        ("model.name=FOLDER/deberta", "looks like encoders of transformers (BERT, RoBERTa, ELECTRA) but computes some"),
+        ("model.name=FOLDER/roberta", "roberta pads with token 0 and the model with 1; use the tokenizer that belongs"),
         ("model.name=nobody/nothing", "model.name: nobody/nothing could not be loaded ("),
         ("model.name=FOLDER/no_weights", "no_weights could not be loaded (Error no file named model.safetensors"),
         ("model.name=FOLDER/no_tokenizer", "no_tokenizer; put the one that belongs to the model there"),

@@ -19,6 +19,7 @@ def advance(
     *,
     source: int | None,
     target: int,
+    own: np.ndarray | None,
     worker: int,
     num_workers: int,
     rows: int,
@@ -29,6 +30,7 @@ def advance(
     and in eval mode. Readers start after a barrier that the caller provides.
 
     Args:
+        own: slot of each sample, -1 for those of other nodes; None where all are this node's.
         worker, num_workers: this rank among those that share the store.
         rows: samples a batch; the last of a length is filled up with copies, so that every product has the shape
             [rows, length, width] (results depend on shape).
@@ -37,11 +39,12 @@ def advance(
         Samples by (first unit that was run, padded length).
     """
     done: dict[tuple[int, int], int] = {}
-    batches = epoch_batches(dataset.lengths, batch_size=rows, seed=0, epoch=0, shuffle=False)
+    samples = np.arange(len(dataset)) if own is None else np.flatnonzero(own >= 0)
+    batches = epoch_batches(dataset.lengths[samples], batch_size=rows, seed=0, epoch=0, shuffle=False)
     with torch.inference_mode():
         for batch in batches[worker::num_workers]:
-            ids = np.resize(batch.ids, rows)
-            num_real, length = len(batch.ids), batch.length
+            real, length = samples[batch.ids], batch.length
+            ids = np.resize(real, rows)
             first = source + 1 if source is not None and store.holds(ids, source).all() else 0
             inputs = {}
             if first == 0 or chain.family.side_inputs:
@@ -54,6 +57,6 @@ def advance(
                 hidden = hidden.to(chain.boundary(first - 1, rows=1, length=length).dtype)
             side = {key: inputs[key] for key in chain.input_keys if key in inputs}
             hidden = chain.run(range(first, target + 1), hidden, side)
-            store.write(batch.ids, hidden[:num_real], boundary=target)
-            done[first, length] = done.get((first, length), 0) + num_real
+            store.write(real, hidden[: len(real)], boundary=target)
+            done[first, length] = done.get((first, length), 0) + len(real)
     return done

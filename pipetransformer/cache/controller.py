@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pipetransformer.cache.advance import advance
 from pipetransformer.cache.shared import ActivationCache, open_cache
 from pipetransformer.cache.store import ActivationStore, StoreLayout
-from pipetransformer.data import Dataset
+from pipetransformer.data import Dataset, samples_of_nodes
 from pipetransformer.models import Chain
 
 if TYPE_CHECKING:
@@ -59,12 +59,13 @@ class AutoCache:
         rank: int,
         local_rank: int,
         local_size: int,
+        num_nodes: int,
         advance_rows: int,
     ) -> None:
         self._config = config
         self._chain = chain
         self._datasets = datasets
-        self._rank, self._local_rank, self._local_size = rank, local_rank, local_size
+        self._rank, self._local_rank, self._local_size, self._num_nodes = rank, local_rank, local_size, num_nodes
         self._advance_rows = advance_rows
         self._cache: ActivationCache | None = None
         self.boundary: int | None = None
@@ -82,7 +83,8 @@ class AutoCache:
         if self._cache is None:
             return 0
         layout = self._cache.stores["train"].layout
-        return int(layout.num_tokens[ids].sum()) * layout.row_bytes
+        slots = ids if layout.slots is None else layout.slots[ids]
+        return int(layout.num_tokens[slots[slots >= 0]].sum()) * layout.row_bytes
 
     def outside_seconds(
         self, frozen: int, cached: int | None, *, evaluations: int, forward: Callable[[int, int, int, int], float]
@@ -131,11 +133,13 @@ class AutoCache:
     def _layout(self, dataset: Dataset) -> StoreLayout:
         leaving = self._chain.boundary(1, rows=1, length=1)
         dtype = _DTYPES.get(self._config.dtype, leaving.dtype)
+        own = samples_of_nodes(dataset.lengths, num_nodes=self._num_nodes) == self._rank // self._local_size
+        slots = None if own.all() else np.where(own, np.cumsum(own) - 1, -1)
         if dataset.num_tokens is not None:
-            return StoreLayout(num_tokens=dataset.num_tokens, width=leaving.shape[-1], dtype=dtype)
+            return StoreLayout(dataset.num_tokens[own], width=leaving.shape[-1], dtype=dtype, slots=slots)
         positions = leaving.shape[1]
-        tokens = np.full(len(dataset), positions)
-        return StoreLayout(num_tokens=tokens, width=leaving.shape[-1], dtype=dtype, positions=positions)
+        tokens = np.full(int(own.sum()), positions)
+        return StoreLayout(tokens, width=leaving.shape[-1], dtype=dtype, positions=positions, slots=slots)
 
     def follow(self, frozen: int) -> None:
         """Collective. Forgets what no longer belongs to frozen weights; call it before blocks unfreeze."""
@@ -159,6 +163,7 @@ class AutoCache:
                 self._chain,
                 source=self.boundary if self.boundary is not None and self.boundary <= target else None,
                 target=target,
+                own=store.layout.slots,
                 worker=self._local_rank,
                 num_workers=self._local_size,
                 rows=self._advance_rows,

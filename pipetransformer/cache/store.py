@@ -31,7 +31,8 @@ class StoreLayout:
     """Where everything lies.
 
     Attributes:
-        num_tokens: rows of each sample [num_samples]. width: numbers a row. dtype: as stored.
+        num_tokens: rows of each sample that has a slot [slots]. width: numbers a row. dtype: as stored.
+        slots: slot of each sample [num_samples], -1 for a sample of another node; None where slots are the samples.
         positions: what every sample is read at, where they are all alike (images); None for each text's padded length.
     """
 
@@ -39,6 +40,7 @@ class StoreLayout:
     width: int
     dtype: torch.dtype
     positions: int | None = None
+    slots: np.ndarray | None = None
 
     @property
     def num_rows(self) -> int:
@@ -67,6 +69,11 @@ class ActivationStore:
         tokens = torch.from_numpy(layout.num_tokens.astype(np.int64))
         self._starts = torch.cumsum(tokens, dim=0) - tokens
         self._tokens = tokens
+        self._slot_of = None if layout.slots is None else torch.from_numpy(layout.slots)
+
+    def _slots(self, ids: np.ndarray) -> Tensor:
+        index = torch.from_numpy(ids)
+        return index if self._slot_of is None else self._slot_of[index]
 
     @classmethod
     def reserve(cls, layout: StoreLayout) -> ActivationStore:
@@ -96,7 +103,8 @@ class ActivationStore:
     def holds(self, ids: np.ndarray, boundary: int) -> np.ndarray:
         """Which of the samples can be read at ``boundary``, bool [len(ids)]."""
         assert boundary > 0, "stamp 0 is that of an empty slot"
-        return (self._stamps[torch.from_numpy(ids)] == boundary).numpy()
+        slots = self._slots(ids)
+        return ((self._stamps[slots] == boundary) & (slots >= 0)).numpy()
 
     def clear(self) -> None:
         """Forgets everything: what the slots hold no longer belongs to the weights."""
@@ -109,7 +117,7 @@ class ActivationStore:
             length: padded length of the samples (means nothing where the layout fixes the positions).
             out: a reused buffer of that shape and the store's type.
         """
-        index = torch.from_numpy(ids)
+        index = self._slots(ids)
         positions, width = self.layout.positions or length, self.layout.width
         out = torch.empty((len(ids), positions, width), dtype=self.layout.dtype) if out is None else out
         if self.layout.positions is not None:
@@ -121,7 +129,7 @@ class ActivationStore:
 
     def write(self, ids: np.ndarray, hidden: Tensor, *, boundary: int) -> None:
         """Stores ``hidden`` [len(ids), positions, width] of distinct samples at ``boundary``."""
-        index = torch.from_numpy(ids)
+        index = self._slots(ids)
         self._stamps[index] = 0
         rows = self._row_index(index, hidden.shape[1])
         real = rows < self.layout.num_rows

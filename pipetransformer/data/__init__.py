@@ -1,10 +1,12 @@
 """Datasets, and the batches of an epoch."""
 
-from pipetransformer.data.batches import Batch, Share, bucket_edges, epoch_batches, replica_share
+from pipetransformer.data.batches import Batch, Share, bucket_edges, epoch_batches, replica_share, samples_of_nodes
 from pipetransformer.data.dataset import IGNORED, Dataset, Kind
 from pipetransformer.data.images import ImagePreprocessing, load_image_data
 from pipetransformer.data.info import DataInfo, describe
 from pipetransformer.data.loader import loader
+from pipetransformer.data.prepared import Lead, alone
+from pipetransformer.data.squad import load_squad
 from pipetransformer.data.text import load_text_data
 
 __all__ = [
@@ -14,12 +16,16 @@ __all__ = [
     "Dataset",
     "ImagePreprocessing",
     "Kind",
+    "Lead",
     "Share",
+    "alone",
     "bucket_edges",
     "describe",
     "epoch_batches",
     "load_image_data",
+    "load_squad",
     "load_text_data",
     "loader",
     "replica_share",
+    "samples_of_nodes",
 ]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Batch", "Share", "bucket_edges", "epoch_batches", "replica_share"]
+__all__ = ["Batch", "Share", "bucket_edges", "epoch_batches", "replica_share", "samples_of_nodes"]
 
 _FIRST_EDGES = np.array([8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
 _EDGE_STEP = 256
@@ -22,13 +22,21 @@ class Batch:
 
     Attributes:
         index: position in the epoch.
-        ids: sample ids, int64 ``[num_real]``.
+        parts: sample ids of each node, int64 ``[num_real of the node]``; one part where samples are not tied to nodes.
         length: padded length (the bucket's edge; for images the constant that the dataset gives).
     """
 
     index: int
-    ids: np.ndarray
+    parts: tuple[np.ndarray, ...]
     length: int
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Sample ids, int64 ``[num_real]``, node by node."""
+        return np.concatenate(self.parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,8 +63,20 @@ def bucket_edges(num_tokens: np.ndarray, *, max_length: int) -> np.ndarray:
     return np.minimum(np.where(num_tokens > _FIRST_EDGES[-1], beyond, table), max_length).astype(np.int64)
 
 
+def samples_of_nodes(lengths: np.ndarray, *, num_nodes: int) -> np.ndarray:
+    """The node that each sample belongs to for the whole run, int64 ``[num_samples]``: its cache holds it there.
+
+    The samples of every padded length are dealt out in turn, so that a global batch takes alike from all nodes.
+    """
+    nodes = np.empty(len(lengths), dtype=np.int64)
+    for length in np.unique(lengths):
+        ids = np.flatnonzero(lengths == length)
+        nodes[ids] = np.arange(len(ids)) % num_nodes
+    return nodes
+
+
 def epoch_batches(
-    lengths: np.ndarray, *, batch_size: int, seed: int, epoch: int, shuffle: bool = True
+    lengths: np.ndarray, *, batch_size: int, seed: int, epoch: int, shuffle: bool = True, num_nodes: int = 1
 ) -> tuple[Batch, ...]:
     """Cut an epoch into global batches, each sample exactly once and each batch from one length bucket.
 
@@ -65,27 +85,38 @@ def epoch_batches(
 
     Args:
         lengths: padded length of each sample, ``[num_samples]``.
+        num_nodes: samples stay with their node (``samples_of_nodes``); each gives its share of every batch.
     """
     random = np.random.default_rng([seed, epoch])
-    cut: list[tuple[np.ndarray, int]] = []
+    nodes = samples_of_nodes(lengths, num_nodes=num_nodes)
+    shares = [batch_size // num_nodes + (node < batch_size % num_nodes) for node in range(num_nodes)]
+    cut: list[tuple[tuple[np.ndarray, ...], int]] = []
     for length in np.unique(lengths)[::-1]:
-        ids = np.flatnonzero(lengths == length)
-        if shuffle:
-            ids = random.permutation(ids)
-        cut += [(ids[start : start + batch_size], int(length)) for start in range(0, len(ids), batch_size)]
+        queues = []
+        for node in range(num_nodes):
+            ids = np.flatnonzero((lengths == length) & (nodes == node))
+            queues.append(random.permutation(ids) if shuffle else ids)
+        count = max(-(-len(queue) // share) for queue, share in zip(queues, shares) if share)
+        for turn in range(count):
+            parts = tuple(queue[turn * share : (turn + 1) * share] for queue, share in zip(queues, shares))
+            cut.append((parts, int(length)))
     order = random.permutation(len(cut)) if shuffle else range(len(cut))
     return tuple(Batch(index, *cut[position]) for index, position in enumerate(order))
 
 
 def replica_share(batch: Batch, *, dp: int, replica: int, num_microbatches: int) -> Share:
-    """The contiguous rows of ``batch`` that pipeline replica ``replica`` of ``dp`` works on.
+    """The contiguous rows of ``batch`` that pipeline replica ``replica`` of ``dp`` works on: of its own node's part.
 
-    The batch is padded with copies of its own samples to the smallest multiple of dp x M; they are its last rows.
+    Every part is padded with copies of its own samples to the smallest multiple of (replicas a node) x M that holds the
+    longest part; they are its last rows.
     """
-    num_real = len(batch.ids)
-    multiple = dp * num_microbatches
-    rows = -(-num_real // multiple) * multiple // dp
-    first = replica * rows
+    num_parts = len(batch.parts)
+    assert dp % num_parts == 0, (dp, num_parts)
+    own = dp // num_parts
+    part = batch.parts[replica // own]
+    multiple = own * num_microbatches
+    rows = -(-max(map(len, batch.parts)) // multiple) * multiple // own
+    first = replica % own * rows
     # np.resize repeats the ids cyclically, so that a batch smaller than dp x M fills up too.
-    ids = np.resize(batch.ids, rows * dp)[first : first + rows]
-    return Share(ids, num_real=min(max(num_real - first, 0), rows))
+    ids = np.resize(part if len(part) else batch.ids, rows * own)[first : first + rows]
+    return Share(ids, num_real=min(max(len(part) - first, 0), rows))

@@ -26,21 +26,22 @@ class Dataset(ABC):
         kind: what the labels are.
         labels: int64 ``[num_samples]`` of classes, float32 ``[num_samples]`` of scores, int64 ``[num_samples, 2]`` of
             spans.
-        label_names: name of each class; empty where there are none.
         metric_names: what ``measure`` gives; the first is the one that the best weights are kept by. More is better.
         lengths: padded length of each sample ``[num_samples]``: a text's bucket edge in tokens, a picture's side in
             pixels.
         num_tokens: real tokens of each text ``[num_samples]``; None for images, whose rows the model decides.
+        predictions: what the model said of each sample at the last ``measure``, in words, by the sample's name in the
+            data; None where that is not kept.
         augmented: whether ``inputs`` differ from epoch to epoch.
     """
 
     kind: Kind
     labels: torch.Tensor
-    label_names: tuple[str, ...]
     metric_names: tuple[str, ...]
     lengths: np.ndarray
     num_tokens: np.ndarray | None
     augmented: bool
+    predictions: dict[str, str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pipetransformer.data.cifar100 import CIFAR100_HUB_ID, cifar100_label_names, read_cifar100
 from pipetransformer.data.dataset import Dataset
-from pipetransformer.data.digits import DIGIT_NAMES, read_digits
-from pipetransformer.data.sources import locate
+from pipetransformer.data.info import DataInfo
+from pipetransformer.data.pictures import PictureReader
+from pipetransformer.data.prepared import Lead, alone, prepared
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -79,15 +79,13 @@ class ImageDataset(Dataset):
         pictures: np.ndarray,
         *,
         labels: np.ndarray,
-        label_names: tuple[str, ...],
         preprocessing: ImagePreprocessing,
         seed: int | None,
     ) -> None:
-        self.labels = torch.from_numpy(labels)
-        self.label_names = label_names
+        self.labels = torch.from_numpy(labels.copy())
         self.lengths = np.full(len(labels), preprocessing.size, dtype=np.int64)
         self.augmented = seed is not None
-        self._pictures = torch.from_numpy(pictures)
+        self._pictures = pictures
         self._preprocessing = preprocessing
         self._seed = seed
         std = torch.tensor(preprocessing.std, dtype=torch.float64).view(-1, 1, 1)
@@ -99,13 +97,13 @@ class ImageDataset(Dataset):
     def fingerprint(self) -> str:
         settings = (tuple(self._pictures.shape), self._preprocessing, self._seed)
         return hashlib.sha256(
-            repr(settings).encode() + hashlib.sha256(self._pictures.numpy().data).digest()
+            repr(settings).encode() + hashlib.sha256(np.ascontiguousarray(self._pictures).data).digest()
         ).hexdigest()
 
     def inputs(self, ids: np.ndarray, *, length: int, epoch: int) -> dict[str, torch.Tensor]:
         size = self._preprocessing.size
         assert length == size, (length, size)
-        pictures = self._pictures.index_select(0, torch.from_numpy(ids))
+        pictures = torch.from_numpy(self._pictures[ids])
         if self._seed is not None:
             pictures = _shifted_and_mirrored(pictures, self._draws(epoch)[ids])
         if pictures.shape[-2:] != (size, size):
@@ -137,40 +135,30 @@ def _shifted_and_mirrored(pictures: torch.Tensor, draws: np.ndarray) -> torch.Te
     return cropped.permute(0, 3, 1, 2).contiguous()
 
 
-def load_image_data(data: DataConfig, *, preprocessing: ImagePreprocessing, seed: int) -> dict[str, Dataset]:
-    """The splits ``train`` and ``eval`` of the dataset that ``data.name`` and ``data.path`` name.
+def load_image_data(
+    data: DataConfig, *, info: DataInfo, preprocessing: ImagePreprocessing, seed: int, lead: Lead = alone
+) -> dict[str, Dataset]:
+    """The splits ``train`` and ``eval`` of the dataset that ``data`` names, decoded once per node.
 
     Args:
         seed: of the augmentation, which only training pictures get.
     """
     splits: dict[str, Dataset] = {}
     for split, max_samples in (("train", data.max_train_samples), ("eval", data.max_eval_samples)):
-        train = split == "train"
-        channels = preprocessing.channels
-        pictures, labels, names = _read(data, train=train, max_samples=max_samples, channels=channels)
+        reader = PictureReader(
+            data,
+            split=split,
+            label_names=info.label_names,
+            max_samples=max_samples,
+            channels=preprocessing.channels,
+            size=preprocessing.size,
+            interpolation=preprocessing.interpolation,
+        )
+        arrays = prepared(reader.key, reader.read, lead=lead)
         splits[split] = ImageDataset(
-            pictures,
-            labels=labels,
-            label_names=names,
+            arrays["pictures"],
+            labels=arrays["labels"],
             preprocessing=preprocessing,
-            seed=seed if train and data.augment == "basic" else None,
+            seed=seed if split == "train" and data.augment == "basic" else None,
         )
     return splits
-
-
-def _read(
-    data: DataConfig, *, train: bool, max_samples: int | None, channels: int
-) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    if data.name == "digits":
-        if data.path is not None:
-            raise UserError(f"data.path: {data.path} is not allowed; digits come with scikit-learn, leave the path out")
-        pictures, labels = read_digits(train=train, max_samples=max_samples)
-        return np.repeat(pictures, channels, axis=1), labels, DIGIT_NAMES
-    if data.name == "cifar100":
-        location = locate(data, default_hub_id=CIFAR100_HUB_ID)
-        names = cifar100_label_names(location)
-        pictures, labels = read_cifar100(
-            location, train=train, label_names=names, max_samples=max_samples, channels=channels
-        )
-        return pictures, labels, names
-    raise UserError(f"data.name: {data.name} holds no pictures; task image_classification takes digits or cifar100")

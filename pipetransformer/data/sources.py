@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +28,11 @@ class Texts:
     first: list[str]
     second: list[str] | None
     labels: np.ndarray
+
+    def digest(self) -> str:
+        """SHA-256 of everything, in hex."""
+        content = json.dumps([self.first, self.second]).encode() + self.labels.tobytes()
+        return hashlib.sha256(content).hexdigest()
 
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

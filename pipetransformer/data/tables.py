@@ -18,7 +18,7 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from pipetransformer.config import DataConfig
 
-__all__ = ["read_table_texts", "table_label_names"]
+__all__ = ["read_table_texts", "table_file", "table_label_names"]
 
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 _NAMES = {"train": ("train",), "eval": ("dev", "validation", "valid", "eval", "test")}
@@ -49,15 +49,12 @@ def read_table_texts(data: DataConfig, *, split: str, label_names: tuple[str, ..
 
 def _table(data: DataConfig, split: str) -> tuple[pa.Table, str]:
     """A split's columns that are needed, and how to name it in messages."""
-    if data.path is None:
-        raise UserError("data.path: missing; give the folder of your train and validation files, or a hub id")
     columns = (*data.text_columns, data.label_column)
-    location = locate(data, default_hub_id="")
-    if isinstance(location, str):
-        hub_split = "train" if split == "train" else "validation"
+    path = table_file(data, split)
+    if path is None:
+        location, hub_split = str(data.path), "train" if split == "train" else "validation"
         table = hub_table(location, config_name=None, split=hub_split, columns=columns, max_samples=None)
         return table, f"{location} ({hub_split})"
-    path = _file(location, split)
     try:
         table = _read(path)
     except (pa.ArrowException, OSError, ValueError) as error:
@@ -66,7 +63,13 @@ def _table(data: DataConfig, split: str) -> tuple[pa.Table, str]:
     return table.select(list(dict.fromkeys(columns))), str(path)
 
 
-def _file(folder: Path, split: str) -> Path:
+def table_file(data: DataConfig, split: str) -> Path | None:
+    """The local file of a split; None where ``data.path`` is a hub id. Raises UserError where there is none or two."""
+    if data.path is None:
+        raise UserError("data.path: missing; give the folder of your train and validation files, or a hub id")
+    folder = locate(data, default_hub_id="")
+    if isinstance(folder, str):
+        return None
     candidates = [folder / f"{name}{suffix}" for name in _NAMES[split] for suffix in _SUFFIXES]
     found = [path for path in candidates if path.is_file()]
     if not found:

@@ -26,16 +26,25 @@ class FreezeDecision:
 
 
 class FreezeController:
-    """Asks ``policy`` every ``every_steps`` steps after ``warmup_steps`` steps; n never passes ``max_frozen``."""
+    """Asks ``policy`` every ``every_steps`` steps after ``warmup_steps`` steps; n never passes ``max_frozen``.
 
-    def __init__(self, policy: Policy | None, *, every_steps: int, warmup_steps: int, max_frozen: int) -> None:
-        assert every_steps >= 1 and warmup_steps >= 0
+    Args:
+        patience: hysteresis: a block freezes, or thaws, only where so many answers in a row agree that it should.
+    """
+
+    def __init__(
+        self, policy: Policy | None, *, every_steps: int, warmup_steps: int, max_frozen: int, patience: int = 1
+    ) -> None:
+        assert every_steps >= 1 and warmup_steps >= 0 and patience >= 1
         self.policy = policy
         self._every = every_steps
         self._warmup = warmup_steps
         self._max_frozen = max_frozen
+        self._patience = patience
         self._norm_sums: list[float] = []
         self._norm_steps = 0
+        self._before: tuple[float, ...] | None = None
+        self._answers: list[int] = []
 
     @property
     def needs_norms(self) -> bool:
@@ -61,15 +70,27 @@ class FreezeController:
         assert self.policy is not None
         interval = (step - self._warmup) // self._every
         norms = tuple(total / self._norm_steps for total in self._norm_sums) if self._norm_steps else None
-        answer = self.policy.decide(interval, frozen=frozen, norms=norms)
+        answer = self.policy.decide(interval, frozen=frozen, norms=norms, before=self._before)
         if not self.policy.may_unfreeze:
             answer = max(answer, frozen)
-        self._norm_sums, self._norm_steps = [], 0
+        self._norm_sums, self._norm_steps, self._before = [], 0, norms
+        self._answers = [*self._answers, answer][-self._patience :]
+        if len(self._answers) < self._patience:
+            answer = frozen
+        else:  # what all of the last answers agree on: the least growth, or the least shrinking
+            answer = max(min(self._answers), min(frozen, max(self._answers)))
         return FreezeDecision(step=step, interval=interval, frozen=min(answer, self._max_frozen), norms=norms)
 
     def state_dict(self) -> dict[str, object]:
-        return {"norm_sums": list(self._norm_sums), "norm_steps": self._norm_steps}
+        return {
+            "norm_sums": list(self._norm_sums),
+            "norm_steps": self._norm_steps,
+            "before": self._before,
+            "answers": list(self._answers),
+        }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         self._norm_sums = list(state["norm_sums"])  # type: ignore[call-overload]
         self._norm_steps = int(state["norm_steps"])  # type: ignore[call-overload]
+        self._before = None if state["before"] is None else tuple(state["before"])  # type: ignore[arg-type]
+        self._answers = list(state["answers"])  # type: ignore[call-overload]

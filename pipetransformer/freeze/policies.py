@@ -1,7 +1,7 @@
 """AutoFreeze's policies: how many leading blocks are frozen after interval T. Pure functions of plain numbers.
 
 A policy is one small class with ``decide``. ``norms`` holds one number a block: the mean over the interval of the norm
-of its data-parallel gradient before clipping (0 for frozen blocks).
+of its data-parallel gradient before clipping (0 for frozen blocks); ``before`` those of the interval before it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import ClassVar, Protocol
 
 from pipetransformer.errors import UserError
 
-__all__ = ["PaperPolicy", "Policy", "SchedulePolicy", "StaticPolicy", "build_policy"]
+__all__ = ["PaperPolicy", "PercentilePolicy", "Policy", "SchedulePolicy", "StaticPolicy", "build_policy"]
 
 
 class Policy(Protocol):
@@ -27,7 +27,9 @@ class Policy(Protocol):
     needs_norms: ClassVar[bool]
     may_unfreeze: ClassVar[bool]
 
-    def decide(self, interval: int, *, frozen: int, norms: Sequence[float] | None) -> int:
+    def decide(
+        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None
+    ) -> int:
         """n after ``interval`` (0, 1, ...) intervals since the warm-up, given the n of the interval before."""
         ...
 
@@ -40,7 +42,9 @@ class StaticPolicy:
     needs_norms: ClassVar[bool] = False
     may_unfreeze: ClassVar[bool] = False
 
-    def decide(self, interval: int, *, frozen: int, norms: Sequence[float] | None) -> int:
+    def decide(
+        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None
+    ) -> int:
         return self.count
 
 
@@ -53,7 +57,9 @@ class SchedulePolicy:
     needs_norms: ClassVar[bool] = False
     may_unfreeze: ClassVar[bool] = False
 
-    def decide(self, interval: int, *, frozen: int, norms: Sequence[float] | None) -> int:
+    def decide(
+        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None
+    ) -> int:
         return _ceil(self.num_blocks * (1.0 - (1.0 - self.alpha) ** interval))
 
 
@@ -70,7 +76,9 @@ class PaperPolicy:
     needs_norms: ClassVar[bool] = True
     may_unfreeze: ClassVar[bool] = False
 
-    def decide(self, interval: int, *, frozen: int, norms: Sequence[float] | None) -> int:
+    def decide(
+        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None
+    ) -> int:
         if interval == 0 or frozen == self.num_blocks:
             return frozen
         assert norms is not None and len(norms) == self.num_blocks
@@ -79,12 +87,47 @@ class PaperPolicy:
         return min(cap, smallest)
 
 
+@dataclass(frozen=True, slots=True)
+class PercentilePolicy:
+    """Freezes the blocks in front of the first active one that still changes: AutoFreeze, arXiv 2102.01386, section 4.
+
+    A block changes by |norm - norm before| / norm before. It still changes where that is at or above the
+    ``percentile``-th percentile (linear interpolation) of all active blocks' changes, so that never all freeze at once.
+    """
+
+    num_blocks: int
+    percentile: float
+    needs_norms: ClassVar[bool] = True
+    may_unfreeze: ClassVar[bool] = False
+
+    def decide(
+        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None
+    ) -> int:
+        if norms is None or before is None or frozen == self.num_blocks:
+            return frozen
+        changes = [
+            abs(now - then) / then if then > 0 else math.inf for now, then in zip(norms[frozen:], before[frozen:])
+        ]
+        threshold = _percentile(changes, self.percentile)
+        return frozen + next(index for index, change in enumerate(changes) if change >= threshold)
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    """The ``percent``-th percentile of ``values``, linearly between neighbours."""
+    ordered = sorted(values)
+    position = percent / 100 * (len(ordered) - 1)
+    low, high = ordered[math.floor(position)], ordered[math.ceil(position)]
+    return low if low == high else low + (high - low) * (position - math.floor(position))
+
+
 def _ceil(value: float) -> int:
     """Ceiling that forgives the rounding of (1 - alpha)^T: 12 (1 - 2/3) is 4, not 5."""
     return math.ceil(value - 1e-9)
 
 
-def build_policy(name: str, *, num_blocks: int, alpha: float, max_frozen: int | None) -> Policy | None:
+def build_policy(
+    name: str, *, num_blocks: int, alpha: float, max_frozen: int | None, percentile: float = 50.0
+) -> Policy | None:
     """The policy that ``freeze.policy`` names; None for ``none``.
 
     Raises:
@@ -98,4 +141,6 @@ def build_policy(name: str, *, num_blocks: int, alpha: float, max_frozen: int | 
         return None
     if name == "static":
         return StaticPolicy(num_blocks if max_frozen is None else max_frozen)
+    if name == "percentile":
+        return PercentilePolicy(num_blocks, percentile)
     return (PaperPolicy if name == "paper" else SchedulePolicy)(num_blocks, alpha)

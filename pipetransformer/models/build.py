@@ -103,25 +103,29 @@ class TimmModel(BuiltModel):
 
 
 class TransformersModel(BuiltModel):
-    """A text classifier of transformers with its tokenizer."""
+    """A text classifier or a reader of transformers with its tokenizer."""
 
     def __init__(self, config: Config, info: DataInfo) -> None:
-        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import (
+            AutoConfig,
+            AutoModelForQuestionAnswering,
+            AutoModelForSequenceClassification,
+            AutoTokenizer,
+        )
         from transformers.utils import logging
 
         logging.set_verbosity_error()  # what matters of its reports is checked below
         logging.disable_progress_bar()
-        labels = info.label_names
+        labels, answers = info.label_names, config.task == "question_answering"
+        factory = AutoModelForQuestionAnswering if answers else AutoModelForSequenceClassification
         settings: dict[str, Any] = _own_arguments(
             config, decided_by_data=("num_labels", "id2label", "label2id", "problem_type")
         )
         if labels:
             names = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
             settings |= {"num_labels": len(labels), **names}
-        else:
+        elif not answers:
             settings |= {"num_labels": 1, "problem_type": "regression"}
-        if config.model.dropout is not None:
-            settings |= {f"{part}_dropout_prob": config.model.dropout for part in ("hidden", "attention_probs")}
         name = config.model.name
         _refuse_useless_folder(name)
         report: dict[str, Any] = {}
@@ -129,8 +133,10 @@ class TransformersModel(BuiltModel):
             model_config, unknown = AutoConfig.from_pretrained(name, **settings, return_unused_kwargs=True)
             if unknown:
                 raise UserError(_unknown_arguments(unknown, known=vars(model_config), name=name))
+            if config.model.dropout is not None:
+                _set_dropout(model_config, config.model.dropout)
             if config.model.pretrained:
-                self.model, report = AutoModelForSequenceClassification.from_pretrained(
+                self.model, report = factory.from_pretrained(
                     name,
                     config=model_config,
                     dtype=torch.float32,
@@ -138,7 +144,7 @@ class TransformersModel(BuiltModel):
                     output_loading_info=True,
                 )
             else:
-                self.model = AutoModelForSequenceClassification.from_config(model_config)
+                self.model = factory.from_config(model_config)
             self.tokenizer = AutoTokenizer.from_pretrained(name)
         except UserError:
             raise
@@ -152,10 +158,24 @@ class TransformersModel(BuiltModel):
                 f"model.name: the tokenizer of {name} knows {len(self.tokenizer)} tokens but the model embeds only "
                 f"{model_config.vocab_size}; use the tokenizer that belongs to the model"
             )
-        longest = getattr(model_config, "max_position_embeddings", None)
+        self._agree_on_padding(name)
+        longest = _longest_text(self.model)
         if longest is not None and config.data.max_length > longest:
             raise UserError(
                 f"data.max_length: {config.data.max_length} is more than {name} can read; give at most {longest}"
+            )
+
+    def _agree_on_padding(self, name: str) -> None:
+        """Model and tokenizer must mean the same token; decoders often have none and get the end of a text."""
+        tokenizer, settings = self.tokenizer, self.model.config
+        if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if settings.pad_token_id is None:
+            settings.pad_token_id = tokenizer.pad_token_id
+        if tokenizer.pad_token_id is not None and settings.pad_token_id != tokenizer.pad_token_id:
+            raise UserError(
+                f"model.name: the tokenizer of {name} pads with token {tokenizer.pad_token_id} and the model with "
+                f"{settings.pad_token_id}; use the tokenizer that belongs to the model"
             )
 
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
@@ -190,6 +210,22 @@ def _timm_name(name: str) -> str:
     near = difflib.get_close_matches(name, timm.list_models(), n=1)
     remedy = f"did you mean {near[0]}?" if near else "give another name, a hub id such as owner/name or a local folder"
     raise UserError(f"model.name: timm has no model {name}; {remedy}")
+
+
+def _set_dropout(settings: Any, rate: float) -> None:
+    """Families name their rates differently: everything that holds one and is called dropout or ..._pdrop."""
+    for key, value in settings.to_dict().items():
+        if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, (int, float)) and value is not True:
+            setattr(settings, key, rate)
+
+
+def _longest_text(model: nn.Module) -> int | None:
+    """Tokens that ``model`` has positions for; RoBERTa numbers its positions from behind the padding token's."""
+    longest = getattr(model.config, "max_position_embeddings", None)
+    for path, module in model.named_modules():
+        if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None and longest:
+            return int(longest) - module.padding_idx - 1
+    return longest
 
 
 def _refuse_useless_folder(name: str) -> None:

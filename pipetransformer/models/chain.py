@@ -171,27 +171,37 @@ class Chain:
         main = inputs[self.family.main_input]
         side = {key: inputs[key] for key in self.input_keys}
         text_length = main.shape[1] if not main.is_floating_point() else None
-        hidden = main
-        self._leaving = []
         with torch.no_grad():
-            for unit in range(self.num_units):
-                hidden = self.run(range(unit, unit + 1), hidden, side)
-                by_length = text_length is not None and hidden.dim() == 3
-                self._leaving.append((tuple(hidden.shape[1:]), by_length, hidden.dtype))
-            with self.autocast():
-                if text_length is None:
-                    expected = self.model(main.to(self.dtype))
-                else:
-                    told = self.model(**{self.family.main_input: main}, **side)
-                    expected = (
-                        told.logits if "logits" in told else torch.stack((told.start_logits, told.end_logits), -1)
-                    )
+            expected = self._own_outputs(main, side)
+            try:
+                outputs = self._run_by_unit(main, side, text_length=text_length)
+            except Exception as error:  # blocks that take other arguments, say; the model's own forward did well
+                raise self._unlike(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
         scale = expected.abs().max().clamp_min(1.0)
-        if hidden.shape != expected.shape or (hidden - expected).abs().max() > 1e-3 * scale:
-            raise UserError(
-                f"model.name: {self.name} looks like {self.family.name} but computes something else between its parts; "
-                "add its own entry to FAMILIES in pipetransformer/models/families.py"
-            )
+        if outputs.shape != expected.shape or (outputs - expected).abs().max() > 1e-3 * scale:
+            raise self._unlike("other outputs than its own")
+
+    def _own_outputs(self, main: Tensor, side: Mapping[str, Tensor]) -> Tensor:
+        with self.autocast():
+            if main.is_floating_point():
+                outputs: Tensor = self.model(main.to(self.dtype))
+                return outputs
+            told = self.model(**{self.family.main_input: main}, **side)
+        return torch.stack((told.start_logits, told.end_logits), dim=-1) if "start_logits" in told else told.logits
+
+    def _run_by_unit(self, main: Tensor, side: Mapping[str, Tensor], *, text_length: int | None) -> Tensor:
+        hidden, self._leaving = main, []
+        for unit in range(self.num_units):
+            hidden = self.run(range(unit, unit + 1), hidden, side)
+            by_length = text_length is not None and hidden.dim() == 3
+            self._leaving.append((tuple(hidden.shape[1:]), by_length, hidden.dtype))
+        return hidden
+
+    def _unlike(self, found: str) -> UserError:
+        return UserError(
+            f"model.name: {self.name} looks like {self.family.name} but computes something else between its parts "
+            f"({found}); add its own entry to FAMILIES in pipetransformer/models/families.py"
+        )
 
     def boundary(self, unit: int, *, rows: int, length: int) -> Tensor:
         """A meta tensor like what leaves ``unit`` for ``rows`` samples of padded length ``length``.

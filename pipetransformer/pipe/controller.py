@@ -41,7 +41,7 @@ class AutoPipe:
         device_memory: bytes that a plan may take where ``pipe.memory_limit`` does not say.
     """
 
-    def __init__(self, config: Config, *, num_blocks: int, world_size: int, device_memory: int | None = None) -> None:
+    def __init__(self, config: Config, *, num_blocks: int, world_size: int, local_size: int, device_memory: int | None = None) -> None:
         pipe = config.pipe
         self._num_blocks = num_blocks
         self._memory_limit = device_memory if pipe.memory_limit is None else pipe.memory_limit
@@ -52,10 +52,10 @@ class AutoPipe:
             global_batch_size=config.train.batch_size,
             schedule=pipe.schedule,
             microbatches=pipe.microbatches if isinstance(pipe.microbatches, int) else None,
-            pipeline_lengths=(pipe.initial_length,) if isinstance(pipe.initial_length, int) else divisors(world_size),
+            pipeline_lengths=(pipe.initial_length,) if isinstance(pipe.initial_length, int) else divisors(local_size),
             memory_limit=self._memory_limit,
         )
-        self._later = replace(self._first, pipeline_lengths=divisors(world_size))
+        self._later = replace(self._first, pipeline_lengths=divisors(local_size))
 
     def max_frozen(self, first_plan: ParallelPlan) -> int:
         """The most blocks that may freeze: all, or as many as leave the kept pipeline a unit a stage."""
@@ -65,7 +65,7 @@ class AutoPipe:
     def static_layouts(self, costs: JobCosts) -> tuple[Prediction, ...]:
         """The best unfrozen plan of every pipeline length that fits, shortest first."""
         found = []
-        for pp in divisors(self._first.world_size):
+        for pp in self._later.pipeline_lengths:
             constraints = replace(self._first, pipeline_lengths=(pp,))
             best, _ = best_plan(
                 0, cached=None, costs=costs, constraints=constraints, num_blocks=self._num_blocks, calibration={}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Mapping, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-__all__ = ["to_plain"]
+from pipetransformer.errors import writing
+
+__all__ = ["to_plain", "write_json"]
 
 
 def to_plain(value: Any) -> Any:
@@ -41,3 +45,14 @@ def to_plain(value: Any) -> Any:
     if hasattr(value, "item"):
         return to_plain(value.item())
     raise TypeError(f"{type(value).__name__} has no plain form")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` at once: a reader sees the old file or the whole new one, also after a crash. Raises UserError."""
+    part = path.with_name(path.name + ".part")
+    with writing(path):
+        with part.open("w", encoding="ascii") as file:
+            file.write(json.dumps(to_plain(value), indent=2, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)

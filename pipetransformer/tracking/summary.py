@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipetransformer.errors import writing
-from pipetransformer.tracking.plain import to_plain
+from pipetransformer.tracking.plain import write_json
 
 __all__ = ["CacheBytes", "CacheUse", "Summary", "Transition"]
 
@@ -83,10 +80,4 @@ class Summary:
 
     def write(self, path: Path) -> None:
         """Replace ``path`` at once: a reader sees the old file or the whole new one, also after a crash."""
-        part = path.with_name(path.name + ".part")
-        with writing(path):
-            with part.open("w", encoding="ascii") as file:
-                file.write(json.dumps(to_plain(self), indent=2, allow_nan=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
+        write_json(path, self)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipetransformer.tracking.events import EventLog
+from pipetransformer.tracking.plain import write_json
 from pipetransformer.tracking.progress import Progress, ProgressFields
 from pipetransformer.tracking.render import render
 from pipetransformer.tracking.summary import Summary
@@ -85,6 +86,11 @@ class Tracker:
         """Log to the dashboard, under the names that ``names.py`` gives; ``step`` must not fall."""
         if self._outlets:
             self._outlets.wandb_run.log(metrics, step=step)
+
+    def predictions(self, answers: Mapping[str, str]) -> None:
+        """Write ``predictions.json``: an answer by the name of its question, as SQuAD's official scorer reads them."""
+        if self._outlets:
+            write_json(self._outlets.run_dir / "predictions.json", answers)
 
     def summarise(self, summary: Summary) -> None:
         """Write ``summary.json`` and show it; the bar ends here."""

@@ -1,0 +1,8 @@
+"""Entry for question answering: ``python main_qa.py CONFIG [key=value ...]``."""
+
+import sys
+
+from pipetransformer.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main("question_answering"))

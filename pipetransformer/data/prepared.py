@@ -1,0 +1,91 @@
+"""Arrays that one process of a node makes for all of its ranks and for every later run: made once, memory-mapped then.
+
+They lie in ``$PIPETRANSFORMER_CACHE`` (default: ``pipetransformer`` in the user's cache folder), a folder a content; all
+may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from pipetransformer.errors import UserError
+
+__all__ = ["Lead", "alone", "file_digest", "prepared"]
+
+Result = TypeVar("Result")
+_VERSION = 1
+
+
+class Lead(Protocol):
+    """Calls ``action`` on one process of this node and gives its result, or its UserError, to all."""
+
+    def __call__(self, action: Callable[[], Result]) -> Result: ...
+
+
+def alone(action: Callable[[], Result]) -> Result:
+    """The ``Lead`` of a process without others."""
+    return action()
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's content, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def prepared(
+    key: Callable[[], object], build: Callable[[], Mapping[str, np.ndarray]], *, lead: Lead
+) -> dict[str, np.ndarray]:
+    """The arrays that ``build`` makes, read-only, by name.
+
+    Args:
+        key: everything that they depend on, as something whose ``repr`` tells it. Like ``build``, called on one process
+            a node.
+
+    Raises:
+        UserError: what ``key`` or ``build`` raises; or the cache's folder cannot be written.
+    """
+
+    def make() -> str:
+        folder = _root() / hashlib.sha256(repr((_VERSION, key())).encode()).hexdigest()[:32]
+        if not folder.is_dir():
+            _write(folder, build())
+        return str(folder)
+
+    folder = Path(lead(make))
+    return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
+
+
+def _root() -> Path:
+    if named := os.environ.get("PIPETRANSFORMER_CACHE"):
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pipetransformer"
+
+
+def _write(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """All files or none: another job may be making the same."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".part", dir=folder.parent))
+        try:
+            for name, array in arrays.items():
+                np.save(part / f"{name}.npy", array)
+            if not folder.is_dir():
+                part.rename(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"PIPETRANSFORMER_CACHE: {folder.parent} cannot be written ({error.strerror}); name another folder"
+        ) from error

@@ -1,0 +1,102 @@
+"""Token ids of a whole split in one ragged array, padded a batch at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pipetransformer.data.batches import bucket_edges
+from pipetransformer.data.dataset import Dataset, Kind
+from pipetransformer.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = ["TokenDataset", "check_tokenizer", "ragged", "tokenizer_identity"]
+
+
+class TokenDataset(Dataset):
+    """Tokenized texts: the ids of all samples end to end, and where each begins.
+
+    Args:
+        arrays: ``num_tokens`` int64 [samples], ``token_ids`` int32 and ``token_types`` int8 [all tokens], ``labels``.
+    """
+
+    num_tokens: np.ndarray
+    augmented = False
+
+    def __init__(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        *,
+        kind: Kind,
+        metric_names: tuple[str, ...],
+        padding_id: int,
+        max_length: int,
+    ) -> None:
+        self.kind, self.metric_names = kind, metric_names
+        self.labels = torch.from_numpy(arrays["labels"].copy())
+        self.num_tokens = np.array(arrays["num_tokens"])
+        self.lengths = bucket_edges(self.num_tokens, max_length=max_length)
+        self._starts = np.concatenate([[0], np.cumsum(self.num_tokens)[:-1]])
+        self._token_ids, self._token_types = arrays["token_ids"], arrays["token_types"]
+        self._padding_id = padding_id
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(repr(self._padding_id).encode())
+        for array in (self.num_tokens, self.lengths, self._token_ids, self._token_types):
+            digest.update(hashlib.sha256(np.ascontiguousarray(array).data).digest())
+        return digest.hexdigest()
+
+    def inputs(self, ids: np.ndarray, *, length: int, epoch: int) -> dict[str, torch.Tensor]:
+        num_tokens = self.num_tokens[ids]
+        assert num_tokens.max(initial=0) <= length, (num_tokens.max(initial=0), length)
+        column = np.arange(length)
+        real = column < num_tokens[:, None]
+        position = np.where(real, self._starts[ids, None] + column, 0)
+        rows = {
+            "input_ids": np.where(real, self._token_ids[position], self._padding_id),
+            "attention_mask": real,
+            "token_type_ids": np.where(real, self._token_types[position], 0),
+        }
+        return {name: torch.from_numpy(row.astype(np.int64)) for name, row in rows.items()}
+
+
+def ragged(token_ids: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+    """The arrays of a ``TokenDataset`` but its labels, from what a tokenizer gives."""
+    num_tokens = np.fromiter(map(len, token_ids), np.int64, len(token_ids))
+    total = int(num_tokens.sum())
+    return {
+        "num_tokens": num_tokens,
+        "token_ids": np.fromiter(chain.from_iterable(token_ids), np.int32, total),
+        "token_types": np.fromiter(chain.from_iterable(token_types), np.int8, total),
+    }
+
+
+def tokenizer_identity(tokenizer: PreTrainedTokenizerFast) -> str:
+    """What a fast tokenizer's results depend on, without the state that its last call left in it."""
+    settings = json.loads(tokenizer.backend_tokenizer.to_str())
+    del settings["truncation"], settings["padding"]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerFast, *, max_length: int) -> None:
+    """Refuses a tokenizer that cannot pad, or a length that leaves no room for a text. Raises UserError."""
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"model.name: the tokenizer of {tokenizer.name_or_path} has no padding token")
+    fewest = tokenizer.num_special_tokens_to_add() + 1
+    if max_length < fewest:
+        raise UserError(f"data.max_length: {max_length} is not allowed; the model's texts need at least {fewest}")
+    if max_length > tokenizer.model_max_length:
+        most = tokenizer.model_max_length
+        raise UserError(f"data.max_length: {max_length} is not allowed; the model's texts have at most {most}")

@@ -1,0 +1,119 @@
+"""Before torchrun starts: do all nodes of the job answer, and do they mean the same job?
+
+torchrun itself waits without a word and names nobody. Here node 0 opens torch's own store on MASTER_PORT, every node
+signs in, and a node that is missing, twice there or of another mind is named on every node within ``run.timeout``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from pipetransformer.errors import UserError
+
+__all__ = ["call_the_roll"]
+
+_POLL_SECONDS = 0.1  # between looks, so that a signal ends the wait
+_REPLY_SECONDS = 30.0
+_SETTLE_SECONDS = 1.0
+
+
+def call_the_roll(
+    *, address: str, port: int, num_nodes: int, node_rank: int, num_ranks: int, timeout_seconds: float
+) -> None:
+    """Returns when all ``num_nodes`` nodes have signed in; nothing is left open.
+
+    Raises:
+        UserError: on every node that is there, naming what is wrong.
+    """
+    from torch.distributed import DistError, TCPStore
+
+    deadline = time.monotonic() + timeout_seconds
+    if node_rank > 0:
+        _wait_for_node_0(address, port, deadline=deadline, timeout_seconds=timeout_seconds)
+    else:
+        print(f"waiting for {num_nodes - 1} more of {num_nodes} nodes at {address}:{port} ...", flush=True)
+    try:
+        store = TCPStore(
+            address,
+            port,
+            is_master=node_rank == 0,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=_REPLY_SECONDS),
+        )
+        _sign_in(store, num_nodes=num_nodes, node_rank=node_rank, num_ranks=num_ranks)
+        if node_rank == 0:
+            verdict = _verdict(store, num_nodes=num_nodes, deadline=deadline, timeout_seconds=timeout_seconds)
+            store.set("verdict", verdict)
+            there = [n for n in range(1, num_nodes) if store.check([_key(n)])]
+            _until(lambda: store.check([f"read/{n}" for n in there]), deadline=time.monotonic() + _REPLY_SECONDS)
+        else:
+            _until(lambda: store.check(["verdict"]), deadline=deadline + _REPLY_SECONDS)
+            verdict = store.get("verdict").decode()
+            store.set(f"read/{node_rank}", "1")
+    except DistError as error:
+        raise UserError(f"MASTER_ADDR: node 0 at {address}:{port} went away before all nodes were there") from error
+    del store
+    if verdict:
+        raise UserError(verdict)
+    if node_rank > 0:  # node 0's old store must be gone from the port before torchrun connects to the next
+        time.sleep(_SETTLE_SECONDS)
+
+
+def _key(node: int) -> str:
+    return f"node/{node}"
+
+
+def _sign_in(store: object, *, num_nodes: int, node_rank: int, num_ranks: int) -> None:
+    first = store.add(f"signed/{node_rank}", 1) == 1  # type: ignore[attr-defined]
+    if not first or node_rank >= num_nodes:
+        store.set("twice", str(node_rank))  # type: ignore[attr-defined]
+    store.set(_key(node_rank), json.dumps({"NNODES": num_nodes, "NPROC": num_ranks}))  # type: ignore[attr-defined]
+
+
+def _verdict(store: object, *, num_nodes: int, deadline: float, timeout_seconds: float) -> str:
+    """What node 0 finds wrong, or nothing."""
+    check, get = store.check, store.get  # type: ignore[attr-defined]
+    missing = list(range(1, num_nodes))
+    while True:
+        if check(["twice"]):
+            return f"NODE_RANK: two nodes say that they are node {get('twice').decode()}; number them from 0"
+        for node in [n for n in missing if check([_key(n)])]:
+            missing.remove(node)
+            own, told = (json.loads(get(_key(n))) for n in (0, node))
+            for name in ("NNODES", "NPROC"):
+                if told[name] != own[name]:
+                    return f"{name}: node {node} says {told[name]} and node 0 {own[name]}; give all the same"
+        if not missing:
+            return ""
+        if time.monotonic() > deadline:
+            names = ", ".join(map(str, missing))
+            return (
+                f"NNODES: node {names} of {num_nodes} did not come within run.timeout ({timeout_seconds:g} s); "
+                "start it, or give fewer nodes"
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _wait_for_node_0(address: str, port: int, *, deadline: float, timeout_seconds: float) -> None:
+    def answers() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1.0):
+            return True
+        return False
+
+    if not _until(answers, deadline=deadline):
+        raise UserError(
+            f"MASTER_ADDR: node 0 did not answer at {address}:{port} within run.timeout ({timeout_seconds:g} s)"
+        )
+
+
+def _until(condition: Callable[[], bool], *, deadline: float) -> bool:
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
