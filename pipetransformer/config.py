@@ -180,7 +180,8 @@ class FreezeConfig(_Section):
 class PipeConfig(_Section):
     enabled: bool = Field(
         default=True,
-        description="AutoPipe: re-plan as blocks freeze; false keeps the first layout's length, cuts and M.",
+        description="AutoPipe: re-plan as blocks freeze; false keeps the first layout's length and M, and its "
+        "cuts as far as the frozen blocks allow.",
     )
     initial_length: Count | Literal["auto"] = Field(
         default="auto", description="Pipeline length (pp): a number holds until the first freeze; `auto` plans freely."
@@ -191,12 +192,16 @@ class PipeConfig(_Section):
     )
     memory_limit: NumBytes | None = Field(
         default=None,
-        description="Memory that a rank may use; null takes nine tenths of a GPU, and sets no limit on a CPU.",
+        description="Bytes of weights, gradients, optimizer state and activations that AutoPipe may plan on a rank; "
+        "null takes nine tenths of a GPU, and sets no limit on a CPU.",
     )
 
 
 class DpConfig(_Section):
-    enabled: bool = Field(default=True, description="AutoDP: ranks that a shorter pipeline frees become replicas.")
+    enabled: bool = Field(
+        default=True,
+        description="AutoDP: ranks that a shorter pipeline frees become replicas; false keeps pp and dp.",
+    )
 
 
 class CacheConfig(_Section):
