@@ -165,8 +165,8 @@ class CheckpointStore:
             dcp_load(tensors, checkpoint_id=path)
         except CheckpointException as error:
             raise UserError(
-                f"run.resume: {path} does not fit this configuration ({_first_failure(error)}); "
-                "give the same model and optimizer"
+                f"run.resume: {path} does not fit this configuration, or is damaged ({_first_failure(error)}); "
+                "give the same model, or delete it"
             ) from error
         ownership.state = holders
         active = set(plan.active_units_of(world.rank))
@@ -182,9 +182,14 @@ def _discard(folder: Path) -> None:
     Renamed first, it is found by no rank that would write into it, and half deleted it is no complete checkpoint.
     """
     doomed = folder.with_name(f"{folder.stem}.{os.getpid()}{_PART}")
-    with contextlib.suppress(OSError):
-        folder.rename(doomed)
+    unregister = register(lambda: shutil.rmtree(doomed, ignore_errors=True))
+    try:
+        with contextlib.suppress(OSError):
+            folder.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+    finally:  # a signal may have come between
         shutil.rmtree(doomed, ignore_errors=True)
+        unregister()
 
 
 def _first_failure(error: CheckpointException) -> str:
@@ -213,6 +218,14 @@ def gather_weights(chain: Chain, ownership: Ownership, *, world: World) -> dict[
     return {name: tensor.cpu() for name, tensor in {**gathered, **buffers}.items()}
 
 
+def _give_usual_permissions(folder: Path) -> None:
+    """Note: safetensors makes files that only their owner can read, whatever the umask says."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in folder.rglob("*"):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+
+
 def save_model(built: BuiltModel, folder: Path, weights: Mapping[str, Tensor]) -> None:
     """Writes the model in its own library's format; a reader sees the old folder or the whole new one.
 
@@ -232,6 +245,7 @@ def save_model(built: BuiltModel, folder: Path, weights: Mapping[str, Tensor]) -
         with writing(folder):
             part.mkdir(parents=True)
             built.save(part, weights)
+            _give_usual_permissions(part)
             if folder.exists():
                 folder.rename(old)
             part.rename(folder)

@@ -67,7 +67,7 @@ def _train(config: Config) -> None:
 def _configuration(task: str, arguments: Sequence[str]) -> Config:
     parser = _Parser(prog=ENTRIES[task], description=f"Train: {task.replace('_', ' ')}.")
     parser.add_argument("config", metavar="CONFIG", help="YAML file; its keys are documented in docs/config.md")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="override, e.g. train.epochs=3")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="override, e.g. train.epochs=3")
     parsed = parser.parse_args(arguments)
     config = load_config(parsed.config, parsed.overrides)
     if config.task != task:
@@ -86,6 +86,9 @@ def _attempt(body: Callable[[], None], *, signals: shutdown.Signals) -> int:
     except Exception as error:
         if signals.interruption is not None:
             raise signals.interruption from None
+        if isinstance(error, ModuleNotFoundError):
+            package = (error.name or "").partition(".")[0]
+            error = UserError(f"{package} is missing; run 'sh setup.sh', then use .venv/bin/python or activate .venv")
         followed = _is_peer_failure(error)
         if followed:
             time.sleep(_PEER_WAIT_SECONDS)  # the launcher sees the rank that failed first, and ends this one
@@ -103,7 +106,7 @@ def _tell(report: failure.Failure) -> None:
 
 
 def _is_peer_failure(error: Exception) -> bool:
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) or "torch.distributed" not in sys.modules:
         return False
     from pipetransformer.adapter import is_peer_failure
 

@@ -107,7 +107,21 @@ class ModelConfig(_Section):
 
 class DataConfig(_Section):
     name: Literal[
-        "digits", "cifar10", "cifar100", "image_folder", "cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli", "table", "squad"
+        "digits",
+        "cifar10",
+        "cifar100",
+        "image_folder",
+        "cola",
+        "sst2",
+        "mrpc",
+        "stsb",
+        "qqp",
+        "mnli",
+        "qnli",
+        "rte",
+        "wnli",
+        "table",
+        "squad",
     ] = Field(description="The dataset: pictures, a task of GLUE, `table` (texts of your own), or SQuAD 1.1.")
     text_columns: Annotated[
         tuple[Text] | tuple[Text, Text], BeforeValidator(_as_tuple), Allowed("a list of one or two column names")
@@ -197,7 +211,8 @@ class FreezeConfig(_Section):
 class PipeConfig(_Section):
     enabled: bool = Field(
         default=True,
-        description="AutoPipe: re-plan as blocks freeze; false keeps the first layout's length, cuts and M.",
+        description="AutoPipe: re-plan as blocks freeze; false keeps the first layout's length and M, and its "
+        "cuts as far as the frozen blocks allow.",
     )
     initial_length: Count | Literal["auto"] = Field(
         default="auto", description="Pipeline length (pp): a number holds until the first freeze; `auto` plans freely."
@@ -208,12 +223,16 @@ class PipeConfig(_Section):
     )
     memory_limit: NumBytes | None = Field(
         default=None,
-        description="Memory that a rank may use; null takes nine tenths of a GPU, and sets no limit on a CPU.",
+        description="Bytes of weights, gradients, optimizer state and activations that AutoPipe may plan on a rank; "
+        "null takes nine tenths of a GPU, and sets no limit on a CPU.",
     )
 
 
 class DpConfig(_Section):
-    enabled: bool = Field(default=True, description="AutoDP: ranks that a shorter pipeline frees become replicas.")
+    enabled: bool = Field(
+        default=True,
+        description="AutoDP: ranks that a shorter pipeline frees become replicas; false keeps pp and dp.",
+    )
 
 
 class CacheConfig(_Section):
@@ -261,7 +280,9 @@ class RunConfig(_Section):
 class Config(_Section):
     """A whole configuration. Never changes; ``with_overrides`` gives a changed copy."""
 
-    task: Literal["image_classification", "text_classification", "question_answering"] = Field(description="What is learnt.")
+    task: Literal["image_classification", "text_classification", "question_answering"] = Field(
+        description="What is learnt."
+    )
     model: ModelConfig = Field(description="what is trained")
     data: DataConfig = Field(description="what it is trained on")
     train: TrainConfig = Field(description="how it is trained")

@@ -57,14 +57,17 @@ def init_world(*, timeout_seconds: float) -> World:
     )
     device = _device(local_rank, local_size=local_size)
     on_cuda = device.type == "cuda"
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
-        store=None if launched else dist.HashStore(),  # type: ignore[attr-defined]
-        rank=rank,
-        world_size=size,
-        timeout=timeout,
-        device_id=device if on_cuda else None,
-    )
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_cuda else "gloo",
+            store=None if launched else dist.HashStore(),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
+            device_id=device if on_cuda else None,
+        )
+    except dist.DistStoreError as error:
+        raise UserError(f"run.timeout: not all ranks were there after {timeout_seconds:g} s; give more") from error
     sizes = [0] * size
     dist.all_gather_object(sizes, local_size)
     if len(set(sizes)) > 1:

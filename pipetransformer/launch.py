@@ -58,6 +58,8 @@ def parse_job(arguments: Sequence[str]) -> NodeJob:
     num_ranks, num_nodes, node_rank, address, port, config, run_id, *overrides = arguments
     if not run_id:
         raise UserError("RUN_ID: it is empty; give the job a name")
+    if any(override.partition("=")[0].strip() == "run.id" for override in overrides):
+        raise UserError("run.id: RUN_ID names the run; leave run.id out")
     nodes = _whole("NNODES", num_nodes, least=1)
     return NodeJob(
         num_ranks=_whole("NPROC", num_ranks, least=1),

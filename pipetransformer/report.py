@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
@@ -59,13 +59,15 @@ class Report:
         self._since_steps = 0
         self._wall_before = 0.0
         self._has_declined = False
+        self._held = (0, 0)
+        self._lock: IO[str] | None = None
         self._last_transition_s = 0.0
         self.tracker = Tracker(None)
 
     def open(self) -> None:
         """Collective. Makes the run's folder and starts to write."""
         config, folder = self._config, self.folder
-        make_run_folder(folder, config)
+        self._lock = make_run_folder(folder, config)
         self.tracker = Tracker.for_rank(
             self._world.rank,
             run_dir=folder.path,
@@ -118,9 +120,19 @@ class Report:
         )
         self.tracker.line(
             f"run {self.folder.run_id}: {config.model.name} ({plan.num_blocks} blocks) on {config.data.name}, "
-            f"{self._total_steps} steps {come_from} with pp {plan.pp} x dp {plan.dp}, M {plan.num_microbatches}, "
+            f"{self._total_steps} steps {come_from} with pp {plan.pp} x dp {plan.dp}, M {plan.num_microbatches}"
+            f"{' (pipe.initial_length)' if isinstance(config.pipe.initial_length, int) else ''}, "
             f"{plan.frozen} blocks frozen; set-up took {self.totals.setup_s:.1f} s"
         )
+
+    def measures(self) -> None:
+        """Set-up's longest part begins."""
+        if self._world.rank == 0:
+            print("measuring the model's units and the step time of every static layout ...", flush=True)
+
+    def never_freezes(self) -> None:
+        """The policy is not asked once in this run."""
+        self.tracker.line("nothing will freeze: freeze.warmup and freeze.every leave no decision in this run")
 
     def decided(self, decision: FreezeDecision) -> None:
         """AutoFreeze was asked."""
@@ -167,7 +179,9 @@ class Report:
     def held(self, step: int, *, frozen: int, wanted: int, reason: str) -> None:
         """Fewer blocks freeze than AutoFreeze wants."""
         self.tracker.event("held", step=step, frozen=frozen, wanted=wanted, reason=reason)
-        self.tracker.line(f"step {step}: {frozen} of {wanted} blocks are frozen: {reason}")
+        if (frozen, wanted) != self._held:
+            self._held = (frozen, wanted)
+            self.tracker.line(f"step {step}: {frozen} blocks are frozen where AutoFreeze wants {wanted}: {reason}")
 
     def spent_deciding(self, seconds: float) -> None:
         """What a decision took beside the move and the advance pass: it, too, is a cost of being elastic."""
@@ -375,3 +389,5 @@ class Report:
 
     def close(self, exit_code: int) -> None:
         self.tracker.close(exit_code=exit_code)
+        if self._lock is not None:
+            self._lock.close()

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 from pipetransformer.errors import UserError
 
@@ -30,54 +31,55 @@ def call_the_roll(
     Raises:
         UserError: on every node that is there, naming what is wrong.
     """
-    from torch.distributed import DistError, TCPStore
+    from torch.distributed import DistError
 
     deadline = time.monotonic() + timeout_seconds
     if node_rank > 0:
         _wait_for_node_0(address, port, deadline=deadline, timeout_seconds=timeout_seconds)
     else:
         print(f"waiting for {num_nodes - 1} more of {num_nodes} nodes at {address}:{port} ...", flush=True)
+    sign = {"NNODES": num_nodes, "NPROC": num_ranks}
     try:
-        store = TCPStore(
-            address,
-            port,
-            is_master=node_rank == 0,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=_REPLY_SECONDS),
-        )
-        _sign_in(store, num_nodes=num_nodes, node_rank=node_rank, num_ranks=num_ranks)
-        if node_rank == 0:
-            verdict = _verdict(store, num_nodes=num_nodes, deadline=deadline, timeout_seconds=timeout_seconds)
-            store.set("verdict", verdict)
-            there = [n for n in range(1, num_nodes) if store.check([_key(n)])]
-            _until(lambda: store.check([f"read/{n}" for n in there]), deadline=time.monotonic() + _REPLY_SECONDS)
-        else:
-            _until(lambda: store.check(["verdict"]), deadline=deadline + _REPLY_SECONDS)
-            verdict = store.get("verdict").decode()
-            store.set(f"read/{node_rank}", "1")
+        verdict = _answer(address, port, node=node_rank, sign=sign, deadline=deadline, timeout_seconds=timeout_seconds)
     except DistError as error:
         raise UserError(f"MASTER_ADDR: node 0 at {address}:{port} went away before all nodes were there") from error
-    del store
     if verdict:
         raise UserError(verdict)
-    if node_rank > 0:  # node 0's old store must be gone from the port before torchrun connects to the next
+    if node_rank > 0:  # node 0's store must be gone from the port before torchrun connects to its own
         time.sleep(_SETTLE_SECONDS)
+
+
+def _answer(
+    address: str, port: int, *, node: int, sign: dict[str, int], deadline: float, timeout_seconds: float
+) -> str:
+    """Signs in and returns node 0's verdict, empty where all is well. The store is gone afterwards."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = TCPStore(
+        address, port, is_master=node == 0, wait_for_workers=False, timeout=timedelta(seconds=_REPLY_SECONDS)
+    )
+    if store.add(f"signed/{node}", 1) > 1:
+        store.set("twice", str(node))
+    store.set(_key(node), json.dumps(sign))
+    if node > 0:
+        _until(lambda: store.check(["verdict"]), deadline=deadline + _REPLY_SECONDS)
+        told: str = store.get("verdict").decode()
+        store.set(f"read/{node}", "1")
+        return told
+    verdict = _verdict(store, num_nodes=sign["NNODES"], deadline=deadline, timeout_seconds=timeout_seconds)
+    store.set("verdict", verdict)
+    there = [f"read/{n}" for n in range(1, sign["NNODES"]) if store.check([_key(n)])]
+    _until(lambda: not there or store.check(there), deadline=time.monotonic() + _REPLY_SECONDS)
+    return verdict
 
 
 def _key(node: int) -> str:
     return f"node/{node}"
 
 
-def _sign_in(store: object, *, num_nodes: int, node_rank: int, num_ranks: int) -> None:
-    first = store.add(f"signed/{node_rank}", 1) == 1  # type: ignore[attr-defined]
-    if not first or node_rank >= num_nodes:
-        store.set("twice", str(node_rank))  # type: ignore[attr-defined]
-    store.set(_key(node_rank), json.dumps({"NNODES": num_nodes, "NPROC": num_ranks}))  # type: ignore[attr-defined]
-
-
-def _verdict(store: object, *, num_nodes: int, deadline: float, timeout_seconds: float) -> str:
+def _verdict(store: Any, *, num_nodes: int, deadline: float, timeout_seconds: float) -> str:
     """What node 0 finds wrong, or nothing."""
-    check, get = store.check, store.get  # type: ignore[attr-defined]
+    check, get = store.check, store.get
     missing = list(range(1, num_nodes))
     while True:
         if check(["twice"]):

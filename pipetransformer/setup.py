@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -22,6 +24,9 @@ from pipetransformer.plan import ParallelPlan
 from pipetransformer.tracking import read_events
 
 __all__ = ["Job", "RunFolder", "build_job", "check_layout", "find_run_folder", "make_run_folder", "read_plans"]
+
+_LOCK = ".lock"
+
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
@@ -60,13 +65,18 @@ def find_run_folder(config: Config) -> RunFolder:
     return led_by(0, lambda: _find_run_folder(config))
 
 
-def make_run_folder(folder: RunFolder, config: Config) -> None:
+def make_run_folder(folder: RunFolder, config: Config) -> IO[str] | None:
     """Collective. Makes the folder that ``find_run_folder`` found, or empties the one that is to be overwritten.
 
+    Returns:
+        On rank 0 the lock that keeps other jobs out while it is open.
+
     Raises:
-        UserError: on every rank, if it cannot be written.
+        UserError: on every rank, if it cannot be written or another job is at work in it.
     """
-    led_by(0, lambda: _make_run_folder(folder, config))
+    locks: list[IO[str]] = []
+    led_by(0, lambda: locks.append(_make_run_folder(folder, config)))
+    return locks[0] if locks else None
 
 
 def _find_run_folder(config: Config) -> RunFolder:
@@ -85,6 +95,8 @@ def _find_run_folder(config: Config) -> RunFolder:
             )
         if run.overwrite and path.exists() and not _may_be_deleted(path):
             raise UserError(f"run.overwrite: {path} is not the folder of a run; delete it yourself, or give another id")
+        if (path / _LOCK).exists():
+            _lock(path).close()
         there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     except OSError as error:
         raise UserError(f"run.dir: {path} cannot be read ({error.strerror})") from error
@@ -108,17 +120,35 @@ def _changes(path: Path, config: Config) -> tuple[str, ...]:
 
 def _may_be_deleted(path: Path) -> bool:
     """Whether an earlier run made ``path``; an empty folder is what a run leaves that was killed at once."""
-    return path.is_dir() and ((path / "config.yaml").is_file() or not any(path.iterdir()))
+    return path.is_dir() and ((path / "config.yaml").is_file() or all(p.name == _LOCK for p in path.iterdir()))
 
 
-def _make_run_folder(folder: RunFolder, config: Config) -> None:
+def _make_run_folder(folder: RunFolder, config: Config) -> IO[str]:
     with writing(folder.path):
-        if folder.path.exists() and config.run.overwrite:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder.path)
+        if config.run.overwrite:
             # Its configuration goes last: the folder of a run is known by it.
             for path in sorted(folder.path.iterdir(), key=lambda path: path.name == "config.yaml"):
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        folder.path.mkdir(parents=True, exist_ok=True)
-        (folder.path / "config.yaml").write_text(config.with_overrides({"run.id": folder.run_id}).to_yaml())
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name != _LOCK:
+                    path.unlink()
+        # What belongs to this launch alone would do harm where the file is used again.
+        kept = {"run.id": folder.run_id, "run.overwrite": False, "run.resume": False, "run.replay": None}
+        (folder.path / "config.yaml").write_text(config.with_overrides(kept).to_yaml())
+    return lock
+
+
+def _lock(folder: Path) -> IO[str]:
+    """The kernel gives it back when its process ends, however that dies."""
+    file = (folder / _LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise UserError(f"run.id: another job is at work in {folder}; wait for it, or give another run id") from None
+    return file
 
 
 def build_job(config: Config, world: World, *, lead: Lead) -> Job:
@@ -185,13 +215,23 @@ def check_layout(config: Config, *, world: World, num_units: int) -> None:
         raise UserError(
             f"train.batch_size: {batch_size} is smaller than dp x M = {most_dp} x {num_microbatches}; "
             f"give at least {most_dp * num_microbatches}"
+            + (", or fewer pipe.microbatches" if isinstance(pipe.microbatches, int) else "")
         )
 
 
-def read_plans(path: str, *, world_size: int, num_blocks: int) -> dict[int, ParallelPlan]:
+def read_plans(path: str, *, world_size: int, num_blocks: int, total_steps: int) -> dict[int, ParallelPlan]:
     """The plans of an ``events.jsonl`` by the step they were adopted at. Raises UserError."""
     plans: dict[int, ParallelPlan] = {}
-    for event in read_events(Path(path)):
+    try:
+        events = read_events(Path(path))
+    except UserError as error:
+        raise UserError(f"run.replay: {error}") from error
+    for event in events:
+        if event.get("event") == "run" and event.get("total_steps", total_steps) != total_steps:
+            raise UserError(
+                f"run.replay: {path} was recorded with {event.get('total_steps')} steps and this job has "
+                f"{total_steps}; give the same data, batch size and epochs"
+            )
         if event.get("event") == "plan":
             try:
                 plans[int(event["step"])] = ParallelPlan.from_dict(event["plan"])

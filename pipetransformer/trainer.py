@@ -77,7 +77,9 @@ class Trainer:
             self.checkpoints.resumable(identity=self._identity(), num_blocks=num_blocks) if config.run.resume else None
         )
         self.replayed = (
-            read_plans(config.run.replay, world_size=world.size, num_blocks=num_blocks) if config.run.replay else None
+            read_plans(config.run.replay, world_size=world.size, num_blocks=num_blocks, total_steps=self.total_steps)
+            if config.run.replay
+            else None
         )
         self.autofreeze = FreezeController(
             build_policy(
@@ -134,6 +136,7 @@ class Trainer:
         exit_code = 1
         try:
             if self.timed:
+                self.report.measures()
                 self._calibrate()
             self._start()
             while self.step < self.total_steps:
@@ -175,7 +178,11 @@ class Trainer:
         choice = next((choice for frozen in candidates if (choice := self._choose_plan(frozen)) is not None), None)
         frozen = now if choice is None else choice.plan.frozen
         if frozen < decision.frozen:
-            why = "the pipeline that is kept needs its units" if frozen == most else "no layout fits pipe.memory_limit"
+            why = (
+                "the pipeline that is kept needs a unit for each stage"
+                if frozen == most
+                else "no layout fits pipe.memory_limit"
+            )
             self.report.held(self.step, frozen=frozen, wanted=decision.frozen, reason=why)
         if choice is not None:
             self._enter(choice.plan, reason=self.config.freeze.policy, evidence={"choice": choice})
@@ -314,7 +321,9 @@ class Trainer:
             if split == "train":
                 continue
             try:
-                found = evaluate(self._layout, self.feeds[split], dataset, self.objective, batch_size=batch_size, num_nodes=nodes)
+                found = evaluate(
+                    self._layout, self.feeds[split], dataset, self.objective, batch_size=batch_size, num_nodes=nodes
+                )
             except NotFinite as error:
                 what = "the evaluation loss is not finite"
                 raise self._diverged(self.step - 1, rank=error.rank, what=what) from None
@@ -384,6 +393,8 @@ class Trainer:
         self._open_feeds()
         reset_peak_memory(self.world.device)
         self.report.trains(self._plan)
+        if self.autofreeze.policy is not None and not any(map(self.autofreeze.due, range(1, self.total_steps))):
+            self.report.never_freezes()
 
     def _refill_path(self) -> Sequence[int]:
         """The boundaries that the cache must be carried through again, to hold what it held at the checkpoint."""

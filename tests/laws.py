@@ -176,7 +176,7 @@ def plain_run(
     config = configuration(model, overrides)
     train = config.train
     job = build_job(config, World(0, 1, 0, 1, torch.device("cpu")), lead=alone)
-    network = job.built.model
+    network, data = job.built.model, job.datasets["train"]
     if train.precision == "float32":
         grow_biases(network)
     dtype = torch.float64 if train.precision == "float64" else torch.float32
@@ -190,7 +190,9 @@ def plain_run(
     batches = [
         (epoch, batch)
         for epoch in range(train.epochs)
-        for batch in epoch_batches(job.datasets["train"].lengths, batch_size=train.batch_size, seed=train.seed, epoch=epoch)
+        for batch in epoch_batches(
+            job.datasets["train"].lengths, batch_size=train.batch_size, seed=train.seed, epoch=epoch
+        )
     ]
     warmup = math.ceil(train.warmup_ratio * len(batches))
     frozen_from = dict(frozen_at)
@@ -201,9 +203,9 @@ def plain_run(
             for name, parameter in network.named_parameters():
                 parameter.requires_grad_(not is_frozen(name, frozen_from[step]))
                 parameter.grad = None
-        inputs = job.datasets["train"].inputs(batch.ids, length=batch.length, epoch=epoch)
+        inputs = data.inputs(batch.ids, length=batch.length, epoch=epoch)
         logits = network(inputs["pixel_values"].to(dtype)) if model == "vit" else network(**inputs).logits
-        loss = F.cross_entropy(logits, job.datasets["train"].labels[batch.ids], label_smoothing=train.label_smoothing)
+        loss = F.cross_entropy(logits, data.labels[batch.ids], label_smoothing=train.label_smoothing)
         optimizer.zero_grad()
         loss.backward()
         if step in (0, len(batches) - 1):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
 import shutil
 import socket
 import subprocess
@@ -243,13 +245,20 @@ def content(folder: Path) -> dict[str, bytes]:
         (["run.resume=true", "train.epochs=2"], "is of a run with steps 2 and this one has 4; give the same data"),
         (["run.resume=true", "train.seed=1"], "is of a run with train.seed 0 and this one has 1; give the same data"),
         (["run.resume=true", "model.kwargs.depth=3"], "is of a run with blocks 4 and this one has 3; give the same"),
-        (["run.resume=true", "model.kwargs.embed_dim=32"], "step-00000002 does not fit this configuration ("),
+        (
+            ["run.resume=true", "model.kwargs.embed_dim=32"],
+            "step-00000002 does not fit this configuration, or is damaged (",
+        ),
         (
             ["run.resume=true", "train.optimizer=sgd"],
             "is of a run with train.optimizer adamw and this one has sgd",
         ),
         (["run.resume=true", "run.id=null"], "run.resume: which run is not said; give run.id"),
         (["run.resume=true", "run.overwrite=true"], "run.resume: cannot go with run.overwrite; set one of them"),
+        (
+            ["run.overwrite=true", "run.replay=FOLDER/before/x/events.jsonl", "train.epochs=2"],
+            "was recorded with 2 steps and this job has 4; give the same data, batch size and epochs",
+        ),
         (["run.overwrite=true", "pipe.memory_limit=1000"], "pipe.memory_limit (1000 bytes)"),
         (["run.overwrite=true", "model.name=resnet18"], NO_CHAIN),
     ],
@@ -258,6 +267,7 @@ def test_a_refused_run_leaves_the_one_before_as_it_was(
     entries: EntryServer, folder: Path, finished: Path, overrides: list[str], line: str
 ) -> None:
     before = content(finished)
+    overrides = [override.replace("FOLDER", str(folder)) for override in overrides]
     ended = entries.run("image_classification", folder / "images.yaml", f"run.dir={finished.parent}", *overrides)
     assert_refused(ended, line)
     assert content(finished) == before
@@ -269,7 +279,7 @@ def test_a_refused_run_leaves_the_one_before_as_it_was(
         ("no checkpoint", "damaged holds no complete checkpoint; start it anew with run.overwrite=true"),
         ("garbled state", "state.json cannot be read ("),
         ("state without a plan", "state.json cannot be read (KeyError: 'plan')"),
-        ("no tensors", "step-00000002 does not fit this configuration ("),
+        ("no tensors", "step-00000002 does not fit this configuration, or is damaged ("),
     ],
 )
 def test_a_checkpoint_that_is_not_whole_is_not_resumed(
@@ -300,6 +310,42 @@ def test_a_run_that_is_resumed_with_other_settings_says_so(entries: EntryServer,
     ended = entries.run("image_classification", folder / "images.yaml", *where)
     assert ended.exit_code == 0
     assert "resumed with another setting: train.lr was 0.001 and is 0.5 now" in ended.out
+
+
+def test_a_saved_configuration_can_be_used_again(entries: EntryServer, folder: Path, finished: Path) -> None:
+    """It says nothing of what belonged to one launch alone: it would overwrite its own run."""
+    again = finished.with_name("once_more")
+    shutil.copytree(finished, again)
+    where = (f"run.dir={again.parent}", "run.id=once_more")
+    overwritten = entries.run("image_classification", folder / "images.yaml", *where, "run.overwrite=true")
+    assert overwritten.exit_code == 0
+    before = content(again)
+    assert_refused(entries.run("image_classification", again / "config.yaml"), "once_more exists; continue it with")
+    assert content(again) == before
+
+
+def test_a_run_that_another_job_is_at_is_left_alone(entries: EntryServer, folder: Path, finished: Path) -> None:
+    where = (f"run.dir={finished.parent}", f"run.id={finished.name}", "run.overwrite=true")
+    before = content(finished)
+    with (finished / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        ended = entries.run("image_classification", folder / "images.yaml", *where)
+    assert_refused(ended, "run.id: another job is at work in")
+    assert content(finished) == before
+
+
+def test_a_policy_that_is_never_asked_says_so(entries: EntryServer, clean: Path) -> None:
+    late = ("freeze.policy=schedule", "freeze.warmup=5 epochs")
+    ended = entries.run("image_classification", clean / "images.yaml", *late)
+    assert ended.exit_code == 0
+    assert "nothing will freeze: freeze.warmup and freeze.every leave no decision in this run" in ended.out
+
+
+def test_what_is_saved_is_as_readable_as_other_files(finished: Path) -> None:
+    umask = os.umask(0)
+    os.umask(umask)
+    files = [path for path in (finished / "model").rglob("*") if path.is_file()]
+    assert files and all(path.stat().st_mode & 0o777 == 0o666 & ~umask for path in files)
 
 
 def test_only_the_folder_of_a_run_is_overwritten(entries: EntryServer, folder: Path) -> None:

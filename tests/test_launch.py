@@ -98,7 +98,12 @@ def test_a_port_in_use_is_told_before_any_rank_starts(capsys: pytest.CaptureFixt
 
 
 def test_the_last_argument_names_the_run_even_if_it_looks_like_a_number() -> None:
-    assert launch.parse_job([*GOOD, "run.id=other"]).overrides == ("run.id=other", 'run.id="1000"')
+    assert launch.parse_job(GOOD).overrides == ('run.id="1000"',)
+
+
+def test_the_run_has_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch.main([*GOOD, "run.id=other"]) == 2
+    assert capsys.readouterr().err == "error: run.id: RUN_ID names the run; leave run.id out\n"
 
 
 @pytest.mark.parametrize(

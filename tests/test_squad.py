@@ -59,7 +59,11 @@ def official_scores(predictions: Mapping[str, str], questions: list[Question]) -
     return {"exact_match": 100 * exact / len(questions), "f1": 100 * f1 / len(questions)}
 
 
-QUESTIONS = (("q1", "the plot is", "weak"), ("q2", "every joke feels", "clever"), ("q3", "the film is", "dull and the plot"))
+QUESTIONS = (
+    ("q1", "the plot is", "weak"),
+    ("q2", "every joke feels", "clever"),
+    ("q3", "the film is", "dull and the plot"),
+)
 
 
 def test_windows_overlap_and_hold_the_answers(tmp_path: Path) -> None:
@@ -71,7 +75,10 @@ def test_windows_overlap_and_hold_the_answers(tmp_path: Path) -> None:
     for window in range(len(train)):
         row = train.inputs(np.array([window]), length=int(train.lengths[window]), epoch=0)
         ids, types = row["input_ids"][0].tolist(), row["token_type_ids"][0].tolist()
-        assert ids[0] == tokenizer.cls_token_id and sorted(types[: train.num_tokens[window]]) == types[: train.num_tokens[window]]
+        assert (
+            ids[0] == tokenizer.cls_token_id
+            and sorted(types[: train.num_tokens[window]]) == types[: train.num_tokens[window]]
+        )
         first, last = train.labels[window].tolist()
         if first:
             found[int(train._question[window])].add(tokenizer.decode(ids[first : last + 1]))

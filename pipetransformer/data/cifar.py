@@ -130,9 +130,7 @@ def read_cifar(
     pictures: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     for source, table in tables:
-        labels.append(
-            table_labels(table[cifar.label], name=cifar.label, num_labels=len(label_names), source=source)
-        )
+        labels.append(table_labels(table[cifar.label], name=cifar.label, num_labels=len(label_names), source=source))
         for row, encoded in enumerate(_encoded(table["img"], source=source)):
             picture = _decoded(encoded, mode=_MODES[channels], source=source, row=row)
             if pictures and picture.shape != pictures[0].shape:
@@ -223,11 +221,15 @@ def _parquet_files(folder: Path, split: str) -> list[Path]:
     whole = folder / f"{split}.parquet"
     files = [whole] if whole.is_file() else sorted(folder.glob(f"{split}-*.parquet"))
     if not files:
-        raise UserError(f"data.path: {folder} holds neither {split}.parquet nor {split}-*.parquet, nor the official archive")
+        raise UserError(
+            f"data.path: {folder} holds neither {split}.parquet nor {split}-*.parquet, nor the official archive"
+        )
     return files
 
 
-def _local_tables(folder: Path, split: str, *, columns: tuple[str, str], max_samples: int | None) -> Iterator[tuple[str, pa.Table]]:
+def _local_tables(
+    folder: Path, split: str, *, columns: tuple[str, str], max_samples: int | None
+) -> Iterator[tuple[str, pa.Table]]:
     """The first ``max_samples`` rows, file by file, with each file's name."""
     for path in _parquet_files(folder, split):
         try:

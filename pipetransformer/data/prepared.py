@@ -1,7 +1,7 @@
 """Arrays that one process of a node makes for all of its ranks and for every later run: made once, memory-mapped then.
 
-They lie in ``$PIPETRANSFORMER_CACHE`` (default: ``pipetransformer`` in the user's cache folder), a folder a content; all
-may be deleted at any time.
+They lie in ``$PIPETRANSFORMER_CACHE`` (default: ``pipetransformer`` in the user's cache folder), a folder for each
+content; all may be deleted at any time.
 """
 
 from __future__ import annotations

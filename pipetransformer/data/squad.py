@@ -218,7 +218,9 @@ def _json_questions(path: Path) -> Iterator[Question]:
                     number += 1
                     yield _question(entry["id"], entry["question"], paragraph["context"], entry["answers"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: question {number} is not as SQuAD has it ({type(error).__name__}: {error})") from error
+        raise UserError(
+            f"{path}: question {number} is not as SQuAD has it ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _question(id_: Any, question: Any, context: Any, answers: Any) -> Question:

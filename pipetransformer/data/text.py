@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,8 +48,11 @@ def load_text_data(
             shape = (data.max_length, max_samples, data.text_columns, data.label_column, info.label_names)
             return ("texts", content, tokenizer_identity(tokenizer), *shape)
 
+        def build(read: Callable[[], Texts] = read) -> dict[str, np.ndarray]:
+            return _tokenized(read(), tokenizer, max_length=data.max_length)
+
         splits[split] = TokenDataset(
-            prepared(key, lambda read=read: _tokenized(read(), tokenizer, max_length=data.max_length), lead=lead),
+            prepared(key, build, lead=lead),
             kind="classes" if task is None else task.kind,
             metric_names=("accuracy",) if task is None else task.metrics,
             padding_id=tokenizer.pad_token_id,

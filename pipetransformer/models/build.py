@@ -7,7 +7,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -167,7 +167,7 @@ class TransformersModel(BuiltModel):
 
     def _agree_on_padding(self, name: str) -> None:
         """Model and tokenizer must mean the same token; decoders often have none and get the end of a text."""
-        tokenizer, settings = self.tokenizer, self.model.config
+        tokenizer, settings = self.tokenizer, cast(Any, self.model.config)
         if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
             tokenizer.pad_token = tokenizer.eos_token
         if settings.pad_token_id is None:
@@ -225,7 +225,7 @@ def _longest_text(model: nn.Module) -> int | None:
     for path, module in model.named_modules():
         if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None and longest:
             return int(longest) - module.padding_idx - 1
-    return longest
+    return None if longest is None else int(cast(int, longest))
 
 
 def _refuse_useless_folder(name: str) -> None:

@@ -31,7 +31,7 @@ class Family:
             is the head's.
         main_input: the batch entry that enters the stem; ``stem_inputs`` are further ones that only the stem reads,
             ``side_inputs`` those that every rank needs: it derives its blocks' arguments and the head's from them.
-        stem, head: ``stem(model, inputs) -> hidden [batch, tokens, width]``, ``head(model, hidden, inputs) -> outputs``.
+        stem, head: ``stem(model, inputs) -> hidden [batch, tokens, width]`` and ``head(model, hidden, inputs)``.
         block_arguments: ``(model, hidden, inputs) -> keyword arguments`` of every block.
     """
 
@@ -140,7 +140,8 @@ def _encoder(model: nn.Module) -> Family | None:
     def stem(model: Any, inputs: Inputs) -> Tensor:
         encoder = _find(model, base)
         hidden = encoder.embeddings(input_ids=inputs["input_ids"], token_type_ids=inputs["token_type_ids"])
-        return encoder.embeddings_project(hidden) if hasattr(encoder, "embeddings_project") else hidden
+        projected: Tensor = encoder.embeddings_project(hidden) if hasattr(encoder, "embeddings_project") else hidden
+        return projected
 
     return Family(
         name="encoders of transformers (BERT, RoBERTa, ELECTRA)",
@@ -210,7 +211,7 @@ def _gpt2(model: nn.Module) -> Family | None:
 
 
 def _decoder(model: nn.Module) -> Family | None:
-    """Llama and what is built like it: rotary tables, which every rank makes itself, and a ``score`` of the last token."""
+    """Llama and what is built like it: rotary tables, made by every rank itself, and a ``score`` of the last token."""
     if not _has(model, "model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "score"):
         return None
 

@@ -38,10 +38,13 @@ class AutoPipe:
     blocks may freeze.
 
     Args:
+        local_size: ranks of a node, which holds whole pipelines.
         device_memory: bytes that a plan may take where ``pipe.memory_limit`` does not say.
     """
 
-    def __init__(self, config: Config, *, num_blocks: int, world_size: int, local_size: int, device_memory: int | None = None) -> None:
+    def __init__(
+        self, config: Config, *, num_blocks: int, world_size: int, local_size: int, device_memory: int | None = None
+    ) -> None:
         pipe = config.pipe
         self._num_blocks = num_blocks
         self._memory_limit = device_memory if pipe.memory_limit is None else pipe.memory_limit

@@ -48,7 +48,7 @@ def to_plain(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace ``path`` at once: a reader sees the old file or the whole new one, also after a crash. Raises UserError."""
+    """Replace ``path`` at once: a reader sees the old file or the whole new one. Raises UserError."""
     part = path.with_name(path.name + ".part")
     with writing(path):
         with part.open("w", encoding="ascii") as file:

@@ -36,8 +36,9 @@ def _facts(summary: Summary) -> Table:
 
 def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "task", f"{summary.task}: {summary.model} on {summary.dataset}"
-    length = f"{summary.epochs:,} epochs, {summary.steps:,} steps of {summary.global_batch_size:,} samples"
-    yield "length", f"{length} on {summary.world_size} ranks, seed {summary.seed}"
+    length = f"{_count(summary.epochs, 'epoch')}, {_count(summary.steps, 'step')}"
+    size = f"{summary.global_batch_size:,} samples on {_count(summary.world_size, 'rank')}"
+    yield "length", f"{length} of {size}, seed {summary.seed}"
     if summary.resumed_from is not None:
         yield "resumed from", summary.resumed_from
     for name, value in summary.metrics.items():
@@ -51,13 +52,26 @@ def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
         share = summary.compute_floor_s / summary.train_s
         yield (
             "compute floor",
-            f"{summary.compute_floor_s:.1f} s of {summary.train_s:.1f} s trained = {share:.2f}: the least that this "
-            "freeze schedule allows; the rest is what being elastic cost",
+            f"{summary.compute_floor_s:.1f} s of {summary.train_s:.1f} s trained = {share:.2f}: {_floor(summary)}",
         )
 
 
+def _floor(summary: Summary) -> str:
+    if summary.compute_floor_s > summary.train_s:
+        return "the machine was slower while the floor was measured, before training; it tells nothing"
+    if not summary.transitions:
+        return "what the best static layout would have taken"
+    return "the least that this freeze schedule allows; the rest is what being elastic cost"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
 def _metric(value: float, *, best: Mapping[str, float], name: str) -> str:
-    return f"{value:.4f} final" + (f", {best[name]:.4f} best" if name in best else "")
+    if name not in best:
+        return f"{value:.4f} final"
+    return f"{value:.4f} final, {best[name]:.4f} {'with the best weights' if name == 'loss' else 'best'}"
 
 
 def _cache(summary: Summary) -> str:
@@ -105,7 +119,7 @@ def _transitions(summary: Summary) -> Table:
     for move in summary.transitions:
         table.add_row(
             str(move.step),
-            str(move.epoch),
+            str(move.epoch + 1),  # counted from 1 as the bar counts them
             str(move.frozen),
             f"{move.pp} x {move.dp}",
             str(move.microbatches),
