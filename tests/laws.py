@@ -93,21 +93,36 @@ def make_plan(
     return ParallelPlan(frozen, pp, world_size // pp, boundaries, num_microbatches, schedule, cached, NUM_BLOCKS)
 
 
+PICTURE_MODELS = {
+    "vit": "vit_tiny_patch16_224",
+    "deit": "deit_tiny_distilled_patch16_224",
+    "beit": "beit_base_patch16_224",
+    "eva": "eva02_tiny_patch14_224",
+}
+
+
 def model_overrides(model: str, data: str) -> list[str]:
-    """20 steps (4 epochs of 5) on images, some more on texts; the last batch of an epoch or bucket is uneven."""
+    """20 steps (4 epochs of 5) on images, some more on texts; the last batch of an epoch or bucket is uneven.
+
+    ``model``: one of ``PICTURE_MODELS``, or a folder in ``data``; with "-qa" it reads the questions there.
+    """
     common = [
         *("train.batch_size=32", "train.epochs=4", "train.warmup_ratio=0.2", "train.label_smoothing=0.1"),
         *("train.weight_decay=0.1", "train.eval_every=1000 steps", "checkpoint.every=null", "log.wandb=disabled"),
         *("log.every=1000", "model.dropout=0.0", "pipe.initial_length=auto"),
     ]
-    if model == "vit":
+    if model in PICTURE_MODELS:
         kwargs = f"{{patch_size: 2, in_chans: 1, embed_dim: 16, depth: {NUM_BLOCKS}, num_heads: 2}}"
-        return [*common, f"model.kwargs={kwargs}", "data.max_train_samples=150", "data.max_eval_samples=40"]
-    return [*common, f"model.name={data}/bert", f"data.path={data}/sst2"]
+        name = f"model.name={PICTURE_MODELS[model]}"
+        return [*common, name, f"model.kwargs={kwargs}", "data.max_train_samples=150", "data.max_eval_samples=40"]
+    if model.endswith("-qa"):
+        windows = ("data.max_length=48", "data.stride=8")
+        return [*common, f"model.name={data}/{model}", f"data.path={data}/squad", *windows]
+    return [*common, f"model.name={data}/{model}", f"data.path={data}/sst2"]
 
 
 def configuration(model: str, overrides: Sequence[str]) -> Config:
-    name = "digits" if model == "vit" else "sst2"
+    name = "digits" if model in PICTURE_MODELS else "squad" if model.endswith("-qa") else "sst2"
     return load_config(REPOSITORY / f"config/train_config_{name}_no_freeze.yaml", overrides)
 
 
@@ -204,8 +219,7 @@ def plain_run(
                 parameter.requires_grad_(not is_frozen(name, frozen_from[step]))
                 parameter.grad = None
         inputs = data.inputs(batch.ids, length=batch.length, epoch=epoch)
-        logits = network(inputs["pixel_values"].to(dtype)) if model == "vit" else network(**inputs).logits
-        loss = F.cross_entropy(logits, data.labels[batch.ids], label_smoothing=train.label_smoothing)
+        loss = plain_loss(network, inputs, data.labels[batch.ids], train.label_smoothing, dtype)
         optimizer.zero_grad()
         loss.backward()
         if step in (0, len(batches) - 1):
@@ -223,15 +237,35 @@ def plain_run(
     return {name: value.numpy().copy() for name, value in network.state_dict().items()}, gradients
 
 
+def plain_loss(
+    network: torch.nn.Module,
+    inputs: dict[str, torch.Tensor],
+    labels: torch.Tensor,
+    smoothing: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """As one writes it for a model of one of the libraries."""
+    if "pixel_values" in inputs:
+        return F.cross_entropy(network(inputs["pixel_values"].to(dtype)), labels, label_smoothing=smoothing)
+    if network.config.model_type in ("distilbert", "gpt2", "llama"):  # their tokenizers make no token types
+        inputs = {name: value for name, value in inputs.items() if name != "token_type_ids"}
+    told = network(**inputs)
+    if "logits" in told:
+        return F.cross_entropy(told.logits, labels, label_smoothing=smoothing)
+    sides = zip((told.start_logits, told.end_logits), labels.T)
+    return sum(F.cross_entropy(logits, side, label_smoothing=smoothing) for logits, side in sides) / 2
+
+
 def is_frozen(name: str, frozen: int) -> bool:
     """Whether a parameter belongs to the stem or one of the first ``frozen`` blocks, by its name alone."""
     if frozen == 0:
         return False
     parts = name.split(".")
-    for marker in ("blocks", "layer"):
+    for marker in ("blocks", "layer", "layers", "h"):
         if marker in parts:
             return int(parts[parts.index(marker) + 1]) < frozen
-    return name.startswith(("cls_token", "pos_embed", "patch_embed", "bert.embeddings"))
+    stem = ("cls_token", "dist_token", "pos_embed", "patch_embed", "embeddings", "embeddings_project", "embed_tokens")
+    return any(part in (*stem, "wte", "wpe") for part in parts)
 
 
 def deviation(ours: Weights, theirs: Weights) -> float:
@@ -241,7 +275,10 @@ def deviation(ours: Weights, theirs: Weights) -> float:
     compared on the scale of the query bias beside it, as it is where both lie in one fused qkv bias.
     """
     assert ours.keys() == theirs.keys()
-    scales = {name: np.abs(theirs[name.replace("self.key.bias", "self.query.bias")]).max() for name in theirs}
+    scales = {
+        name: np.abs(theirs[name.replace("self.key.bias", "self.query.bias").replace("k_lin.bias", "q_lin.bias")]).max()
+        for name in theirs
+    }
     return max(float(np.abs(ours[name] - theirs[name]).max() / scales[name]) for name in theirs)
 
 

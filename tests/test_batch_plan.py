@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipetransformer.data.batches import Batch, bucket_edges, epoch_batches, replica_share
+from pipetransformer.data.batches import Batch, bucket_edges, epoch_batches, replica_share, samples_of_nodes
 
 LENGTHS = st.lists(st.sampled_from([8, 16, 24, 128]), min_size=1, max_size=90).map(np.array)
 BATCH_SIZES = st.integers(1, 40)
@@ -71,7 +71,7 @@ def test_unshuffled_order_is_longest_first_then_by_id() -> None:
 
 
 def test_short_batch_is_filled_at_its_end() -> None:
-    batch = Batch(index=0, ids=np.array([5, 6, 7, 8, 9]), length=8)
+    batch = Batch(index=0, parts=(np.array([5, 6, 7, 8, 9]),), length=8)
     shares = [replica_share(batch, dp=4, replica=replica, num_microbatches=2) for replica in range(4)]
     assert [share.ids.tolist() for share in shares] == [[5, 6], [7, 8], [9, 5], [6, 7]]
     assert [share.num_real for share in shares] == [2, 2, 1, 0]
@@ -95,3 +95,31 @@ def test_a_bucket_edge_depends_on_its_sample_alone(num_tokens: np.ndarray, data:
     chosen = data.draw(st.integers(0, len(num_tokens) - 1))
     assert bucket_edges(num_tokens[[chosen]], max_length=3000) == edges[chosen]
     assert (edges >= num_tokens).all() and (edges <= 3000).all()
+
+
+@pytest.mark.parametrize("num_nodes", [2, 3])
+@pytest.mark.parametrize(("dp_of_a_node", "num_microbatches"), [(1, 1), (2, 2)])
+def test_samples_stay_with_their_node(num_nodes: int, dp_of_a_node: int, num_microbatches: int) -> None:
+    lengths = np.repeat([8, 16, 24], [57, 32, 5])
+    nodes = samples_of_nodes(lengths, num_nodes=num_nodes)
+    dp = num_nodes * dp_of_a_node
+    orders = []
+    for epoch in range(2):
+        batches = epoch_batches(lengths, batch_size=14, seed=0, epoch=epoch, num_nodes=num_nodes)
+        assert sorted(np.concatenate([batch.ids for batch in batches])) == list(range(len(lengths)))
+        assert all(len(batch) <= 14 and (lengths[batch.ids] == batch.length).all() for batch in batches)
+        for batch in batches:
+            shares = [replica_share(batch, dp=dp, replica=r, num_microbatches=num_microbatches) for r in range(dp)]
+            assert len({len(share.ids) for share in shares}) == 1 and len(shares[0].ids) % num_microbatches == 0
+            for replica, share in enumerate(shares):
+                assert (nodes[share.ids[: share.num_real]] == replica // dp_of_a_node).all()
+            real = np.concatenate([share.ids[: share.num_real] for share in shares])
+            assert np.array_equal(real, batch.ids)
+        orders.append(np.concatenate([batch.ids for batch in batches]))
+    assert not np.array_equal(*orders), "a node's samples are shuffled anew"
+
+
+def test_one_node_is_the_plan_without_nodes() -> None:
+    lengths = np.repeat([8, 16], [30, 21])
+    settings = dict(batch_size=8, seed=3, epoch=1)
+    assert _same(epoch_batches(lengths, **settings), epoch_batches(lengths, **settings, num_nodes=1))

@@ -23,7 +23,7 @@ from laws import (
     reference,
 )
 from ranks import RankPool
-from tiny import tiny_bert, tiny_sst2
+from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_text_model
 
 LAYOUTS = {
     "1": (1, STATIC[1]),
@@ -95,11 +95,24 @@ CASES = [
 ]
 
 
+FAMILIES = {
+    **{"roberta": "Roberta", "electra": "Electra", "distilbert": "DistilBert", "gpt2": "GPT2", "llama": "Llama"},
+    **{"bert-qa": "Bert-qa", "roberta-qa": "Roberta-qa", "electra-qa": "Electra-qa", "distilbert-qa": "DistilBert-qa"},
+}
+FAMILY_LAYOUTS = {
+    "2": (2, TWO_RANKS, False),
+    "4, cached": (4, SHRINK_AND_GROW, True),
+}
+
+
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("texts")
     tiny_bert(folder / "bert", layers=6)
     tiny_sst2(folder / "sst2", 150, num_eval_samples=40)
+    tiny_squad(folder / "squad", 120, num_eval_questions=20)
+    for name, family in FAMILIES.items():
+        tiny_text_model(folder / name, family)
     return str(folder)
 
 
@@ -107,6 +120,19 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_elastic_is_plain(case: Case, ranks: RankPool, texts: str, tmp_path: Path) -> None:
     weights, gradients = reference(case, texts)
     answers = ranks.run(case.world_size, elastic_run, case, texts, str(tmp_path))
+    assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
+    assert deviation(answers[0][0], weights) < 1e-10
+
+
+@pytest.mark.parametrize("layout", FAMILY_LAYOUTS)
+@pytest.mark.parametrize("model", ["deit", "beit", "eva", *FAMILIES])
+def test_elastic_is_plain_for_every_family_and_task(
+    model: str, layout: str, ranks: RankPool, texts: str, tmp_path: Path
+) -> None:
+    world_size, moves, cached = FAMILY_LAYOUTS[layout]
+    case = Case(model, world_size, moves, 4, cached=cached)
+    weights, gradients = reference(case, texts)
+    answers = ranks.run(world_size, elastic_run, case, texts, str(tmp_path))
     assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
     assert deviation(answers[0][0], weights) < 1e-10
 

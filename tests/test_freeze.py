@@ -169,3 +169,65 @@ def test_a_configuration_refuses_them_in_one_line(tmp_path: Path, key: str, valu
     path.write_text(CONFIG)
     with pytest.raises(UserError, match=rf"\A{key}: [^\n]+\Z"):
         load_config(path, [f"{key}={value}"])
+
+
+# percentile
+
+
+@pytest.mark.parametrize(
+    ("percentile", "frozen", "before", "norms", "expected"),
+    [
+        # changes 0.1, 0.2, 0.4, 0.8; the median lies between the second and the third
+        (50, 0, [10, 10, 10, 10], [9, 8, 6, 2], 2),
+        (0, 0, [10, 10, 10, 10], [9, 8, 6, 2], 0),
+        (100, 0, [10, 10, 10, 10], [9, 8, 6, 2], 3),
+        (50, 0, [10, 10, 10, 10], [2, 6, 8, 9], 0),
+        # of the active blocks alone: 0.4, 0.8
+        (50, 2, [10, 10, 10, 10], [0, 0, 6, 2], 3),
+        (50, 4, [10, 10, 10, 10], [0, 0, 0, 0], 4),
+        (50, 0, None, [9, 8, 6, 2], 0),
+        # growth is a change as well; a block that did not move at all has changed without measure
+        (50, 0, [10, 10, 0, 10], [11, 11, 1, 30], 2),
+    ],
+)
+def test_percentile_against_its_table(
+    percentile: float, frozen: int, before: list[float] | None, norms: list[float], expected: int
+) -> None:
+    built = build_policy("percentile", num_blocks=4, alpha=0.5, max_frozen=None, percentile=percentile)
+    assert built is not None
+    assert built.decide(1, frozen=frozen, norms=norms, before=before) == expected
+
+
+class Dictated:
+    """Answers from a list."""
+
+    needs_norms = False
+    may_unfreeze = True
+
+    def __init__(self, answers: list[int]) -> None:
+        self.answers = answers
+
+    def decide(self, interval: int, *, frozen: int, norms: object, before: object = None) -> int:
+        return self.answers[interval - 1]
+
+
+@pytest.mark.parametrize(
+    ("patience", "answers", "expected"),
+    [
+        (1, [2, 5, 3], [2, 5, 3]),
+        (2, [2, 5, 3, 4, 1, 0, 6], [0, 2, 3, 3, 3, 1, 1]),
+        (3, [2, 5, 3, 4, 1, 1, 1], [0, 0, 2, 3, 3, 3, 1]),
+    ],
+)
+def test_hysteresis(patience: int, answers: list[int], expected: list[int]) -> None:
+    def controller() -> FreezeController:
+        return FreezeController(Dictated(answers), every_steps=1, warmup_steps=0, max_frozen=6, patience=patience)
+
+    one, frozen, found = controller(), 0, []
+    for step in range(1, len(answers) + 1):
+        frozen = one.decide(step, frozen=frozen).frozen
+        found.append(frozen)
+        resumed = controller()
+        resumed.load_state_dict(one.state_dict())
+        one = resumed
+    assert found == expected

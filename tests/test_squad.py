@@ -119,7 +119,7 @@ def test_an_answer_is_a_span_of_the_context_alone() -> None:
     logits = np.zeros((8, 2))
     logits[1] = logits[5] = logits[7] = 9.0  # the question, the separator and padding
     logits[4, 0], logits[2, 1] = 5.0, 5.0  # backwards: no span
-    logits[3, 0], logits[4, 1] = 3.0, 3.5
+    logits[3, 0], logits[4, 1] = 6.0, 3.5
     assert best_answer("the film is", [(logits, offsets)]) == "film is"
     assert best_answer("the film is", [(logits[:2], offsets[:2])]) == ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
 
-__all__ = ["tiny_bert", "tiny_sst2", "tiny_tokenizer"]
+__all__ = ["tiny_bert", "tiny_squad", "tiny_sst2", "tiny_text_model", "tiny_tokenizer"]
 
 _SUBJECTS = ("the film", "this story", "its cast", "the plot", "a slow second act", "the director", "every joke")
 _VERBS = ("is", "seems", "remains", "feels")
@@ -47,6 +48,52 @@ def tiny_bert(
         torch.manual_seed(0)
         BertForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_text_model(folder: Path, family: str, *, layers: int = 6) -> Path:
+    """Saves a random ``family`` ("Roberta", "GPT2"; with "-qa" a reader) with the tokenizer of ``tiny_bert``."""
+    import torch
+    import transformers
+
+    family, _, qa = family.partition("-")
+    tokenizer = tiny_tokenizer()
+    sizes: dict[str, Any] = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    if family == "DistilBert":
+        sizes |= {"dim": 16, "hidden_dim": 64, "n_layers": layers, "n_heads": 2}
+    elif family == "GPT2":
+        sizes |= {"n_embd": 16, "n_layer": layers, "n_head": 2, "n_positions": 128}
+    else:
+        sizes |= {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": layers, "num_attention_heads": 4}
+        sizes |= {"max_position_embeddings": 140}
+        sizes |= {"embedding_size": 8} if family == "Electra" else {}
+        sizes |= {"num_key_value_heads": 2} if family == "Llama" else {}
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        task = "QuestionAnswering" if qa else "SequenceClassification"
+        getattr(transformers, f"{family}For{task}")(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def tiny_squad(folder: Path, num_questions: int, *, num_eval_questions: int, seed: int = 0) -> Path:
+    """Writes train-v1.1.json and dev-v1.1.json; every answer is a span of words of its context."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draws = random.Random(seed)
+    for split, count in (("train", num_questions), ("dev", num_eval_questions)):
+        paragraphs = []
+        for number in range(count):
+            context = " ".join(_sentence(draws, label=draws.randrange(2)) for _ in range(draws.randint(1, 3)))
+            words = context.split()
+            first = draws.randrange(len(words))
+            answer = " ".join(words[first : first + draws.randint(1, 3)])
+            start = len(" ".join([*words[:first], ""]))
+            answers = [{"text": answer, "answer_start": start}]
+            question = {"id": f"{split}{number}", "question": f"{draws.choice(_SUBJECTS)} is", "answers": answers}
+            paragraphs.append({"context": context, "qas": [question]})
+        content = {"version": "1.1", "data": [{"title": split, "paragraphs": paragraphs}]}
+        (folder / f"{split}-v1.1.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -122,9 +123,7 @@ def _read_tsv(path: Path, task: GlueTask, *, max_samples: int | None) -> Texts:
         raise UserError(f"data.path: {path.parent} holds no {path.name}")
     texts: list[list[str]] = [[] for _ in task.columns]
     labels: list[float] = []
-    for source, fields in _rows(path, task):
-        if len(labels) == max_samples:
-            break
+    for source, fields in islice(_rows(path, task), max_samples):
         labels.append(_label(fields[task.label].strip(), task, source=source))
         for column, values in zip(task.columns, texts):
             values.append(fields[column])

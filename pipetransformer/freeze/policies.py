@@ -28,7 +28,7 @@ class Policy(Protocol):
     may_unfreeze: ClassVar[bool]
 
     def decide(
-        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None
+        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None
     ) -> int:
         """n after ``interval`` (0, 1, ...) intervals since the warm-up, given the n of the interval before."""
         ...
@@ -43,7 +43,7 @@ class StaticPolicy:
     may_unfreeze: ClassVar[bool] = False
 
     def decide(
-        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None
+        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None
     ) -> int:
         return self.count
 
@@ -58,7 +58,7 @@ class SchedulePolicy:
     may_unfreeze: ClassVar[bool] = False
 
     def decide(
-        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None
+        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None
     ) -> int:
         return _ceil(self.num_blocks * (1.0 - (1.0 - self.alpha) ** interval))
 
@@ -77,7 +77,7 @@ class PaperPolicy:
     may_unfreeze: ClassVar[bool] = False
 
     def decide(
-        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None
+        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None
     ) -> int:
         if interval == 0 or frozen == self.num_blocks:
             return frozen
@@ -101,7 +101,7 @@ class PercentilePolicy:
     may_unfreeze: ClassVar[bool] = False
 
     def decide(
-        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None
+        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None
     ) -> int:
         if norms is None or before is None or frozen == self.num_blocks:
             return frozen

@@ -98,9 +98,9 @@ def _eva(model: nn.Module) -> Family | None:
 
 def _beit(model: nn.Module) -> Family | None:
     """Those whose blocks own their relative positions; ``rel_pos_bias`` would be shared by all blocks."""
-    if not _has(model, "patch_embed", "cls_token", "pos_drop", "blocks", "norm", "forward_head", "get_num_layers"):
+    if not _has(model, "patch_embed", "cls_token", "pos_drop", "blocks", "norm", "forward_head"):
         return None
-    if _has(model, "rel_pos_bias"):
+    if _has(model, "_pos_embed") or not hasattr(model, "rel_pos_bias") or _has(model, "rel_pos_bias"):
         return None
 
     def stem(model: Any, inputs: Inputs) -> Tensor:
