@@ -71,7 +71,7 @@ def take_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Par
 
 def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:
     """Learning rate of optimizer step ``step`` (from 0): linear warm-up, then linear, cosine or constant decay."""
-    warmup = round(train.warmup_ratio * total_steps)
+    warmup = math.ceil(train.warmup_ratio * total_steps - 1e-9)  # as transformers rounds
     if step < warmup:
         return train.lr * (step + 1) / warmup
     progress = (step - warmup) / max(1, total_steps - warmup)

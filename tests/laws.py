@@ -268,17 +268,29 @@ def is_frozen(name: str, frozen: int) -> bool:
     return any(part in (*stem, "wte", "wpe") for part in parts)
 
 
+def scale_of(name: str, weights: Weights) -> str:
+    """The tensor on whose scale ``name`` is compared: itself, but where its true gradient is zero.
+
+    That are key biases (attention's softmax; where they lie in one fused qkv bias, they are compared so already), and,
+    of a reader, whose softmax is over the tokens, the last norm's bias and the output's.
+    """
+    for key, query in ((".key.bias", ".query.bias"), (".k_lin.bias", ".q_lin.bias")):
+        if name.endswith(key):
+            return name.removesuffix(key) + query
+    last_norms = (f".{NUM_BLOCKS - 1}.output.LayerNorm.", f".{NUM_BLOCKS - 1}.output_layer_norm.")
+    if "qa_outputs.weight" in weights and name.endswith(("qa_outputs.bias", *(f"{norm}bias" for norm in last_norms))):
+        return next(other for other in weights if other.endswith(tuple(f"{norm}weight" for norm in last_norms)))
+    return name
+
+
 def deviation(ours: Weights, theirs: Weights) -> float:
     """Largest difference of any weight, relative to the largest value of its tensor.
 
-    A key bias does not change a softmax: its true gradient is zero and the whole tensor is rounding noise. It is
-    compared on the scale of the query bias beside it, as it is where both lie in one fused qkv bias.
+    A bias that adds the same to all that a softmax sees has a true gradient of zero: its tensor is rounding noise.
+    It is compared on the scale of what stands beside it (``scale_of``).
     """
     assert ours.keys() == theirs.keys()
-    scales = {
-        name: np.abs(theirs[name.replace("self.key.bias", "self.query.bias").replace("k_lin.bias", "q_lin.bias")]).max()
-        for name in theirs
-    }
+    scales = {name: np.abs(theirs[scale_of(name, theirs)]).max() for name in theirs}
     return max(float(np.abs(ours[name] - theirs[name]).max() / scales[name]) for name in theirs)
 
 

@@ -118,7 +118,17 @@ def advanced_twice(world: World, folder: str) -> tuple[float, float]:
     ids = np.arange(len(trainer.train_data))
     read = []
     for rows in (7, 50):
-        advance(store, trainer.train_data, trainer.chain, source=None, target=3, worker=0, num_workers=1, rows=rows)
+        advance(
+            store,
+            trainer.train_data,
+            trainer.chain,
+            source=None,
+            target=3,
+            own=None,
+            worker=0,
+            num_workers=1,
+            rows=rows,
+        )
         read.append(store.read(ids, length=8).clone())
     trainer.autocache.close()
     return float((read[0] - read[1]).abs().max()), float(read[0].abs().max())

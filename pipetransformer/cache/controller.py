@@ -136,7 +136,9 @@ class AutoCache:
         own = samples_of_nodes(dataset.lengths, num_nodes=self._num_nodes) == self._rank // self._local_size
         slots = None if own.all() else np.where(own, np.cumsum(own) - 1, -1)
         if dataset.num_tokens is not None:
-            return StoreLayout(dataset.num_tokens[own], width=leaving.shape[-1], dtype=dtype, slots=slots)
+            # A reader's softmax sees every position, padding too; a classifier's masked padding is worth no memory.
+            rows = dataset.lengths if dataset.kind == "spans" else dataset.num_tokens
+            return StoreLayout(rows[own], width=leaving.shape[-1], dtype=dtype, slots=slots)
         positions = leaving.shape[1]
         tokens = np.full(int(own.sum()), positions)
         return StoreLayout(tokens, width=leaving.shape[-1], dtype=dtype, positions=positions, slots=slots)
