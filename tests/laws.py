@@ -184,9 +184,13 @@ def write_replay(path: Path, plans: Mapping[int, ParallelPlan]) -> None:
 
 @lru_cache(maxsize=64)
 def plain_run(
-    model: str, frozen_at: tuple[tuple[int, int], ...], overrides: tuple[str, ...]
+    model: str, frozen_at: tuple[tuple[int, int], ...], overrides: tuple[str, ...], num_nodes: int = 1
 ) -> tuple[Weights, dict[int, Weights]]:
-    """The reference: a plain loop over the library's model. ``frozen_at``: (step, frozen blocks)."""
+    """The reference: a plain loop over the library's model.
+
+    Args:
+        frozen_at: (step, frozen blocks). num_nodes: what the batches are a function of, beside seed and epoch.
+    """
     torch.set_num_threads(1)
     config = configuration(model, overrides)
     train = config.train
@@ -206,7 +210,7 @@ def plain_run(
         (epoch, batch)
         for epoch in range(train.epochs)
         for batch in epoch_batches(
-            job.datasets["train"].lengths, batch_size=train.batch_size, seed=train.seed, epoch=epoch
+            data.lengths, batch_size=train.batch_size, seed=train.seed, epoch=epoch, num_nodes=num_nodes
         )
     ]
     warmup = math.ceil(train.warmup_ratio * len(batches))
@@ -311,5 +315,6 @@ def gradient_deviation(ours: Sequence[dict[int, Weights]], theirs: dict[int, Wei
     return worst
 
 
-def reference(case: Case, data: str) -> tuple[Weights, dict[int, Weights]]:
-    return plain_run(case.model, tuple((step, frozen) for step, frozen, _ in case.moves), tuple(case.overrides(data)))
+def reference(case: Case, data: str, *, num_nodes: int = 1) -> tuple[Weights, dict[int, Weights]]:
+    frozen_at = tuple((step, frozen) for step, frozen, _ in case.moves)
+    return plain_run(case.model, frozen_at, tuple(case.overrides(data)), num_nodes)

@@ -143,7 +143,7 @@ def assert_refused(ended: Ended, line: str) -> None:
         ("freeze.alpha=1", "freeze.alpha: 1 is not allowed; give a number above 0 and below 1"),
         ("freeze.every=-2 steps", 'freeze.every: "-2 steps" is not allowed; give a positive interval'),
         ("train.epochs", "train.epochs: not an override; write section.key=value"),
-        ("task=text_classification", "data.name: digits is not for task text_classification; give sst2"),
+        ("task=text_classification", "data.name: digits is not for task text_classification; give one of cola, sst2"),
         ("run.id=../elsewhere", 'run.id: "../elsewhere" is not allowed; give letters, digits'),
         ("model.name=resnet18", f"model.name: resnet18 (ResNet) {NO_CHAIN}"),
         ("model.name=vit_tinny_patch16_224", "no model vit_tinny_patch16_224; did you mean vit_tiny_patch16_224?"),
@@ -191,7 +191,7 @@ def test_a_mistake_about_images(entries: EntryServer, clean: Path, override: str
     ("override", "line"),
     [
         ("model.name=FOLDER/xlnet", f"xlnet (XLNetForSequenceClassification) {NO_CHAIN}"),
-        ("model.name=FOLDER/deberta", "looks like encoders of transformers (BERT, RoBERTa, ELECTRA) but computes some"),
+        ("model.name=FOLDER/deberta", f"deberta (DebertaForSequenceClassification) {NO_CHAIN}"),
         ("model.name=FOLDER/roberta", "roberta pads with token 0 and the model with 1; use the tokenizer that belongs"),
         ("model.name=nobody/nothing", "model.name: nobody/nothing could not be loaded ("),
         ("model.name=FOLDER/no_weights", "no_weights could not be loaded (Error no file named model.safetensors"),

@@ -114,7 +114,7 @@ def test_later_override_wins_and_a_mapping_replaces(minimal: Path) -> None:
         ("freeze.alpha=1", "freeze.alpha: 1 is not allowed; give a number above 0 and below 1"),
         (
             "freeze.policy=papers",
-            'freeze.policy: "papers" is not allowed; give one of none, static, schedule, paper',
+            'freeze.policy: "papers" is not allowed; give one of none, static, schedule, paper, percentile',
         ),
         (
             "freeze.every=0 steps",
@@ -154,7 +154,10 @@ def test_later_override_wins_and_a_mapping_replaces(minimal: Path) -> None:
             "train.betas=[0.9",
             "train.betas: malformed YAML in '[0.9' (expected ',' or ']', but got '<stream end>')",
         ),
-        ("data.name=sst2", "data.name: sst2 is not for task image_classification; give digits or cifar100"),
+        (
+            "data.name=sst2",
+            "data.name: sst2 is not for task image_classification; give one of digits, cifar10, cifar100, image_folder",
+        ),
         ("freeze.policy=static", "freeze.max_frozen: missing; policy static freezes this many blocks"),
     ],
 )
@@ -176,7 +179,7 @@ def test_mistake_in_an_override_gets_one_clear_line(minimal: Path, override: str
         ("[" * 5000, None),
         (
             MINIMAL.replace("task: image_classification\n", ""),
-            "task: missing; give one of image_classification, text_classification",
+            "task: missing; give one of image_classification, text_classification, question_answering",
         ),
         (MINIMAL.replace("model: {name: vit_tiny_patch16_224}\n", ""), "model: missing; give a section with name"),
         (MINIMAL.replace("lr: 1e-3", "lrr: 1e-3"), "train.lrr: no such key; did you mean train.lr?"),

@@ -267,7 +267,7 @@ def autopipe(*, world_size: int = 4, num_blocks: int = 6, **sections: dict[str, 
             **sections,
         }
     )
-    return AutoPipe(config, num_blocks=num_blocks, world_size=world_size)
+    return AutoPipe(config, num_blocks=num_blocks, world_size=world_size, local_size=world_size)
 
 
 def plan_after(controller: AutoPipe, frozen: int, current: ParallelPlan, *, costs: JobCosts = JOB) -> ParallelPlan:

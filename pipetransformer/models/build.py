@@ -222,10 +222,13 @@ def _set_dropout(settings: Any, rate: float) -> None:
 def _longest_text(model: nn.Module) -> int | None:
     """Tokens that ``model`` has positions for; RoBERTa numbers its positions from behind the padding token's."""
     longest = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(longest, int):
+        return None
     for path, module in model.named_modules():
-        if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None and longest:
-            return int(longest) - module.padding_idx - 1
-    return None if longest is None else int(cast(int, longest))
+        padding = getattr(module, "padding_idx", None)
+        if path.endswith("position_embeddings") and isinstance(padding, int):
+            return longest - padding - 1
+    return longest
 
 
 def _refuse_useless_folder(name: str) -> None:

@@ -1,0 +1,144 @@
+"""Several launches form one job: equal to the plain loop, cached on every node, and whatever is wrong is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from laws import Case, KeepingTrainer, configuration, deviation, gradient_deviation, reference, write_replay
+from ranks import RankPool
+from test_launch import ROOT, free_port
+from tiny import tiny_bert, tiny_sst2
+
+from pipetransformer.distributed import World
+
+MOVES = ((0, 0, 2), (5, 2, 1), (10, 4, 2), (15, 1, 1))
+
+
+def node_run(world: World, case: Case, data: str, folder: str, num_nodes: int) -> tuple[object, object, int, int]:
+    """The job on one rank of ``num_nodes`` nodes that this host plays: (weights, gradients, cache hits, misses)."""
+    local_size = world.size // num_nodes
+    world = replace(world, local_rank=world.rank % local_size, local_size=local_size)
+    replay = Path(folder) / f"replay_{world.rank}.jsonl"
+    write_replay(replay, case.plans())
+    gradients: dict[int, dict[str, np.ndarray]] = {}
+
+    def probe(step: int, named: object) -> None:
+        if step in (0, trainer.total_steps - 1):
+            gradients[0 if step == 0 else -1] = {name: g.detach().numpy().copy() for name, g in named.items()}
+
+    overrides = [*case.overrides(data), f"run.replay={replay}", f"run.dir={folder}", "run.id=x", "run.overwrite=true"]
+    trainer = KeepingTrainer(configuration(case.model, overrides), world, probe=probe, timed=False)
+    trainer.run()
+    totals = trainer.report.totals
+    return trainer.weights, gradients, totals.hits, totals.misses
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("texts")
+    tiny_bert(folder / "bert", layers=6)
+    tiny_sst2(folder / "sst2", 150, num_eval_samples=40)
+    return str(folder)
+
+
+@pytest.mark.parametrize("model", ["vit", "bert"])
+@pytest.mark.parametrize("num_nodes", [2, 4])
+def test_nodes_train_as_the_plain_loop_and_read_their_own_samples(
+    model: str, num_nodes: int, ranks: RankPool, texts: str, tmp_path: Path
+) -> None:
+    moves = MOVES if num_nodes == 2 else tuple((step, frozen, 1) for step, frozen, _ in MOVES)
+    case = Case(model, 4, moves, 2, cached=True)
+    weights, gradients = reference(case, texts, num_nodes=num_nodes)
+    answers = ranks.run(4, node_run, case, texts, str(tmp_path), num_nodes)
+    assert gradient_deviation([answer[1] for answer in answers], gradients) < 1e-10
+    assert deviation(answers[0][0], weights) < 1e-10
+    # A replica whose node has nothing left in a short batch computes copies: it misses, and no weight hangs on it.
+    assert answers[0][2] > 0 and answers[0][3] == 0
+
+
+# ---- launches ----------------------------------------------------------------------------------------------------
+
+CONFIG = """
+task: image_classification
+model:
+  name: vit_tiny_patch16_224
+  pretrained: false
+  kwargs: {patch_size: 4, in_chans: 1, embed_dim: 16, depth: 4, num_heads: 2}
+data: {name: digits, image_size: 8, max_train_samples: 64, max_eval_samples: 16}
+train: {epochs: 4, batch_size: 32, lr: 1e-3}
+freeze: {policy: schedule, alpha: 0.5}
+log: {wandb: disabled}
+run: {dir: FOLDER, timeout: 60}
+"""
+
+
+def launched(config: Path, port: int, nodes: Sequence[Sequence[object]], *overrides: str) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of one launch for each (NPROC, NNODES, NODE_RANK, RUN_ID) of ``nodes``."""
+    started = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "pipetransformer.launch", str(nproc), str(nnodes), str(rank), "127.0.0.1"),
+                *(str(port), str(config), run_id, *overrides),
+            ],
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for nproc, nnodes, rank, run_id in nodes
+    ]
+    ended = [process.communicate(timeout=120) for process in started]
+    return [(process.returncode, *texts) for process, texts in zip(started, ended)]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG.replace("FOLDER", str(tmp_path / "runs")))
+    return path
+
+
+@pytest.mark.parametrize("num_nodes", [2, 3])
+def test_launches_form_one_job_that_node_0_names(config: Path, num_nodes: int) -> None:
+    nodes = [(1, num_nodes, rank, f"name{rank}") for rank in range(num_nodes)]
+    ended = launched(config, free_port(), nodes)
+    assert [code for code, _, _ in ended] == [0] * num_nodes, ended
+    assert [path.name for path in (config.parent / "runs").iterdir()] == ["name0"]
+    summary = json.loads((config.parent / "runs" / "name0" / "summary.json").read_text())
+    assert summary["world_size"] == num_nodes
+    assert [move["frozen"] for move in summary["transitions"]] == [2, 3, 4]
+    assert "run name0" in ended[0][1] and "run name0" not in ended[1][1]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "line"),
+    [
+        ([(1, 3, 0, "a"), (1, 3, 2, "b")], "NNODES: node 1 of 3 did not come within run.timeout (6 s); start it, or"),
+        ([(1, 2, 0, "a"), (1, 2, 1, "b"), (1, 2, 1, "c")], "NODE_RANK: two nodes say that they are node 1; number"),
+        ([(1, 2, 0, "a"), (1, 3, 1, "b")], "NNODES: node 1 says 3 and node 0 2; give all the same"),
+        ([(1, 2, 0, "a"), (2, 2, 1, "b")], "NPROC: node 1 says 2 and node 0 1; give all the same"),
+    ],
+)
+def test_nodes_that_do_not_agree_are_named_on_all_of_them(
+    config: Path, nodes: list[tuple[int, int, int, str]], line: str
+) -> None:
+    ended = launched(config, free_port(), nodes, "run.timeout=6")
+    assert all(code != 0 for code, _, _ in ended)
+    told = [err.strip().splitlines()[-1] for _, _, err in ended]
+    assert told[0].startswith("error: ") and line in told[0]
+    assert line in told[1]
+    assert not (config.parent / "runs").exists()
+
+
+def test_a_node_without_node_0_says_where_it_looked(config: Path) -> None:
+    port = free_port()
+    ((code, _, err),) = launched(config, port, [(1, 2, 1, "b")], "run.timeout=3")
+    assert code == 2
+    assert err == f"error: MASTER_ADDR: node 0 did not answer at 127.0.0.1:{port} within run.timeout (3 s)\n"
