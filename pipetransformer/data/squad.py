@@ -92,8 +92,8 @@ class SquadDataset(TokenDataset):
             question.id: best_answer(question.context, [(outputs[w], self._window_offsets(w)) for w in own])
             for question, own in zip(questions, windows, strict=True)
         }
-        told = [{"prediction_text": text, "id": id_} for id_, text in self.predictions.items()]
-        wanted = [
+        told: list[Any] = [{"prediction_text": text, "id": id_} for id_, text in self.predictions.items()]
+        wanted: list[Any] = [
             {
                 "id": question.id,
                 "answers": {
