@@ -47,7 +47,8 @@ class PictureReader:
 
     def key(self) -> object:
         """Everything that ``read`` depends on. What the hub gives may change under its id: it is read each time."""
-        return ("pictures", self.data.name, self._content(), self.label_names, self.max_samples, self.channels)
+        settings = (self.split, self.label_names, self.max_samples, self.channels)
+        return ("pictures", self.data.name, self._content(), *settings)
 
     def read(self) -> dict[str, np.ndarray]:
         """``pictures`` uint8 ``[num_samples, channels, height, width]`` and ``labels`` int64."""
