@@ -28,18 +28,18 @@ def _matthews(outputs: np.ndarray, labels: np.ndarray) -> float:
 def _pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
     from scipy.stats import pearsonr
 
-    return _defined(pearsonr(outputs[:, 0], labels).statistic) if len(labels) > 1 else 0.0
+    return float(pearsonr(outputs[:, 0], labels).statistic) if _vary(outputs, labels) else 0.0
 
 
 def _spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
     from scipy.stats import spearmanr
 
-    return _defined(spearmanr(outputs[:, 0], labels).statistic) if len(labels) > 1 else 0.0
+    return float(spearmanr(outputs[:, 0], labels).statistic) if _vary(outputs, labels) else 0.0
 
 
-def _defined(correlation: float) -> float:
+def _vary(outputs: np.ndarray, labels: np.ndarray) -> bool:
     """A model that says the same of every sample correlates with nothing."""
-    return float(np.nan_to_num(correlation))
+    return bool(np.ptp(outputs) > 0 and np.ptp(labels) > 0)
 
 
 METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
