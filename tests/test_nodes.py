@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from laws import Case, KeepingTrainer, configuration, deviation, gradient_deviat
 from ranks import RankPool
 from test_launch import ROOT, free_port
 from tiny import tiny_bert, tiny_sst2
+from torch.distributed import TCPStore
 
 from pipetransformer.distributed import World
 
@@ -81,19 +83,20 @@ run: {dir: FOLDER, timeout: 60}
 
 def launched(config: Path, port: int, nodes: Sequence[Sequence[object]], *overrides: str) -> list[tuple[int, str, str]]:
     """(exit code, stdout, stderr) of one launch for each (NPROC, NNODES, NODE_RANK, RUN_ID) of ``nodes``."""
-    started = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "pipetransformer.launch", str(nproc), str(nnodes), str(rank), "127.0.0.1"),
-                *(str(port), str(config), run_id, *overrides),
-            ],
-            cwd=ROOT,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+    started = []
+    for nproc, nnodes, rank, run_id in nodes:
+        if started and rank == 0:
+            time.sleep(10)  # the others wait for it by now, all of them
+        command = [sys.executable, "-m", "pipetransformer.launch", str(nproc), str(nnodes), str(rank), "127.0.0.1"]
+        started.append(
+            subprocess.Popen(
+                [*command, str(port), str(config), run_id, *overrides],
+                cwd=ROOT,
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
         )
-        for nproc, nnodes, rank, run_id in nodes
-    ]
     ended = [process.communicate(timeout=120) for process in started]
     return [(process.returncode, *texts) for process, texts in zip(started, ended)]
 
@@ -120,8 +123,8 @@ def test_launches_form_one_job_that_node_0_names(config: Path, num_nodes: int) -
 @pytest.mark.parametrize(
     ("nodes", "line"),
     [
-        ([(1, 3, 0, "a"), (1, 3, 2, "b")], "NNODES: node 1 of 3 did not come within run.timeout (6 s); start it, or"),
-        ([(1, 2, 0, "a"), (1, 2, 1, "b"), (1, 2, 1, "c")], "NODE_RANK: two nodes say that they are node 1; number"),
+        ([(1, 3, 0, "a"), (1, 3, 2, "b")], "NNODES: node 1 of 3 did not come within run.timeout (20 s); start it, or"),
+        ([(1, 2, 1, "b"), (1, 2, 1, "c"), (1, 2, 0, "a")], "NODE_RANK: two nodes say that they are node 1; number"),
         ([(1, 2, 0, "a"), (1, 3, 1, "b")], "NNODES: node 1 says 3 and node 0 2; give all the same"),
         ([(1, 2, 0, "a"), (2, 2, 1, "b")], "NPROC: node 1 says 2 and node 0 1; give all the same"),
     ],
@@ -129,12 +132,20 @@ def test_launches_form_one_job_that_node_0_names(config: Path, num_nodes: int) -
 def test_nodes_that_do_not_agree_are_named_on_all_of_them(
     config: Path, nodes: list[tuple[int, int, int, str]], line: str
 ) -> None:
-    ended = launched(config, free_port(), nodes, "run.timeout=6")
+    ended = launched(config, free_port(), nodes, "run.timeout=20")
     assert all(code != 0 for code, _, _ in ended)
     told = [err.strip().splitlines()[-1] for _, _, err in ended]
-    assert told[0].startswith("error: ") and line in told[0]
-    assert line in told[1]
+    assert all(text.startswith("error: ") and line in text for text in told), told
     assert not (config.parent / "runs").exists()
+
+
+def test_a_port_with_another_store_on_it_is_no_job(config: Path) -> None:
+    port = free_port()
+    store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    ((code, _, err),) = launched(config, port, [(1, 2, 1, "b")], "run.timeout=20")
+    del store
+    assert code == 2
+    assert err.startswith(f"error: MASTER_PORT: another job is at 127.0.0.1:{port} already; give another port")
 
 
 def test_a_node_without_node_0_says_where_it_looked(config: Path) -> None:
