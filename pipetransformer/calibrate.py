@@ -33,6 +33,7 @@ __all__ = ["Calibration", "Measurements", "calibrate", "measure_costs"]
 
 _LINK_BYTES = 2**22
 _UPDATE_BYTES = 2**26  # far more than a cache holds, as weights and moments are
+_LONGEST_TIMING = 5.0  # seconds that the repeats of one timing may take, unless one alone takes longer
 _RARE = 0.02
 """A padded length of a smaller share of samples has no timed steps: unit costs scale those of the modal length."""
 
@@ -128,17 +129,27 @@ def _full_batches(batches: Sequence[Batch]) -> dict[int, Batch]:
 
 
 def _time_steps(layout: Layout, feed: Feed, batch: Batch, *, stepper: Stepper, repeats: int) -> float:
-    """Median seconds of a step on ``batch`` after a warm-up, of the slowest rank."""
+    """Median seconds of a step on ``batch`` after a warm-up, of the slowest rank.
+
+    Long steps are repeated less: noise is a smaller part of them, and set-up should not outlast a short job.
+    """
     device = next(iter(layout.parameters.values())).device
-    times = []
+    times: list[float] = []
     batches = feed.batches([batch] * (repeats + 1), epoch=0)
     dist.barrier()
-    for number in range(repeats + 1):
+    while len(times) <= repeats:
         start = perf_counter()
-        stepper.run(layout, feed, next(batches), step=number, lr=0.0)
+        stepper.run(layout, feed, next(batches), step=len(times), lr=0.0)
         synchronize(device)
         times.append(perf_counter() - start)
-    slowest = torch.tensor(median(times[1:]), dtype=torch.float64)
+        if len(times) == 1:
+            repeats = min(repeats, max(1, int(_LONGEST_TIMING / _of_slowest_rank(times[0]))))
+    batches.close()
+    return _of_slowest_rank(median(times[1:]))
+
+
+def _of_slowest_rank(seconds: float) -> float:
+    slowest = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return float(slowest)
 

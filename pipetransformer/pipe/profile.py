@@ -16,11 +16,13 @@ from pipetransformer.pipe.costs import UnitCosts
 
 __all__ = ["profile_units"]
 
+_LONG_NS = 4_000_000_000  # a profile that has taken so long is repeated no more: noise is a small part of it
+
 
 def profile_units(
     chain: Chain, main: Tensor, inputs: Mapping[str, Tensor], *, length: int, repeats: int = 3
 ) -> UnitCosts:
-    """Times forward and backward of every unit; all units must be held and trainable.
+    """Times forward and backward of every unit; all units must be held and trainable. Slow ones are repeated less.
 
     Weights, RNG state and buffers are left as they were; gradients are cleared.
 
@@ -33,7 +35,10 @@ def profile_units(
     boundary_bytes: list[int] = []
     devices = [chain.device] if chain.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
+        began = _now(chain.device)
         for repeat in range(repeats + 1):
+            if repeat > 1 and _now(chain.device) - began > _LONG_NS:
+                break
             hidden = main
             for unit in range(chain.num_units):
                 source = hidden.detach()
@@ -58,7 +63,7 @@ def profile_units(
                 for parameter in chain.named_parameters([unit]).values():
                     parameter.grad = None  # at once: all units' gradients together may not fit
                 hidden = output
-        prefix = _time_prefix(chain, main, inputs, repeats=repeats)
+        prefix = _time_prefix(chain, main, inputs, repeats=len(forward[0]))
     return UnitCosts(
         rows=main.shape[0],
         length=length,
