@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from laws import Case, KeepingTrainer, configuration, deviation, gradient_deviation, reference, write_replay
 from ranks import RankPool
+from test_bad_input import IMAGES
 from test_launch import ROOT, free_port
 from tiny import tiny_bert, tiny_sst2
 from torch.distributed import TCPStore
@@ -61,24 +62,13 @@ def test_nodes_train_as_the_plain_loop_and_read_their_own_samples(
     answers = ranks.run(4, node_run, case, texts, str(tmp_path), num_nodes)
     assert gradient_deviation([answer[1] for answer in answers], gradients) < 1e-10
     assert deviation(answers[0][0], weights) < 1e-10
-    # A replica whose node has nothing left in a short batch computes copies: it misses, and no weight hangs on it.
+    # Copies that a replica computes, whose node has nothing left in a short batch, count neither as hit nor as miss.
     assert answers[0][2] > 0 and answers[0][3] == 0
 
 
 # ---- launches ----------------------------------------------------------------------------------------------------
 
-CONFIG = """
-task: image_classification
-model:
-  name: vit_tiny_patch16_224
-  pretrained: false
-  kwargs: {patch_size: 4, in_chans: 1, embed_dim: 16, depth: 4, num_heads: 2}
-data: {name: digits, image_size: 8, max_train_samples: 64, max_eval_samples: 16}
-train: {epochs: 4, batch_size: 32, lr: 1e-3}
-freeze: {policy: schedule, alpha: 0.5}
-log: {wandb: disabled}
-run: {dir: FOLDER, timeout: 60}
-"""
+ELASTIC = ("train.epochs=4", "freeze.policy=schedule", "freeze.alpha=0.5")
 
 
 def launched(config: Path, port: int, nodes: Sequence[Sequence[object]], *overrides: str) -> list[tuple[int, str, str]]:
@@ -90,7 +80,7 @@ def launched(config: Path, port: int, nodes: Sequence[Sequence[object]], *overri
         command = [sys.executable, "-m", "pipetransformer.launch", str(nproc), str(nnodes), str(rank), "127.0.0.1"]
         started.append(
             subprocess.Popen(
-                [*command, str(port), str(config), run_id, *overrides],
+                [*command, str(port), str(config), run_id, *ELASTIC, *overrides],
                 cwd=ROOT,
                 text=True,
                 stdout=subprocess.PIPE,
@@ -104,7 +94,7 @@ def launched(config: Path, port: int, nodes: Sequence[Sequence[object]], *overri
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
-    path.write_text(CONFIG.replace("FOLDER", str(tmp_path / "runs")))
+    path.write_text(IMAGES.replace("FOLDER", str(tmp_path)))
     return path
 
 
