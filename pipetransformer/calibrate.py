@@ -23,7 +23,7 @@ from pipetransformer.feed import Feed
 from pipetransformer.layout import Layout
 from pipetransformer.models import Chain
 from pipetransformer.optim import build_optimizer
-from pipetransformer.pipe.costs import JobCosts, UnitCosts
+from pipetransformer.pipe.costs import JobCosts, UnitCosts, at_length, line
 from pipetransformer.pipe.planner import Prediction, microbatch_choices
 from pipetransformer.pipe.profile import profile_units
 from pipetransformer.plan import ParallelPlan
@@ -33,18 +33,25 @@ __all__ = ["Calibration", "Measurements", "calibrate", "measure_costs"]
 
 _LINK_BYTES = 2**22
 _UPDATE_BYTES = 2**26  # far more than a cache holds, as weights and moments are
-_LONGEST_TIMING = 5.0  # seconds that the repeats of one timing may take, unless one alone takes longer
-_RARE = 0.02
-"""A padded length of a smaller share of samples has no timed steps: unit costs scale those of the modal length."""
+_LONGEST_TIMING = 1.0  # seconds that one timing may take, warm-up included, unless two steps take longer
+_RARE = 0.1
+"""A padded length of a smaller share of samples is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Costs by the padded length that most samples have (``job``) and unit costs of every length (``by_length``)."""
+    """What is known before training.
+
+    Attributes:
+        job: costs at the padded length that most samples have, ``modal_length``.
+        by_length: unit costs of every padded length. measured_lengths: the modal one, and one far from it if there is
+            one that is not rare; the others' costs are on the line through these.
+    """
 
     job: JobCosts
     by_length: dict[int, UnitCosts]
     modal_length: int
+    measured_lengths: tuple[int, ...]
     memcpy_bytes_per_second: float
 
 
@@ -88,20 +95,18 @@ def calibrate(
     """
     counts = _samples_by_length(batches)
     example = _full_batches(batches)
-    modal, total_samples = measurements.modal_length, sum(counts.values())
-    costs = {length: sum(unit.step_ns) for length, unit in measurements.by_length.items()}
+    modal = measurements.modal_length
     plans: dict[int, ParallelPlan] = {}
     seconds: dict[int, dict[int, float]] = {}
     corrections: dict[int, float] = {}
     for prediction in plans_for(measurements.job):
         plan = prediction.plan
         layout, feed = enter_plan(plan)
-        times = {modal: _time_steps(layout, feed, example[modal], stepper=stepper, repeats=5)}
-        for length, count in counts.items():
-            if length != modal and count < _RARE * total_samples:
-                times[length] = times[modal] * costs[length] / costs[modal]
-            elif length != modal:
-                times[length] = _time_steps(layout, feed, example[length], stepper=stepper, repeats=3)
+        times = {
+            length: _time_steps(layout, feed, example[length], stepper=stepper)
+            for length in measurements.measured_lengths
+        }
+        times = {length: line(length, times) for length in counts}
         layout.forget_state()
         plans[plan.pp], seconds[plan.pp] = plan, times
         corrections[plan.pp] = times[modal] / prediction.step_seconds
@@ -128,13 +133,13 @@ def _full_batches(batches: Sequence[Batch]) -> dict[int, Batch]:
     }
 
 
-def _time_steps(layout: Layout, feed: Feed, batch: Batch, *, stepper: Stepper, repeats: int) -> float:
+def _time_steps(layout: Layout, feed: Feed, batch: Batch, *, stepper: Stepper) -> float:
     """Median seconds of a step on ``batch`` after a warm-up, of the slowest rank.
 
     Long steps are repeated less: noise is a smaller part of them, and set-up should not outlast a short job.
     """
     device = next(iter(layout.parameters.values())).device
-    times: list[float] = []
+    repeats, times = 5, list[float]()
     batches = feed.batches([batch] * (repeats + 1), epoch=0)
     dist.barrier()
     while len(times) <= repeats:
@@ -143,7 +148,7 @@ def _time_steps(layout: Layout, feed: Feed, batch: Batch, *, stepper: Stepper, r
         synchronize(device)
         times.append(perf_counter() - start)
         if len(times) == 1:
-            repeats = min(repeats, max(1, int(_LONGEST_TIMING / _of_slowest_rank(times[0]))))
+            repeats = min(repeats, max(1, int(_LONGEST_TIMING / _of_slowest_rank(times[0])) - 1))
     batches.close()
     return _of_slowest_rank(median(times[1:]))
 
@@ -167,10 +172,13 @@ def measure_costs(
     """Collective. Profiles the chain, whole on every rank, on real samples; each figure is the maximum over the ranks.
 
     Args:
-        batches: an epoch's batches; one of every padded length is used. microbatches: a fixed M, or None.
+        batches: an epoch's batches. microbatches: a fixed M, or None.
     """
     counts, example = _samples_by_length(batches), _full_batches(batches)
     modal = min(counts, key=lambda length: (-counts[length], length))
+    frequent = [length for length in sorted(counts) if counts[length] >= _RARE * sum(counts.values())]
+    far = max(frequent, key=lambda length: (abs(length - modal), length), default=modal)
+    measured_lengths = (modal,) if far == modal else (modal, far)
     chain.train()
 
     def profile(length: int, rows: int) -> UnitCosts:
@@ -180,13 +188,13 @@ def measure_costs(
         return _maximum(profile_units(chain, raw[chain.family.main_input], inputs, length=length))
 
     share = -(-train.batch_size // world.size)
-    by_length = {length: profile(length, share) for length in sorted(example)}
+    measured = {length: profile(length, share) for length in measured_lengths}
     rows_wanted = {share}
     for pp in pipeline_lengths:
         replica_share = -(-train.batch_size // (world.size // pp))
         choices = (microbatches,) if microbatches is not None else microbatch_choices(replica_share, pp=pp)
         rows_wanted |= {-(-replica_share // m) for m in choices}
-    by_rows = {rows: by_length[modal] if rows == share else profile(modal, rows) for rows in sorted(rows_wanted)}
+    by_rows = {rows: measured[modal] if rows == share else profile(modal, rows) for rows in sorted(rows_wanted)}
     parameter_bytes = tuple(
         sum(p.numel() * p.element_size() for p in chain.named_parameters([unit]).values())
         for unit in range(chain.num_units)
@@ -213,7 +221,8 @@ def measure_costs(
         send_ns_per_byte=send_s * 1e9,
         send_latency_ns=round(latency_s * 1e9),
     )
-    return Measurements(job, by_length, modal, 1.0 / memcpy_s)
+    by_length = {length: at_length(length, measured) for length in sorted(counts)}
+    return Measurements(job, by_length, modal, measured_lengths, 1.0 / memcpy_s)
 
 
 def _maximum(costs: UnitCosts) -> UnitCosts:

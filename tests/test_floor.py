@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipetransformer.floor import ComputeFloor
-from pipetransformer.pipe.costs import UnitCosts
+from pipetransformer.pipe.costs import UnitCosts, at_length, line
 
 MS = 10**6
 
@@ -58,3 +58,18 @@ def test_a_length_that_was_not_timed_adds_nothing() -> None:
     total.add_step(length=32, num_samples=8, first_active=0, enters=0, read_bytes=0)
     total.add_advance(length=32, num_samples=8, first=0, stop=3)
     assert total.seconds == 0.0
+
+
+def test_costs_of_a_length_between_two_measured_ones_are_on_their_line() -> None:
+    assert line(16, {8: 10.0, 24: 30.0}) == 20.0
+    assert line(32, {24: 30.0, 8: 10.0}) == 40.0
+    assert line(48, {24: 30.0}) == 60.0  # a single one: in proportion
+    assert line(8, {16: 10.0, 32: 40.0}) == 5.0  # never less than in proportion, however steep
+    assert line(64, {8: 10.0, 32: 9.0}) == 10.0  # noise: longer is not cheaper
+
+
+def test_unit_costs_of_a_length_that_was_not_measured() -> None:
+    near = UnitCosts(4, 8, (1, 10), (2, 20), (100, 200), (8, 16), (1, 5))
+    far = UnitCosts(4, 16, (3, 20), (6, 40), (200, 400), (16, 32), (1, 9))
+    assert at_length(8, {8: near, 16: far}) is near
+    assert at_length(12, {8: near, 16: far}) == UnitCosts(4, 12, (2, 15), (4, 30), (150, 300), (12, 24), (1, 7))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["JobCosts", "UnitCosts"]
+__all__ = ["JobCosts", "UnitCosts", "at_length", "line"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +56,27 @@ class JobCosts:
     update_ns_per_byte: float
     send_ns_per_byte: float
     send_latency_ns: int
+
+
+def line(length: int, measured: Mapping[int, float]) -> float:
+    """What a cost is at ``length``, given one or two measured lengths: linear, and proportional from a single one.
+
+    Below the shorter one a cost shrinks at most in proportion: noise must not make it negative.
+    """
+    (short, least), *more = sorted(measured.items())
+    proportional = least / short
+    slope = max(0.0, (more[0][1] - least) / (more[0][0] - short)) if more else proportional
+    return least + (length - short) * (slope if length > short else min(slope, proportional))
+
+
+def at_length(length: int, measured: Mapping[int, UnitCosts]) -> UnitCosts:
+    """Unit costs at ``length`` from those of one or two lengths, all of as many rows."""
+    if length in measured:
+        return measured[length]
+
+    def column(name: str) -> tuple[int, ...]:
+        columns = zip(*(getattr(costs, name) for costs in measured.values()), strict=True)
+        return tuple(round(line(length, dict(zip(measured, values)))) for values in columns)
+
+    names = ("forward_ns", "backward_ns", "activation_bytes", "boundary_bytes", "prefix_ns")
+    return UnitCosts(next(iter(measured.values())).rows, length, **{name: column(name) for name in names})

@@ -16,7 +16,7 @@ from pipetransformer.pipe.costs import UnitCosts
 
 __all__ = ["profile_units"]
 
-_LONG_NS = 4_000_000_000  # a profile that has taken so long is repeated no more: noise is a small part of it
+_LONG_NS = 600_000_000  # a profile that has taken so long is repeated no more: noise is a small part of it
 
 
 def profile_units(
