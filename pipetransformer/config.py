@@ -93,7 +93,10 @@ class _Section(BaseModel):
 
 
 class ModelConfig(_Section):
-    name: Text = Field(description="A timm name, a Hugging Face hub id, or a local folder.")
+    name: Text = Field(
+        description="A timm name, a Hugging Face hub id, or a local folder. For the demo texts, which bring a "
+        "tokenizer: also a type of transformers, such as `bert`, with `pretrained: false`."
+    )
     pretrained: bool = Field(
         default=True, description="Start from the published weights; false draws them from `train.seed`."
     )
@@ -121,8 +124,13 @@ class DataConfig(_Section):
         "rte",
         "wnli",
         "table",
+        "demo_text",
         "squad",
-    ] = Field(description="The dataset: pictures, a task of GLUE, `table` (texts of your own), or SQuAD 1.1.")
+        "demo_qa",
+    ] = Field(
+        description="The dataset: pictures, a task of GLUE, `table` (texts of your own), SQuAD 1.1, or a demo, which "
+        "needs no files."
+    )
     text_columns: Annotated[
         tuple[Text] | tuple[Text, Text], BeforeValidator(_as_tuple), Allowed("a list of one or two column names")
     ] = Field(default=("text",), description="Columns of a `table` that hold the text, or the two texts of a pair.")
@@ -336,7 +344,7 @@ class Config(_Section):
 
 
 def _task_of(dataset: str) -> str:
-    if dataset == "squad":
+    if dataset in ("squad", "demo_qa"):
         return "question_answering"
     return "image_classification" if dataset in _PICTURES else "text_classification"
 

@@ -15,18 +15,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
+from pipetransformer.agenda import Agenda
 from pipetransformer.cache import AutoCache
 from pipetransformer.calibrate import Calibration, calibrate, measure_costs
 from pipetransformer.checkpoint import CheckpointStore, gather_weights, save_model
 from pipetransformer.config import Config
 from pipetransformer.data import Batch, epoch_batches
-from pipetransformer.distributed import World, device_memory, first_of_ranks, led_by
-from pipetransformer.errors import UserError
+from pipetransformer.distributed import World, device_memory, led_by
 from pipetransformer.evaluate import NotFinite, evaluate
 from pipetransformer.feed import Feed
 from pipetransformer.freeze import FreezeController, build_policy
+from pipetransformer.guards import Guards
 from pipetransformer.layout import Layout, Move, initial_ownership, move
 from pipetransformer.optim import OptimizerState, learning_rate
 from pipetransformer.pipe.controller import AutoPipe, Choice
@@ -69,8 +68,9 @@ class Trainer:
         self.chain, self.built, self.datasets = job.chain, job.built, job.datasets
         self.train_data = self.datasets["train"]
         check_layout(config, world=world, num_units=self.chain.num_units)
-        self.batches_per_epoch = len(self._train_batches(0))
-        self.total_steps = self.batches_per_epoch * train.epochs
+        batches_per_epoch = len(self._train_batches(0))
+        self.agenda = Agenda(batches_per_epoch, train.epochs, train.eval_every, config.checkpoint.every)
+        self.total_steps = self.agenda.total_steps
         num_blocks = self.chain.num_blocks
         self.checkpoints = CheckpointStore(folder.path / "checkpoints", world=world, keep=config.checkpoint.keep)
         self.resumable = (
@@ -89,8 +89,8 @@ class Trainer:
                 percentile=config.freeze.percentile,
                 max_frozen=config.freeze.max_frozen,
             ),
-            every_steps=config.freeze.every.steps(self.batches_per_epoch),
-            warmup_steps=config.freeze.warmup.steps(self.batches_per_epoch),
+            every_steps=config.freeze.every.steps(batches_per_epoch),
+            warmup_steps=config.freeze.warmup.steps(batches_per_epoch),
             max_frozen=num_blocks if config.freeze.max_frozen is None else config.freeze.max_frozen,
             patience=config.freeze.patience,
         )
@@ -112,6 +112,7 @@ class Trainer:
             advance_rows=-(-train.batch_size // world.size),
         )
         self.objective = Objective(self.train_data.kind, label_smoothing=train.label_smoothing, device=world.device)
+        self.guards = Guards(self.objective, rank=world.rank, checkpoints=self.checkpoints)
         self.stepper = Stepper(
             self.chain,
             train,
@@ -141,10 +142,10 @@ class Trainer:
             self._start()
             while self.step < self.total_steps:
                 self._decide()
-                self._run_steps(self._next_pause())
-                if self._evaluation_is_due(self.step):
+                self._run_steps(self.agenda.next_pause(self.step, self._decision_is_due))
+                if self.agenda.evaluation_is_due(self.step):
                     self._evaluate()
-                if self._checkpoint_is_due(self.step):
+                if self.agenda.checkpoint_is_due(self.step):
                     self._save_checkpoint()
             self._finish()
             exit_code = 0
@@ -190,9 +191,8 @@ class Trainer:
     def _choose_plan(self, frozen: int) -> Choice | None:
         """AutoPipe's choice for ``frozen`` blocks over the rest of the run; None where no layout fits in memory."""
         assert self.calibration is not None
-        measured, train = self.calibration.measurements, self.config.train
-        remaining = self.total_steps - self.step
-        evaluations = -(-remaining // train.eval_every.steps(self.batches_per_epoch))
+        measured = self.calibration.measurements
+        evaluations = self.agenda.evaluations_from(self.step)
 
         def forward(first: int, stop: int, length: int, num_samples: int) -> float:
             costs = measured.by_length.get(length) or measured.by_length[max(measured.by_length)]
@@ -205,7 +205,7 @@ class Trainer:
         return self.autopipe.next_plan(
             frozen,
             cached_options=cached_options,
-            remaining_steps=remaining,
+            remaining_steps=self.total_steps - self.step,
             current=self._plan,
             costs=measured.job,
             calibration=self.calibration.corrections,
@@ -255,8 +255,8 @@ class Trainer:
     def _run_steps(self, stop: int) -> None:
         """Optimizer steps up to ``stop``, all in one epoch and under one plan."""
         layout, feed, plan, report, clock = self._layout, self.feeds["train"], self._plan, self.report, perf_counter
-        train, epoch, log_every = self.config.train, self.epoch, self.config.log.every
-        position = self.step % self.batches_per_epoch
+        train, epoch, log_every, guards = self.config.train, self.epoch, self.config.log.every, self.guards
+        position = self.step % self.agenda.batches_per_epoch
         batches = self._train_batches(epoch)[position : position + stop - self.step]
         incoming = feed.batches(batches, epoch=epoch)
         self.chain.train()
@@ -274,9 +274,9 @@ class Trainer:
             report.progressed(self.step, epoch=epoch, plan=plan)
             is_pause = self.step % log_every == 0 or self.step == stop
             if on_cpu:  # a GPU need not be waited for after every step
-                self._check_loss()
+                guards.check_loss()
             if is_pause:
-                self._check_losses()
+                guards.check_losses()
                 now = clock()
                 report.flush(
                     self.step, plan=plan, objective=self.objective, phases=self.stepper.seconds, seconds=now - flushed
@@ -284,33 +284,10 @@ class Trainer:
                 self.stepper.seconds = PhaseSeconds()
                 flushed = clock()
         incoming.close()
-        self._check_weights()
+        guards.check_weights(layout.parameters.values(), last_step=self.step - 1)
         report.totals.add_train(clock() - start)
-        if self.step % self.batches_per_epoch == 0:
+        if self.agenda.ends_epoch(self.step):
             report.totals.end_epoch(len(self.train_data))
-
-    def _check_loss(self) -> None:
-        """Stops this rank at the first step whose loss was not finite here."""
-        bad = int(self.objective.first_bad_step)
-        if bad >= 0:
-            raise self._diverged(bad, rank=self.world.rank, what="the loss is not finite")
-
-    def _check_losses(self) -> None:
-        """Collective. Stops at the first step whose loss was not finite on any rank: gradients carry it to all."""
-        bad = int(self.objective.first_bad_step)
-        if (found := first_of_ranks(bad if bad >= 0 else None)) is not None:
-            raise self._diverged(found[0], rank=found[1], what="the loss is not finite")
-
-    def _check_weights(self) -> None:
-        """Collective. Stops before weights are used or saved that the last update drove out of range."""
-        finite = torch.stack([p.detach().isfinite().all() for p in self._layout.parameters.values()]).all()
-        if (found := first_of_ranks(None if finite else self.step - 1)) is not None:
-            raise self._diverged(found[0], rank=found[1], what="the update made weights that are not finite")
-
-    def _diverged(self, step: int, *, rank: int, what: str) -> UserError:
-        latest = self.checkpoints.latest()
-        good = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint"
-        return UserError(f"step {step}, rank {rank}: {what}; {good}; lower train.lr, or set train.max_grad_norm")
 
     def _evaluate(self) -> None:
         """Measures every evaluation split; keeps the weights if they are the best so far."""
@@ -326,10 +303,10 @@ class Trainer:
                 )
             except NotFinite as error:
                 what = "the evaluation loss is not finite"
-                raise self._diverged(self.step - 1, rank=error.rank, what=what) from None
+                raise self.guards.diverged(self.step - 1, rank=error.rank, what=what) from None
             suffix = "" if split == "eval" else f"_{split}"
             metrics |= {f"{name}{suffix}": value for name, value in found.items()}
-        epoch = (self.step - 1) // self.batches_per_epoch
+        epoch = self.agenda.epoch(self.step - 1)
         seconds = perf_counter() - start
         predictions = self.datasets["eval"].predictions
         if self.report.evaluated(self.step, epoch=epoch, metrics=metrics, seconds=seconds, predictions=predictions):
@@ -417,24 +394,9 @@ class Trainer:
         self.autofreeze.load_state_dict(state["freeze"])
         self._move(plan, optimizer_state)
 
-    def _next_pause(self) -> int:
-        """The next step after which something other than a step may be due."""
-        end = (self.epoch + 1) * self.batches_per_epoch
-        return next(step for step in range(self.step + 1, end + 1) if step == end or self._pauses_at(step))
-
-    def _pauses_at(self, step: int) -> bool:
-        if self.replayed is not None and step in self.replayed:
-            return True
-        return self.autofreeze.due(step) or self._evaluation_is_due(step) or self._checkpoint_is_due(step)
-
-    def _evaluation_is_due(self, step: int) -> bool:
-        return step == self.total_steps or step % self.config.train.eval_every.steps(self.batches_per_epoch) == 0
-
-    def _checkpoint_is_due(self, step: int) -> bool:
-        every = self.config.checkpoint.every
-        if every is None:
-            return False
-        return step % self.batches_per_epoch == 0 or step % every.steps(self.batches_per_epoch) == 0
+    def _decision_is_due(self, step: int) -> bool:
+        """A replay's plans need no policy, but where one is adopted there may be a decision of the policy's, too."""
+        return (self.replayed is not None and step in self.replayed) or self.autofreeze.due(step)
 
     def _save_checkpoint(self) -> None:
         norm_sums, num_steps = self.stepper.take_norms(self._layout)
@@ -478,7 +440,7 @@ class Trainer:
     @property
     def epoch(self) -> int:
         """The epoch that the next step belongs to, from 0."""
-        return self.step // self.batches_per_epoch
+        return self.agenda.epoch(self.step)
 
     @property
     def _layout(self) -> Layout:

@@ -122,19 +122,26 @@ def model_overrides(model: str, data: str) -> list[str]:
 
 
 def configuration(model: str, overrides: Sequence[str]) -> Config:
+    return load_config(configuration_file(model), overrides)
+
+
+def configuration_file(model: str) -> Path:
     name = "digits" if model in PICTURE_MODELS else "squad" if model.endswith("-qa") else "sst2"
-    return load_config(REPOSITORY / f"config/train_config_{name}_no_freeze.yaml", overrides)
+    return REPOSITORY / f"config/train_config_{name}_no_freeze.yaml"
 
 
 class KeepingTrainer(Trainer):
     """Keeps the final weights instead of writing them."""
 
     weights: Weights | None = None
+    saves = False
 
     def _save_model(self, name: str) -> None:
         weights = gather_weights(self.chain, self.ownership, world=self.world)
         if weights is not None:
             self.weights = {key: value.numpy() for key, value in weights.items()}
+        if self.saves:
+            super()._save_model(name)
 
 
 def elastic_run(
@@ -143,6 +150,8 @@ def elastic_run(
     data: str,
     folder: str,
     bug: AbstractContextManager[object] | None = None,
+    *,
+    saves: bool = False,
 ) -> tuple[Weights | None, dict[int, Weights]]:
     """The job under test on one rank: (all weights on rank 0, this rank's gradients by step)."""
     replay = Path(folder) / f"replay_{world.rank}.jsonl"
@@ -158,10 +167,16 @@ def elastic_run(
     config = configuration(case.model, [*overrides, "run.overwrite=true"])
     with bug or nullcontext():
         trainer = KeepingTrainer(config, world, probe=probe, timed=False)
+        trainer.saves = saves
         if case.precision == "float32":
             grow_biases(trainer.chain.model)
         trainer.run()
     return trainer.weights, gradients
+
+
+def saving_run(world: World, case: Case, data: str, folder: str) -> tuple[Weights | None, dict[int, Weights]]:
+    """``elastic_run`` that also leaves the model in ``folder/elastic/model/final``."""
+    return elastic_run(world, case, data, folder, saves=True)
 
 
 def grow_biases(network: torch.nn.Module) -> None:
@@ -249,15 +264,22 @@ def plain_loss(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """As one writes it for a model of one of the libraries."""
+    outputs = plain_outputs(network, inputs, dtype)
+    if len(outputs) == 1:
+        return F.cross_entropy(outputs[0], labels, label_smoothing=smoothing)
+    return sum(F.cross_entropy(logits, side, label_smoothing=smoothing) for logits, side in zip(outputs, labels.T)) / 2
+
+
+def plain_outputs(
+    network: torch.nn.Module, inputs: dict[str, torch.Tensor], dtype: torch.dtype
+) -> tuple[torch.Tensor, ...]:
+    """The logits of classes, or those of first and last tokens."""
     if "pixel_values" in inputs:
-        return F.cross_entropy(network(inputs["pixel_values"].to(dtype)), labels, label_smoothing=smoothing)
+        return (network(inputs["pixel_values"].to(dtype)),)
     if network.config.model_type in ("distilbert", "gpt2", "llama"):  # their tokenizers make no token types
         inputs = {name: value for name, value in inputs.items() if name != "token_type_ids"}
     told = network(**inputs)
-    if "logits" in told:
-        return F.cross_entropy(told.logits, labels, label_smoothing=smoothing)
-    sides = zip((told.start_logits, told.end_logits), labels.T)
-    return sum(F.cross_entropy(logits, side, label_smoothing=smoothing) for logits, side in sides) / 2
+    return (told.logits,) if "logits" in told else (told.start_logits, told.end_logits)
 
 
 def is_frozen(name: str, frozen: int) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
-from laws import STATIC, Case, KeepingTrainer, Weights, configuration, deviation, elastic_run, make_plan, reference
+from laws import STATIC, Case, KeepingTrainer, Weights, configuration, deviation, elastic_run, reference, write_replay
 from ranks import RankPool
 
 from pipetransformer.cache import advance
@@ -76,35 +77,45 @@ def test_a_block_that_was_never_stepped_can_unfreeze(ranks: RankPool, tmp_path: 
     assert deviation(ranks.run(2, elastic_run, case, "", str(tmp_path))[0][0], weights) < 1e-10
 
 
-def open_handles(world: World, folder: str) -> list[tuple[int, int]]:
-    """(threads, file descriptors) of this rank after every transition of a run with many."""
-    counts: list[tuple[int, int]] = []
+@dataclass(frozen=True)
+class Held:
+    """What a rank holds. ``memory``: bytes that are its own, by the kernel's count."""
+
+    threads: int
+    descriptors: int
+    processes: int
+    memory: int
+
+
+def holdings(world: World, folder: str, num_transitions: int) -> list[Held]:
+    """What this rank holds after every transition of a run with many."""
+    found: list[Held] = []
+    process = psutil.Process()
 
     class Counting(KeepingTrainer):
         def _enter(self, *arguments: object, **named: object) -> None:
             super()._enter(*arguments, **named)  # type: ignore[arg-type]
-            counts.append((threading.active_count(), len(os.listdir("/proc/self/fd"))))
+            descriptors, children = len(os.listdir("/proc/self/fd")), len(process.children())
+            memory = process.memory_full_info().uss
+            found.append(Held(threading.active_count(), descriptors, children, memory))
 
-    moves = tuple((step, 2 if step else 0, (4, 2, 1, 2)[step % 4]) for step in range(19))
+    moves = tuple((step, 2 if step else 0, (4, 2, 1, 2)[step % 4]) for step in range(num_transitions + 1))
     case = Case("vit", world.size, moves, 4, cached=True)
     replay = Path(folder) / f"replay_{world.rank}.jsonl"
-    plans = [
-        {"event": "plan", "step": step, "plan": make_plan(
-            frozen, pp, world_size=world.size, num_microbatches=4, schedule="1f1b", cached=2 if frozen else None
-        ).as_dict()}
-        for step, frozen, pp in moves
-    ]  # fmt: skip
-    replay.write_text("".join(json.dumps(plan) + "\n" for plan in plans))
-    overrides = [*case.overrides(""), f"run.replay={replay}", f"run.dir={folder}", "run.id=many"]
+    write_replay(replay, case.plans())
+    length = f"train.epochs={num_transitions // 5 + 1}"
+    overrides = [*case.overrides(""), length, f"run.replay={replay}", f"run.dir={folder}", "run.id=many"]
     Counting(configuration("vit", overrides), world, timed=False).run()
-    return counts
+    return found
 
 
 def test_nothing_grows_with_the_number_of_transitions(ranks: RankPool, tmp_path: Path) -> None:
-    for counts in ranks.run(4, open_handles, str(tmp_path)):
-        assert len(counts) == 18
-        # The same layout again, a cycle of four later: as many threads and descriptors as the time before.
-        assert counts[8:12] == counts[4:8] == counts[12:16]
+    for held in ranks.run(4, holdings, str(tmp_path), 30):
+        assert len(held) == 30
+        # A cycle of four layouts later: as many threads, descriptors and processes, and no more memory than noise.
+        counts = [(one.threads, one.descriptors, one.processes) for one in held]
+        assert counts[8:28] == counts[4:24]
+        assert max(one.memory for one in held[24:]) <= max(one.memory for one in held[4:12]) + 2**21, held
 
 
 def advanced_twice(world: World, folder: str) -> tuple[float, float]:

@@ -12,11 +12,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from laws import Case, KeepingTrainer, configuration, deviation, gradient_deviation, reference, write_replay
+from laws import (
+    Case,
+    KeepingTrainer,
+    configuration,
+    configuration_file,
+    deviation,
+    gradient_deviation,
+    reference,
+    write_replay,
+)
 from ranks import RankPool
+from safetensors.numpy import load_file
 from test_bad_input import IMAGES
 from test_launch import ROOT, free_port
-from tiny import tiny_bert, tiny_sst2
+from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_text_model
 from torch.distributed import TCPStore
 
 from pipetransformer.distributed import World
@@ -47,7 +57,9 @@ def node_run(world: World, case: Case, data: str, folder: str, num_nodes: int) -
 def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("texts")
     tiny_bert(folder / "bert", layers=6)
+    tiny_text_model(folder / "bert-qa", "Bert-qa")
     tiny_sst2(folder / "sst2", 150, num_eval_samples=40)
+    tiny_squad(folder / "squad", 120, num_eval_questions=20)
     return str(folder)
 
 
@@ -108,6 +120,21 @@ def test_launches_form_one_job_that_node_0_names(config: Path, num_nodes: int) -
     assert summary["world_size"] == num_nodes
     assert [move["frozen"] for move in summary["transitions"]] == [2, 3, 4]
     assert "run name0" in ended[0][1] and "run name0" not in ended[1][1]
+
+
+@pytest.mark.parametrize("model", ["vit", "bert", "bert-qa"])
+def test_two_launches_of_two_ranks_train_as_the_plain_loop(model: str, texts: str, tmp_path: Path) -> None:
+    case = Case(model, 4, MOVES, 2, cached=True)
+    weights, _ = reference(case, texts, num_nodes=2)
+    write_replay(tmp_path / "replay.jsonl", case.plans())
+    places = (f"run.replay={tmp_path / 'replay.jsonl'}", f"run.dir={tmp_path}", "run.timeout=60")
+    nodes = [(2, 2, 0, "a"), (2, 2, 1, "b")]
+    ended = launched(configuration_file(model), free_port(), nodes, *case.overrides(texts), *places)
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    saved = load_file(tmp_path / "a" / "model" / "final" / "model.safetensors")
+    assert deviation(saved, weights) < 1e-10
+    cache = json.loads((tmp_path / "a" / "summary.json").read_text())["cache"]
+    assert cache["hits"] > 0 and cache["misses"] == 0
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,23 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from laws import TWO_RANKS, Case, configuration, deviation, plain_outputs, reference, saving_run
+from ranks import RankPool
 from tiny import tiny_tokenizer
 
 from pipetransformer.config import DataConfig
-from pipetransformer.data import load_squad
-from pipetransformer.data.squad import Question, SquadDataset, best_answer, read_squad
+from pipetransformer.data import alone, load_squad
+from pipetransformer.data.sources import Question
+from pipetransformer.data.squad import SquadDataset, best_answer, read_squad
+from pipetransformer.distributed import World
 from pipetransformer.errors import UserError
+from pipetransformer.setup import build_job
 
 CONTEXT = "the film is dull and the plot is weak , although the cast seems warm and funny and every joke feels clever ."
 
@@ -141,6 +148,44 @@ def test_real_squad(shared: Path) -> None:
     assert scores["f1"] > 99 and scores["exact_match"] > 98, "some answers begin inside a word"
     questions = read_squad(data, split="eval", max_samples=None)
     assert scores == pytest.approx(official_scores(dataset.predictions, questions), abs=1e-3)
+
+
+@dataclass(frozen=True)
+class RealCase(Case):
+    def overrides(self, data: str) -> list[str]:
+        lengths = ("data.max_length=128", "data.stride=32", "data.max_train_samples=64", "data.max_eval_samples=48")
+        return [*super().overrides(data), *lengths]
+
+
+@pytest.mark.full
+def test_an_elastic_run_answers_as_the_plain_loop(shared: Path, ranks: RankPool, tmp_path: Path) -> None:
+    """Real questions, a real pre-trained model: the same answers, hence the same scores, by the official scorer."""
+    (tmp_path / "minilm-qa").symlink_to(shared / "models" / "minilm-l6")
+    (tmp_path / "squad").symlink_to(shared / "data" / "squad")
+    case = RealCase("minilm-qa", 2, TWO_RANKS, 4, cached=True)
+    weights, _ = reference(case, str(tmp_path))
+    answers = ranks.run(2, saving_run, case, str(tmp_path), str(tmp_path))
+    assert deviation(answers[0][0], weights) < 1e-10
+
+    config = configuration(case.model, case.overrides(str(tmp_path)))
+    job = build_job(config, World(0, 1, 0, 1, torch.device("cpu")), lead=alone)
+    plain, data = job.built.model, job.datasets["eval"]
+    assert isinstance(data, SquadDataset)
+    plain.double().load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+    outputs = []
+    with torch.no_grad():
+        for window, length in enumerate(data.lengths.tolist()):
+            inputs = data.inputs(np.array([window]), length=length, epoch=0)
+            told = plain_outputs(plain.eval(), inputs, torch.float64)
+            outputs.append(torch.stack(told, dim=-1)[0].float().numpy())
+    data.measure(outputs)
+    folder = tmp_path / "elastic"
+    predictions = json.loads((folder / "predictions.json").read_text())
+    assert predictions == data.predictions
+    questions = read_squad(config.data, split="eval", max_samples=48)
+    metrics = json.loads((folder / "summary.json").read_text())["metrics"]
+    expected = official_scores(predictions, questions)
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-3)
 
 
 WRONG = {"id": "q9", "question": "the plot is", "answers": [{"text": "bright", "answer_start": 4}]}

@@ -14,7 +14,7 @@ from pipetransformer.data.cifar import CIFAR, cifar_files, cifar_label_names, re
 from pipetransformer.data.digits import DIGIT_NAMES, read_digits
 from pipetransformer.data.image_folder import folder_files, folder_label_names, read_folder
 from pipetransformer.data.prepared import file_digest
-from pipetransformer.data.sources import locate
+from pipetransformer.data.sources import locate, refuse_path
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,10 +54,7 @@ class PictureReader:
         """``pictures`` uint8 ``[num_samples, channels, height, width]`` and ``labels`` int64."""
         data = self.data
         if data.name == "digits":
-            if data.path is not None:
-                raise UserError(
-                    f"data.path: {data.path} is not allowed; digits come with scikit-learn, leave the path out"
-                )
+            refuse_path(data)
             pictures, labels = read_digits(train=self.split == "train", max_samples=self.max_samples)
             return {"pictures": np.repeat(pictures, self.channels, axis=1), "labels": labels}
         if data.name in CIFAR:

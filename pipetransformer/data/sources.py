@@ -18,7 +18,17 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from pipetransformer.config import DataConfig
 
-__all__ = ["Texts", "hub_table", "locate", "one_line", "require_columns", "table_labels", "table_texts"]
+__all__ = [
+    "Question",
+    "Texts",
+    "hub_table",
+    "locate",
+    "one_line",
+    "refuse_path",
+    "require_columns",
+    "table_labels",
+    "table_texts",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +39,25 @@ class Texts:
     second: list[str] | None
     labels: np.ndarray
 
+    def head(self, num_samples: int | None) -> Texts:
+        """The first ``num_samples`` samples; None: all."""
+        second = None if self.second is None else self.second[:num_samples]
+        return Texts(self.first[:num_samples], second, self.labels[:num_samples])
+
     def digest(self) -> str:
         """SHA-256 of everything, in hex."""
         content = json.dumps([self.first, self.second]).encode() + self.labels.tobytes()
         return hashlib.sha256(content).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """``answers``: texts and the character of the context that each begins at; at least one."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[tuple[str, int], ...]
 
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -51,6 +76,12 @@ def locate(data: DataConfig, *, default_hub_id: str) -> Path | str:
     if _HUB_ID.fullmatch(data.path):
         return data.path
     raise UserError(f"data.path: there is no folder {data.path}; give a local folder or a hub id such as owner/name")
+
+
+def refuse_path(data: DataConfig) -> None:
+    """For data that are embedded: there is nothing to read. Raises UserError."""
+    if data.path is not None:
+        raise UserError(f"data.path: {data.path} is not allowed; {data.name} needs no files, leave the path out")
 
 
 def hub_table(

@@ -7,16 +7,16 @@ the best span over all windows of its question.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipetransformer.data.dataset import Dataset
+from pipetransformer.data.demo import demo_questions
 from pipetransformer.data.prepared import Lead, alone, file_digest, prepared
-from pipetransformer.data.sources import hub_table, locate
+from pipetransformer.data.sources import Question, hub_table, locate, refuse_path
 from pipetransformer.data.tokens import TokenDataset, check_tokenizer, ragged, tokenizer_identity
 from pipetransformer.errors import UserError
 
@@ -25,22 +25,12 @@ if TYPE_CHECKING:
 
     from pipetransformer.config import DataConfig
 
-__all__ = ["Question", "SquadDataset", "best_answer", "load_squad", "read_squad"]
+__all__ = ["SquadDataset", "best_answer", "load_squad", "read_squad"]
 
 SQUAD_HUB_ID = "rajpurkar/squad"
 _HUB_SPLITS = {"train": "train", "eval": "validation"}
 _MOST_CANDIDATES = 20
 _MOST_TOKENS = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """``answers``: texts and the character of the context that each begins at; at least one."""
-
-    id: str
-    question: str
-    context: str
-    answers: tuple[tuple[str, int], ...]
 
 
 class SquadDataset(TokenDataset):
@@ -170,7 +160,10 @@ def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> list
         UserError: naming the file and the question; for an answer, too, that is not where it says it is.
     """
     path = _local_file(data, split)
-    if path is None:
+    found: Iterable[Question]
+    if data.name == "demo_qa":
+        source, found = data.name, demo_questions(split)
+    elif path is None:
         location = str(locate(data, default_hub_id=SQUAD_HUB_ID))
         source = f"{location} ({_HUB_SPLITS[split]})"
         found = _hub_questions(location, _HUB_SPLITS[split], max_samples)
@@ -194,7 +187,10 @@ def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> list
 
 
 def _local_file(data: DataConfig, split: str) -> Path | None:
-    """The one ``train*.json`` or ``dev*.json`` of a local folder; None for the hub."""
+    """The one ``train*.json`` or ``dev*.json`` of a local folder; None for the hub and the demo."""
+    if data.name == "demo_qa":
+        refuse_path(data)
+        return None
     folder = locate(data, default_hub_id=SQUAD_HUB_ID)
     if isinstance(folder, str):
         return None

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pipetransformer.data.dataset import Dataset
+from pipetransformer.data.demo import demo_reviews
 from pipetransformer.data.glue import GLUE, GLUE_HUB_ID, read_glue
 from pipetransformer.data.info import DataInfo
 from pipetransformer.data.prepared import Lead, alone, file_digest, prepared
-from pipetransformer.data.sources import Texts, locate
+from pipetransformer.data.sources import Texts, locate, refuse_path
 from pipetransformer.data.tables import read_table_texts, table_file
 from pipetransformer.data.tokens import TokenDataset, check_tokenizer, ragged, tokenizer_identity
 
@@ -37,6 +38,9 @@ def load_text_data(
 
         @cache  # the key of what comes from the hub reads it, too
         def read(split: str = split, max_samples: int | None = max_samples) -> Texts:
+            if data.name == "demo_text":
+                refuse_path(data)
+                return demo_reviews(split).head(max_samples)
             if task is not None:
                 return read_glue(data.name, _glue_location(data), split=split, max_samples=max_samples)
             return read_table_texts(data, split=split, label_names=info.label_names, max_samples=max_samples)
@@ -66,7 +70,9 @@ def _glue_location(data: DataConfig) -> Path | str:
 
 
 def _digest(data: DataConfig, split: str) -> str | None:
-    """Of the local file that holds a split; None where there is none (its reader says so) or it is on the hub."""
+    """Of the local file that holds a split; None where there is none: missing (its reader says so), hub, or demo."""
+    if data.name == "demo_text":
+        return None
     if (task := GLUE.get(data.name)) is not None:
         location = _glue_location(data)
         path = location / task.splits[split][0] if isinstance(location, Path) else None

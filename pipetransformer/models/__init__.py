@@ -1,6 +1,9 @@
 """Models as chains of units: built, wrapped, saved."""
 
-from pipetransformer.models.build import BuiltModel, TimmModel, TransformersModel, build_model
+from pipetransformer.models.build import build_model
+from pipetransformer.models.built import BuiltModel
 from pipetransformer.models.chain import Chain, Stage
+from pipetransformer.models.timm_model import TimmModel
+from pipetransformer.models.transformers_model import TransformersModel
 
 __all__ = ["BuiltModel", "Chain", "Stage", "TimmModel", "TransformersModel", "build_model"]

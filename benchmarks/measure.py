@@ -1,0 +1,63 @@
+"""What the benchmarks share: the environment beside every result, medians with their spread, and result files."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import torch
+
+__all__ = ["RESULTS", "environment", "save", "spread"]
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def environment() -> dict[str, object]:
+    """What a figure depends on beside the code."""
+    import timm
+    import transformers
+
+    found: dict[str, object] = {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "timm": timm.__version__,
+        "commit": _commit(),
+    }
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def spread(values: Sequence[float], *, digits: int = 3) -> str:
+    """``median [smallest .. largest]``."""
+    low, high = min(values), max(values)
+    return f"{median(values):.{digits}f} [{low:.{digits}f} .. {high:.{digits}f}]"
+
+
+def save(name: str, rows: Sequence[Mapping[str, object]]) -> Path:
+    """Writes ``results/NAME.json``: the rows, and the environment beside them."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
+    return path
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _commit() -> str:
+    ended = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    return ended.stdout.strip()

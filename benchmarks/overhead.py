@@ -1,0 +1,183 @@
+"""What the trainer costs where nothing is elastic: one rank, no freezing, against a bare torch loop.
+
+    python benchmarks/overhead.py [--steps 100] [--model vit|bert]
+
+Both train the same model on the same batches in one process and take turns, a step each, so that a slow moment of the
+machine meets both. The bare loop is what one would write by hand: the library's model, torch's fused AdamW, clipping
+and learning-rate schedule, batches indexed in line. Memory is the largest resident size of two further processes, each
+of which trains in one way alone; the trainer's figure contains what its measurements before training leave behind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+from measure import save, spread
+
+from pipetransformer.config import Config, load_config
+from pipetransformer.data import alone, epoch_batches
+from pipetransformer.distributed import World, close_world, init_world, synchronize
+from pipetransformer.setup import build_job
+from pipetransformer.totals import peak_memory_bytes
+from pipetransformer.trainer import Trainer
+
+CONFIGS = Path(__file__).resolve().parent.parent / "config"
+COMMON = (
+    *("log.wandb=disabled", "checkpoint.every=null", "train.eval_every=1000 epochs"),
+    *("pipe.initial_length=1", "pipe.microbatches=1"),
+)
+MODELS = {
+    # 32 x 32 pictures in patches of 4: 65 tokens, 5.4 M parameters
+    "vit": (
+        *("train_config_digits_no_freeze.yaml", "data.image_size=32", "train.batch_size=64"),
+        "model.kwargs={patch_size: 4}",
+    ),
+    # 64 tokens, 14 M parameters
+    "bert": (
+        *("train_config_demo_text.yaml", "freeze.policy=none", "train.batch_size=32"),
+        "model.kwargs={hidden_size: 384, intermediate_size: 1536, num_hidden_layers: 8, num_attention_heads: 6}",
+    ),
+}
+BLOCK = 10  # pairs of steps that make one ratio
+WARMUP = 10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=100, help="pairs of steps that are measured")
+    parser.add_argument("--model", choices=MODELS, help="one model alone")
+    parser.add_argument("--memory-of", choices=("bare", "trainer"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.memory_of:
+        print(json.dumps(memory(arguments.model, of=arguments.memory_of, steps=arguments.steps)))
+        return
+    rows = []
+    for model in [arguments.model] if arguments.model else MODELS:
+        bare, ours = pairs(model, steps=arguments.steps)
+        blocks = range(0, arguments.steps, BLOCK)
+        ratios = [sum(bare[b : b + BLOCK]) / sum(ours[b : b + BLOCK]) for b in blocks]
+        peaks = {of: in_its_own_process(model, of=of, steps=30) for of in ("bare", "trainer")}
+        row = {
+            "model": model,
+            "throughput over the bare loop's": ratios,
+            "step of the bare loop in ms": [seconds * 1e3 for seconds in bare],
+            "peak memory over the bare loop's": peaks["trainer"] / peaks["bare"],
+            "peak memory in bytes": peaks,
+        }
+        rows.append(row)
+        ratio = peaks["trainer"] / peaks["bare"]
+        print(f"{model}: {len(ratios)} blocks of {BLOCK} pairs of steps, {spread([s * 1e3 for s in bare])} ms each")
+        print(f"  throughput over the bare loop's   {spread(ratios)}")
+        print(f"  peak memory over the bare loop's  {ratio:.3f} of {peaks['bare'] / 1e6:.0f} MB", flush=True)
+    print(f"saved {save('overhead', rows)}")
+
+
+def configuration(model: str, *, steps: int, folder: str) -> Config:
+    """At least ``steps`` steps; the learning rate of both loops is that of the whole job."""
+    file, *overrides = MODELS[model]
+    config = load_config(CONFIGS / file, [*COMMON, *overrides, f"run.dir={folder}", "run.id=overhead"])
+    num_samples = 1437 if model == "vit" else 4000
+    epochs = math.ceil((steps + 1) / (num_samples // config.train.batch_size))
+    return config.with_overrides({"train.epochs": epochs})
+
+
+def pairs(model: str, *, steps: int) -> tuple[list[float], list[float]]:
+    """Seconds of each step of the bare loop and of the trainer's step beside it."""
+    bare_s: list[float] = []
+    trainer_s: list[float] = []
+    world = init_world(timeout_seconds=60)
+    with tempfile.TemporaryDirectory() as folder:
+        config = configuration(model, steps=steps + WARMUP, folder=folder)
+        step_of_bare = bare_loop(config, world)
+        began = 0.0
+
+        def take_turns(step: int, gradients: Mapping[str, torch.Tensor]) -> None:
+            """Within every step of the trainer; its time is from the end of one call to the next one."""
+            nonlocal began
+            if not trainer.report.folder.path.exists():
+                return  # calibration
+            synchronize(world.device)
+            now = perf_counter()
+            if len(trainer_s) < steps + WARMUP:
+                trainer_s.append(now - began)
+                step_of_bare(step)
+                synchronize(world.device)
+                bare_s.append(perf_counter() - now)
+            began = perf_counter()
+
+        trainer = Trainer(config, world, probe=take_turns)
+        trainer.run()
+    close_world()
+    return bare_s[WARMUP:], trainer_s[WARMUP:]
+
+
+def bare_loop(config: Config, world: World) -> Callable[[int], None]:
+    """What trains step ``step`` with torch alone."""
+    job, train = build_job(config, world, lead=alone), config.train
+    model, data = job.built.model.to(world.device), job.datasets["train"]
+    batches = [
+        (epoch, batch)
+        for epoch in range(train.epochs)
+        for batch in epoch_batches(data.lengths, batch_size=train.batch_size, seed=train.seed, epoch=epoch)
+    ]
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
+    warmup = train.warmup_ratio * len(batches)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min((step + 1) / max(1.0, warmup), 0.5 * (1 + math.cos(math.pi * step / len(batches)))),
+    )
+    model.train()
+
+    def step_of_bare(step: int) -> None:
+        epoch, batch = batches[step]
+        inputs = data.inputs(batch.ids, length=batch.length, epoch=epoch)
+        inputs = {name: value.to(world.device, non_blocking=True) for name, value in inputs.items()}
+        labels = data.labels[torch.from_numpy(batch.ids)].to(world.device, non_blocking=True)
+        pictures = inputs.get("pixel_values")
+        outputs = model(pictures) if pictures is not None else model(**inputs).logits
+        loss = F.cross_entropy(outputs, labels, label_smoothing=train.label_smoothing)
+        optimizer.zero_grad()
+        loss.backward()
+        if train.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)
+        optimizer.step()
+        schedule.step()
+
+    return step_of_bare
+
+
+def memory(model: str, *, of: str, steps: int) -> int:
+    """The largest resident size, in bytes, of this process after ``steps`` steps of one of the loops."""
+    world = init_world(timeout_seconds=60)
+    with tempfile.TemporaryDirectory() as folder:
+        config = configuration(model, steps=steps, folder=folder)
+        if of == "trainer":
+            Trainer(config, world).run()
+        else:
+            step_of_bare = bare_loop(config, world)
+            for step in range(steps):
+                step_of_bare(step)
+    return peak_memory_bytes(world.device)
+
+
+def in_its_own_process(model: str, *, of: str, steps: int) -> int:
+    command = [sys.executable, __file__, "--memory-of", of, "--model", model, "--steps", str(steps)]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    return int(json.loads(ended.stdout.splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""When something other than a step is due: pure arithmetic of step numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipetransformer.config import Interval
+
+__all__ = ["Agenda"]
+
+
+@dataclass(frozen=True, slots=True)
+class Agenda:
+    """Steps count from 0; "at step s" is after s steps, before the next.
+
+    Attributes:
+        eval_every, checkpoint_every: intervals; no checkpoint at all where that is None.
+    """
+
+    batches_per_epoch: int
+    epochs: int
+    eval_every: Interval
+    checkpoint_every: Interval | None
+
+    @property
+    def total_steps(self) -> int:
+        return self.batches_per_epoch * self.epochs
+
+    def epoch(self, step: int) -> int:
+        """The epoch that step ``step`` belongs to, from 0."""
+        return step // self.batches_per_epoch
+
+    def ends_epoch(self, step: int) -> bool:
+        return step % self.batches_per_epoch == 0
+
+    def evaluation_is_due(self, step: int) -> bool:
+        return step == self.total_steps or step % self.eval_every.steps(self.batches_per_epoch) == 0
+
+    def evaluations_from(self, step: int) -> int:
+        """How many evaluations are still to come at step ``step``."""
+        return -(-(self.total_steps - step) // self.eval_every.steps(self.batches_per_epoch))
+
+    def checkpoint_is_due(self, step: int) -> bool:
+        if self.checkpoint_every is None:
+            return False
+        return self.ends_epoch(step) or step % self.checkpoint_every.steps(self.batches_per_epoch) == 0
+
+    def next_pause(self, step: int, decision_is_due: Callable[[int], bool]) -> int:
+        """The first step after ``step`` at which something may be due; at the latest the end of the epoch."""
+        end = (self.epoch(step) + 1) * self.batches_per_epoch
+        return next(
+            pause
+            for pause in range(step + 1, end + 1)
+            if pause == end or decision_is_due(pause) or self.evaluation_is_due(pause) or self.checkpoint_is_due(pause)
+        )

@@ -1,0 +1,63 @@
+"""What every built model can do, and the checks of ``model.name`` and ``model.kwargs`` that both libraries share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from pipetransformer.errors import UserError
+
+if TYPE_CHECKING:
+    from pipetransformer.config import Config
+
+__all__ = ["BuiltModel", "could_not_build", "own_arguments", "refuse_useless_folder"]
+
+
+class BuiltModel(ABC):
+    """A model, the preprocessing that belongs to it, and how both are saved for their own library."""
+
+    model: nn.Module
+
+    @abstractmethod
+    def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        """Writes configuration, label names, preprocessing and the weights ``state`` (by parameter name, on the CPU).
+
+        The folder loads with ``timm.create_model("local-dir:FOLDER", pretrained=True)`` or
+        ``AutoModelForSequenceClassification.from_pretrained(FOLDER)``.
+        """
+
+
+def own_arguments(config: Config, *, decided_by_data: tuple[str, ...]) -> dict[str, Any]:
+    """``model.kwargs``. Raises UserError for what the dataset decides and for null, which timm would drop silently."""
+    for key, value in config.model.kwargs.items():
+        if key in decided_by_data:
+            remedy = "set data.image_size instead" if key == "img_size" else "leave it out"
+            raise UserError(f"model.kwargs: {key} is decided by the data; {remedy}")
+        if value is None:
+            raise UserError(f"model.kwargs: {key} is null; give it a value, or leave it out")
+    return dict(config.model.kwargs)
+
+
+def refuse_useless_folder(name: str) -> None:
+    if name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise UserError(f"model.name: there is no folder {name}; give one that holds a model, or a hub id")
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise UserError(f"model.name: {name} holds no config.json; give the folder of a saved model")
+
+
+def could_not_build(config: Config, error: Exception) -> str:
+    name, said = config.model.name, " ".join(str(error).split()).rstrip(".")[:300]
+    if isinstance(error, OSError):
+        remedy = "give a local folder or a hub id that can be read"
+        if config.task == "image_classification":  # timm knows the model's shape without the network
+            remedy += ", or model.pretrained=false for random weights"
+        return f"model.name: {name} could not be loaded ({said}); {remedy}"
+    said = f"{type(error).__name__}: {said}"
+    if not config.model.kwargs:
+        return f"model.name: {name} could not be built ({said}); give another model, or the folder of one that is whole"
+    weights = " and its pretrained weights" if config.model.pretrained else ""
+    return f"model.kwargs: {name} could not be built ({said}); give arguments that fit the model{weights}"

@@ -1,0 +1,118 @@
+"""Image classifiers of timm."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pipetransformer.data import DataInfo, ImagePreprocessing
+from pipetransformer.errors import UserError
+from pipetransformer.models.built import BuiltModel, could_not_build, own_arguments, refuse_useless_folder
+from pipetransformer.models.families import family_of
+
+if TYPE_CHECKING:
+    from pipetransformer.config import Config
+
+__all__ = ["TimmModel"]
+
+
+class TimmModel(BuiltModel):
+    """An image classifier of timm."""
+
+    def __init__(self, config: Config, info: DataInfo) -> None:
+        import timm
+        from timm.data import resolve_model_data_config
+
+        kwargs = own_arguments(config, decided_by_data=("num_classes", "img_size"))
+        channels = kwargs.pop("in_chans", info.channels)
+        if channels not in (1, 3):
+            raise UserError(f"model.kwargs: in_chans {channels} is not allowed; give 1 (grey) or 3 (colour)")
+        if config.model.dropout is not None:
+            kwargs = {**{f"{part}_rate": config.model.dropout for part in ("drop", "pos_drop", "proj_drop")}, **kwargs}
+            kwargs.setdefault("attn_drop_rate", config.model.dropout)
+        if config.data.image_size is not None:
+            kwargs["img_size"] = config.data.image_size
+        name = _timm_name(config.model.name)
+        try:
+            self.model = timm.create_model(
+                name,
+                pretrained=config.model.pretrained,
+                num_classes=len(info.label_names),
+                in_chans=channels,
+                **kwargs,
+            )
+        except Exception as error:  # whatever a constructor makes of arguments, and four libraries of a download
+            if "img_size" in kwargs and not isinstance(error, OSError):
+                _refuse_other_families(name)
+            raise UserError(could_not_build(config, error)) from error
+        family_of(self.model, name=config.model.name)
+        patch = getattr(self.model.patch_embed, "patch_size", None)
+        if config.data.image_size is not None and patch and config.data.image_size % patch[0]:
+            raise UserError(
+                f"data.image_size: {config.data.image_size} does not divide into patches of {patch[0]} pixels; "
+                f"give {config.data.image_size // patch[0] * patch[0] or patch[0]}, or model.kwargs with a patch_size"
+            )
+        self.arguments = {"in_chans": channels, **kwargs}
+        self.label_names = info.label_names
+        data = resolve_model_data_config(self.model)
+        size = config.data.image_size or data["input_size"][-1]
+        # Note: timm keeps the channels of pre-training in the data configuration of a model with other ones.
+        self.preprocessing = ImagePreprocessing.from_timm({**data, "input_size": (channels, size, size)}, size=size)
+
+    def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        """The hub layout of timm: ``config.json`` and ``model.safetensors``."""
+        from safetensors.torch import save_file
+
+        used, source = self.preprocessing, self.model.pretrained_cfg
+        config = {
+            "architecture": source["architecture"],
+            "num_classes": len(self.label_names),
+            "num_features": self.model.num_features,
+            "label_names": list(self.label_names),
+            "model_args": self.arguments,
+            "pretrained_cfg": {
+                **{"custom_load": False, "num_classes": len(self.label_names)},
+                **{"input_size": [used.channels, used.size, used.size], "fixed_input_size": True, "crop_pct": 1.0},
+                **{"interpolation": used.interpolation, "mean": list(used.mean), "std": list(used.std)},
+                **{key: source[key] for key in ("first_conv", "classifier") if key in source},
+            },
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+
+
+def _timm_name(name: str) -> str:
+    """What timm calls the model that ``model.name`` names. Raises UserError where there is none."""
+    import timm
+
+    refuse_useless_folder(name)
+    if Path(name).is_dir():
+        return f"local-dir:{name}"
+    if ":" in name:
+        return name
+    if "/" in name:
+        return f"hf-hub:{name}"
+    if timm.is_model(name):
+        return name
+    near = difflib.get_close_matches(name, timm.list_models(), n=1)
+    remedy = f"did you mean {near[0]}?" if near else "give another name, a hub id such as owner/name or a local folder"
+    raise UserError(f"model.name: timm has no model {name}; {remedy}")
+
+
+def _refuse_other_families(name: str) -> None:
+    """A model without ``img_size`` is likely to be no chain at all: that is what its user must hear."""
+    import timm
+
+    try:
+        with torch.device("meta"):
+            model = timm.create_model(name, pretrained=False)
+    except Exception:
+        return
+    family_of(model, name=name)

@@ -1,0 +1,179 @@
+"""Text classifiers and readers of transformers, with their tokenizers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.data import DataInfo
+from pipetransformer.errors import UserError
+from pipetransformer.models.built import BuiltModel, could_not_build, own_arguments, refuse_useless_folder
+from pipetransformer.models.families import Family, family_of
+
+if TYPE_CHECKING:
+    from pipetransformer.config import Config
+
+__all__ = ["TransformersModel"]
+
+_SPECIAL_TOKENS = {
+    f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")
+}  # of tokenizers that are trained on the data's own texts
+
+
+class TransformersModel(BuiltModel):
+    """A text classifier or a reader of transformers with its tokenizer."""
+
+    def __init__(self, config: Config, info: DataInfo) -> None:
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()  # what matters of its reports is checked below
+        logging.disable_progress_bar()
+        name = config.model.name
+        refuse_useless_folder(name)
+        try:
+            self.tokenizer, model_config = _tokenizer_and_settings(config, info)
+            if config.model.dropout is not None:
+                _set_dropout(model_config, config.model.dropout)
+            self.model, report = _network(config, model_config)
+        except UserError:
+            raise
+        except Exception as error:  # whatever a constructor makes of arguments, and four libraries of a download
+            raise UserError(could_not_build(config, error)) from error
+        _check_weights(report, family=family_of(self.model, name=name), name=name)
+        if len(self.tokenizer) <= len(self.tokenizer.all_special_ids):
+            raise UserError(f"model.name: there is no tokenizer in {name}; put the one that belongs to the model there")
+        if len(self.tokenizer) > model_config.vocab_size:
+            raise UserError(
+                f"model.name: the tokenizer of {name} knows {len(self.tokenizer)} tokens but the model embeds only "
+                f"{model_config.vocab_size}; use the tokenizer that belongs to the model"
+            )
+        self._agree_on_padding(name)
+        longest = _longest_text(self.model)
+        if longest is not None and config.data.max_length > longest:
+            raise UserError(
+                f"data.max_length: {config.data.max_length} is more than {name} can read; give at most {longest}"
+            )
+
+    def _agree_on_padding(self, name: str) -> None:
+        """Model and tokenizer must mean the same token; decoders often have none and get the end of a text."""
+        tokenizer, settings = self.tokenizer, cast(Any, self.model.config)
+        if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if settings.pad_token_id is None:
+            settings.pad_token_id = tokenizer.pad_token_id
+        if tokenizer.pad_token_id is not None and settings.pad_token_id != tokenizer.pad_token_id:
+            raise UserError(
+                f"model.name: the tokenizer of {name} pads with token {tokenizer.pad_token_id} and the model with "
+                f"{settings.pad_token_id}; use the tokenizer that belongs to the model"
+            )
+
+    def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+        """The layout of ``save_pretrained``, tokenizer included."""
+        self.model.save_pretrained(folder, state_dict=dict(state))
+        self.tokenizer.save_pretrained(folder)
+
+
+def _tokenizer_and_settings(config: Config, info: DataInfo) -> tuple[Any, Any]:
+    """The tokenizer and the model's configuration: of a saved model, or of a type of model that is to be drawn."""
+    from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
+
+    name = config.model.name
+    settings: dict[str, Any] = own_arguments(
+        config, decided_by_data=("num_labels", "id2label", "label2id", "problem_type")
+    )
+    if labels := info.label_names:
+        names = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
+        settings |= {"num_labels": len(labels), **names}
+    elif config.task == "text_classification":
+        settings |= {"num_labels": 1, "problem_type": "regression"}
+    if name in CONFIG_MAPPING and not Path(name).is_dir():
+        if config.model.pretrained:
+            raise UserError(
+                f"model.name: {name} is a type of model and has no weights; give the folder or hub id of a trained "
+                "one, or model.pretrained=false"
+            )
+        if info.tokenizer is None:
+            raise UserError(
+                f"model.name: {name} is a type of model and has no tokenizer, which only the demo texts bring; give "
+                "the folder or hub id of a model"
+            )
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=_backend(info.tokenizer), **_SPECIAL_TOKENS)
+        sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+        model_config, unknown = CONFIG_MAPPING[name].from_dict({}, **{**sizes, **settings}, return_unused_kwargs=True)
+    else:
+        model_config, unknown = AutoConfig.from_pretrained(name, **settings, return_unused_kwargs=True)
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    if unknown:
+        raise UserError(_unknown_arguments(unknown, known=vars(model_config), name=name))
+    return tokenizer, model_config
+
+
+def _backend(tokenizer: str) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(tokenizer)
+
+
+def _network(config: Config, model_config: Any) -> tuple[nn.Module, Mapping[str, Any]]:
+    """The model, and what transformers reports of the weights that it loaded."""
+    from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
+
+    answers = config.task == "question_answering"
+    factory = AutoModelForQuestionAnswering if answers else AutoModelForSequenceClassification
+    if not config.model.pretrained:
+        return factory.from_config(model_config), {}
+    model, report = factory.from_pretrained(
+        config.model.name,
+        config=model_config,
+        dtype=torch.float32,
+        ignore_mismatched_sizes=True,
+        output_loading_info=True,
+    )
+    return model, report
+
+
+def _set_dropout(settings: Any, rate: float) -> None:
+    """Families name their rates differently: everything that holds one and is called dropout or ..._pdrop."""
+    for key, value in settings.to_dict().items():
+        if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, (int, float)) and value is not True:
+            setattr(settings, key, rate)
+
+
+def _longest_text(model: nn.Module) -> int | None:
+    """Tokens that ``model`` has positions for; RoBERTa numbers its positions from behind the padding token's."""
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(longest, int):
+        return None
+    for path, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if path.endswith("position_embeddings") and isinstance(padding, int):
+            return longest - padding - 1
+    return longest
+
+
+def _unknown_arguments(unknown: Iterable[str], *, known: Iterable[str], name: str) -> str:
+    key = min(unknown)
+    near = difflib.get_close_matches(key, known, n=1)
+    remedy = f"did you mean {near[0]}?" if near else "leave it out"
+    return f"model.kwargs: {key} is nothing that the configuration of {name} knows; {remedy}"
+
+
+def _check_weights(report: Mapping[str, Any], *, family: Family, name: str) -> None:
+    """Refuses blocks or a stem that would be drawn at random beside loaded weights; a new head is as it should be."""
+    own = (f"{family.blocks}.", *family.stem_prefixes)
+    for key, stored, wanted in report.get("mismatched_keys", ()):
+        if key.startswith(own):
+            raise UserError(
+                f"model.kwargs: {key} is {list(stored)} in {name} and {list(wanted)} here; "
+                "give sizes that fit the weights, or model.pretrained=false for random ones"
+            )
+    if missing := sorted(key for key in report.get("missing_keys", ()) if key.startswith(own)):
+        raise UserError(
+            f"model.name: {name} has no weights for {missing[0]} and {len(missing) - 1} more; "
+            "give model.kwargs that fit it, or model.pretrained=false for random weights"
+        )
