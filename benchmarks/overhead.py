@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from pipetransformer.config import Config, load_config
 from pipetransformer.data import alone, epoch_batches
 from pipetransformer.distributed import World, close_world, init_world, synchronize
 from pipetransformer.setup import build_job
-from pipetransformer.totals import peak_memory_bytes
+from pipetransformer.totals import peak_memory_bytes, reset_peak_memory
 from pipetransformer.trainer import Trainer
 
 CONFIGS = Path(__file__).resolve().parent.parent / "config"
@@ -168,6 +169,7 @@ def memory(model: str, *, of: str, steps: int) -> int:
             Trainer(config, world).run()
         else:
             step_of_bare = bare_loop(config, world)
+            reset_peak_memory(world.device)  # as the trainer does
             for step in range(steps):
                 step_of_bare(step)
     return peak_memory_bytes(world.device)
@@ -175,7 +177,9 @@ def memory(model: str, *, of: str, steps: int) -> int:
 
 def in_its_own_process(model: str, *, of: str, steps: int) -> int:
     command = [sys.executable, __file__, "--memory-of", of, "--model", model, "--steps", str(steps)]
-    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    # Else the C library keeps what is freed, more or less of it from run to run.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "32768"}
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     return int(json.loads(ended.stdout.splitlines()[-1]))
 
 
