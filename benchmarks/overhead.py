@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 
@@ -43,7 +44,7 @@ MODELS = {
         *("train_config_digits_no_freeze.yaml", "data.image_size=32", "train.batch_size=64"),
         "model.kwargs={patch_size: 4}",
     ),
-    # 64 tokens, 14 M parameters
+    # at most 24 tokens, 14 M parameters
     "bert": (
         *("train_config_demo_text.yaml", "freeze.policy=none", "train.batch_size=32"),
         "model.kwargs={hidden_size: 384, intermediate_size: 1536, num_hidden_layers: 8, num_attention_heads: 6}",
@@ -109,15 +110,17 @@ def pairs(model: str, *, steps: int) -> tuple[list[float], list[float]]:
                 return  # calibration
             synchronize(world.device)
             now = perf_counter()
-            if len(trainer_s) < steps + WARMUP:
-                trainer_s.append(now - began)
-                step_of_bare(step)
-                synchronize(world.device)
-                bare_s.append(perf_counter() - now)
+            trainer_s.append(now - began)
+            step_of_bare(step)
+            synchronize(world.device)
+            bare_s.append(perf_counter() - now)
+            if len(bare_s) == steps + WARMUP:
+                raise StopIteration
             began = perf_counter()
 
         trainer = Trainer(config, world, probe=take_turns)
-        trainer.run()
+        with suppress(StopIteration):
+            trainer.run()
     close_world()
     return bare_s[WARMUP:], trainer_s[WARMUP:]
 

@@ -80,6 +80,7 @@ class TransformersModel(BuiltModel):
 
 def _tokenizer_and_settings(config: Config, info: DataInfo) -> tuple[Any, Any]:
     """The tokenizer and the model's configuration: of a saved model, or of a type of model that is to be drawn."""
+    from tokenizers import Tokenizer
     from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
     name = config.model.name
@@ -102,21 +103,19 @@ def _tokenizer_and_settings(config: Config, info: DataInfo) -> tuple[Any, Any]:
                 f"model.name: {name} is a type of model and has no tokenizer, which only the demo texts bring; give "
                 "the folder or hub id of a model"
             )
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=_backend(info.tokenizer), **_SPECIAL_TOKENS)
-        sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+        backend = Tokenizer.from_str(info.tokenizer)
+        sizes = {"vocab_size": backend.get_vocab_size(), "pad_token_id": backend.token_to_id("[PAD]")}
         model_config, unknown = CONFIG_MAPPING[name].from_dict({}, **{**sizes, **settings}, return_unused_kwargs=True)
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+        if getattr(model_config, "type_vocab_size", 1) < 2:
+            inputs.remove("token_type_ids")
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **_SPECIAL_TOKENS)
     else:
         model_config, unknown = AutoConfig.from_pretrained(name, **settings, return_unused_kwargs=True)
         tokenizer = AutoTokenizer.from_pretrained(name)
     if unknown:
         raise UserError(_unknown_arguments(unknown, known=vars(model_config), name=name))
     return tokenizer, model_config
-
-
-def _backend(tokenizer: str) -> Any:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_str(tokenizer)
 
 
 def _network(config: Config, model_config: Any) -> tuple[nn.Module, Mapping[str, Any]]:
