@@ -1,11 +1,12 @@
 """What the trainer costs where nothing is elastic: one rank, no freezing, against a bare torch loop.
 
-    python benchmarks/overhead.py [--steps 100] [--model vit|bert]
+    python benchmarks/overhead.py [--repeats 7] [--steps 30] [--model vit|bert]
 
 Both train the same model on the same batches in one process and take turns, a step each, so that a slow moment of the
-machine meets both. The bare loop is what one would write by hand: the library's model, torch's fused AdamW, clipping
-and learning-rate schedule, batches indexed in line. Memory is the largest resident size of two further processes, each
-of which trains in one way alone; the trainer's figure contains what its measurements before training leave behind.
+machine meets both; several processes, because where each happens to lie in memory makes about 1 %. The bare loop is
+what one would write by hand: the library's model, torch's fused AdamW, clipping and learning-rate schedule, batches
+indexed in line. Memory is the largest resident size of processes that train in one way alone; the trainer's contains
+what its measurements before training leave behind.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
+import psutil
 import torch
 import torch.nn.functional as F
 from measure import save, spread
@@ -50,37 +53,44 @@ MODELS = {
         "model.kwargs={hidden_size: 384, intermediate_size: 1536, num_hidden_layers: 8, num_attention_heads: 6}",
     ),
 }
-BLOCK = 10  # pairs of steps that make one ratio
 WARMUP = 10
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100, help="pairs of steps that are measured")
+    parser.add_argument("--repeats", type=int, default=7, help="processes that are measured, of each model")
+    parser.add_argument("--steps", type=int, default=30, help="pairs of steps in each")
     parser.add_argument("--model", choices=MODELS, help="one model alone")
-    parser.add_argument("--memory-of", choices=("bare", "trainer"), help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.memory_of:
-        print(json.dumps(memory(arguments.model, of=arguments.memory_of, steps=arguments.steps)))
+    if arguments.part:
+        print(json.dumps(PARTS[arguments.part](arguments.model, arguments.steps)))
         return
     rows = []
     for model in [arguments.model] if arguments.model else MODELS:
-        bare, ours = pairs(model, steps=arguments.steps)
-        blocks = range(0, arguments.steps, BLOCK)
-        ratios = [sum(bare[b : b + BLOCK]) / sum(ours[b : b + BLOCK]) for b in blocks]
-        peaks = {of: in_its_own_process(model, of=of, steps=30) for of in ("bare", "trainer")}
-        row = {
-            "model": model,
-            "throughput over the bare loop's": ratios,
-            "step of the bare loop in ms": [seconds * 1e3 for seconds in bare],
-            "peak memory over the bare loop's": peaks["trainer"] / peaks["bare"],
-            "peak memory in bytes": peaks,
-        }
-        rows.append(row)
-        ratio = peaks["trainer"] / peaks["bare"]
-        print(f"{model}: {len(ratios)} blocks of {BLOCK} pairs of steps, {spread([s * 1e3 for s in bare])} ms each")
-        print(f"  throughput over the bare loop's   {spread(ratios)}")
-        print(f"  peak memory over the bare loop's  {ratio:.3f} of {peaks['bare'] / 1e6:.0f} MB", flush=True)
+        both = [in_its_own_process(model, "pairs", steps=arguments.steps) for _ in range(arguments.repeats)]
+        ratios = [sum(bare) / sum(ours) for bare, ours in both]
+        memory = [
+            [in_its_own_process(model, part, steps=30) for part in ("memory of bare", "memory of trainer")]
+            for _ in range(3)
+        ]
+        peaks = [ours["peak"] / bare["peak"] for bare, ours in memory]
+        grown = [(ours["peak"] - ours["before"]) / (bare["peak"] - bare["before"]) for bare, ours in memory]
+        bare_ms = [1e3 * seconds for bare, _ in both for seconds in bare]
+        rows.append(
+            {
+                "model": model,
+                "throughput over the bare loop's": ratios,
+                "steps in ms: bare, trainer": [[[1e3 * s for s in part] for part in pair] for pair in both],
+                "peak memory over the bare loop's": peaks,
+                "memory taken since the imports over the bare loop's": grown,
+                "memory in bytes: bare, trainer": memory,
+            }
+        )
+        print(f"{model}: {arguments.repeats} processes of {arguments.steps} pairs of steps, {spread(bare_ms)} ms each")
+        print(f"  throughput over the bare loop's              {spread(ratios)}")
+        print(f"  peak memory over the bare loop's             {spread(peaks)} of {memory[0][0]['peak'] / 1e6:.0f} MB")
+        print(f"  memory since the imports over the bare's     {spread(grown)}", flush=True)
     print(f"saved {save('overhead', rows)}")
 
 
@@ -163,9 +173,10 @@ def bare_loop(config: Config, world: World) -> Callable[[int], None]:
     return step_of_bare
 
 
-def memory(model: str, *, of: str, steps: int) -> int:
-    """The largest resident size, in bytes, of this process after ``steps`` steps of one of the loops."""
+def memory(model: str, *, of: str, steps: int) -> dict[str, int]:
+    """Resident bytes of this process before it builds anything, and at most in ``steps`` steps of one of the loops."""
     world = init_world(timeout_seconds=60)
+    before = psutil.Process().memory_info().rss
     with tempfile.TemporaryDirectory() as folder:
         config = configuration(model, steps=steps, folder=folder)
         if of == "trainer":
@@ -175,15 +186,25 @@ def memory(model: str, *, of: str, steps: int) -> int:
             reset_peak_memory(world.device)  # as the trainer does
             for step in range(steps):
                 step_of_bare(step)
-    return peak_memory_bytes(world.device)
+    return {"before": before, "peak": peak_memory_bytes(world.device)}
 
 
-def in_its_own_process(model: str, *, of: str, steps: int) -> int:
-    command = [sys.executable, __file__, "--memory-of", of, "--model", model, "--steps", str(steps)]
+def in_its_own_process(model: str, part: str, *, steps: int) -> Any:
+    """What the part of this script gives; its messages go to stderr."""
+    command = [sys.executable, __file__, "--part", part, "--model", model, "--steps", str(steps)]
     # Else the C library keeps what is freed, more or less of it from run to run.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "32768"}
-    ended = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    return int(json.loads(ended.stdout.splitlines()[-1]))
+    environment = {**os.environ, **({"MALLOC_MMAP_THRESHOLD_": "32768"} if part.startswith("memory") else {})}
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
+    if ended.returncode:
+        sys.exit(f"{part} of {model} failed")
+    return json.loads(ended.stdout.splitlines()[-1])
+
+
+PARTS: dict[str, Callable[[str, int], object]] = {
+    "pairs": lambda model, steps: pairs(model, steps=steps),
+    "memory of bare": lambda model, steps: memory(model, of="bare", steps=steps),
+    "memory of trainer": lambda model, steps: memory(model, of="trainer", steps=steps),
+}
 
 
 if __name__ == "__main__":

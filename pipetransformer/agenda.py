@@ -41,7 +41,8 @@ class Agenda:
 
     def evaluations_from(self, step: int) -> int:
         """How many evaluations are still to come at step ``step``."""
-        return -(-(self.total_steps - step) // self.eval_every.steps(self.batches_per_epoch))
+        every = self.eval_every.steps(self.batches_per_epoch)
+        return self.total_steps // every - step // every + (self.total_steps % every > 0)
 
     def checkpoint_is_due(self, step: int) -> bool:
         if self.checkpoint_every is None:

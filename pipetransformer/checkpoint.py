@@ -132,7 +132,7 @@ class CheckpointStore:
             (plan.world_size, self._world.size, "ranks", f"start it with {plan.world_size}"),
             (plan.num_blocks, num_blocks, "blocks", "give the same model"),
             *(
-                (saved.get(key), value, key, "give the same data, seed, batch size, epochs and optimizer")
+                (saved.get(key), value, key, "give the same data, seed, batch size, epochs, optimizer and nodes")
                 for key, value in identity.items()
             ),
         ):

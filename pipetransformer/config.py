@@ -327,6 +327,8 @@ class Config(_Section):
             raise UserError(f"data.augment: {self.data.augment} is for images; give none")
         if self.freeze.policy == "static" and self.freeze.max_frozen is None:
             raise UserError("freeze.max_frozen: missing; policy static freezes this many blocks")
+        if self.data.name == "stsb" and self.train.label_smoothing:
+            raise UserError("train.label_smoothing: stsb has scores, no classes; leave it out")
         pipe = self.pipe
         if (
             pipe.schedule == "1f1b"

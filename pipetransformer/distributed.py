@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Thread
 from typing import TypeVar, cast
 
 import torch
@@ -20,6 +22,7 @@ __all__ = ["World", "close_world", "device_memory", "first_of_ranks", "init_worl
 
 
 Result = TypeVar("Result")
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two questions whether the leaders are ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +99,29 @@ def first_of_ranks(number: int | None) -> tuple[int, int] | None:
 def led_by(leader: int, action: Callable[[], Result]) -> Result:
     """Collective. Every rank names its leader, which calls ``action``; all get their own leader's result.
 
+    The action may take longer than a collective may: the ranks ask each other until all leaders are ready.
+
     Raises:
         UserError: on every rank, if any leader's action raises one.
     """
-    outcome: tuple[object, str | None] = (None, None)
+    answer: Future[Result] | None = None
     if dist.get_rank() == leader:
+        answer = Future()
+        # A daemon: whoever is interrupted need not wait for its end.
+        Thread(target=_fulfil, args=(answer, action), daemon=True).start()
+    pause = _SHORTEST_PAUSE
+    while True:
+        if answer is not None:
+            wait([answer], timeout=pause)
+        is_ready = torch.tensor(int(answer is None or answer.done()))
+        dist.all_reduce(is_ready, op=dist.ReduceOp.MIN)
+        if is_ready:
+            break
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    outcome: tuple[object, str | None] = (None, None)
+    if answer is not None:
         try:
-            outcome = (action(), None)
+            outcome = (answer.result(), None)
         except UserError as error:
             outcome = (None, str(error))
     gathered = [outcome] * dist.get_world_size()
@@ -110,6 +129,13 @@ def led_by(leader: int, action: Callable[[], Result]) -> Result:
     if (error_line := next((line for _, line in gathered if line is not None), None)) is not None:
         raise UserError(error_line)
     return cast(Result, gathered[leader][0])
+
+
+def _fulfil(answer: Future[Result], action: Callable[[], Result]) -> None:
+    try:
+        answer.set_result(action())
+    except BaseException as error:
+        answer.set_exception(error)
 
 
 def synchronize(device: torch.device) -> None:

@@ -11,19 +11,20 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipetransformer import failure, shutdown
 from pipetransformer.cli import ENTRIES
-from pipetransformer.config import load_config
+from pipetransformer.config import Config, load_config
 from pipetransformer.errors import UserError
 from pipetransformer.rollcall import call_the_roll
 
-__all__ = ["NodeJob", "launch", "main", "parse_job"]
+__all__ = ["NodeJob", "common_settings", "launch", "main", "parse_job"]
 
 USAGE = "NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [key=value ...]"
+_LOCAL_KEYS = frozenset({("model", "name"), ("data", "path"), ("data", "num_workers"), ("cache", "host_budget")})
 _STOP_SECONDS = 7  # more than ranks give themselves (shutdown.GRACE_SECONDS); the whole job has 10
 
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         job = parse_job(sys.argv[1:] if argv is None else argv)
         config = load_config(job.config, job.overrides)
         entry = Path(__file__).resolve().parent.parent / ENTRIES[config.task]
-        return launch(job, entry=entry, timeout_seconds=config.run.timeout)
+        return launch(job, entry=entry, settings=common_settings(config), timeout_seconds=config.run.timeout)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -72,10 +73,24 @@ def parse_job(arguments: Sequence[str]) -> NodeJob:
     )
 
 
-def launch(job: NodeJob, *, entry: Path, timeout_seconds: float = 300.0) -> int:
+def common_settings(config: Config) -> dict[str, object]:
+    """What all nodes must say alike, by key: all but names and places, which may differ from node to node."""
+    values = config.model_dump(mode="json")
+    return {
+        f"{section}.{key}": value
+        for section in ("model", "data", "train", "freeze", "pipe", "dp", "cache", "checkpoint")
+        for key, value in values[section].items()
+        if (section, key) not in _LOCAL_KEYS
+    }
+
+
+def launch(
+    job: NodeJob, *, entry: Path, settings: Mapping[str, object] | None = None, timeout_seconds: float = 300.0
+) -> int:
     """Run ``entry CONFIG [key=value ...]`` as the ranks of this node; a failed job's last line is its first cause.
 
     Args:
+        settings: what all nodes must say alike (``common_settings``).
         timeout_seconds: how long nodes wait for each other before ranks start.
     """
     _check_address(job)
@@ -91,6 +106,7 @@ def launch(job: NodeJob, *, entry: Path, timeout_seconds: float = 300.0) -> int:
                     num_nodes=job.num_nodes,
                     node_rank=job.node_rank,
                     num_ranks=job.num_ranks,
+                    settings=settings or {},
                     timeout_seconds=timeout_seconds,
                 )
             return _run(job, entry=entry)
@@ -100,7 +116,7 @@ def launch(job: NodeJob, *, entry: Path, timeout_seconds: float = 300.0) -> int:
 
 
 def _run(job: NodeJob, *, entry: Path) -> int:
-    from pipetransformer.adapter import run_ranks  # imports torch: only once the job is known to be sound
+    from pipetransformer.adapter import run_ranks  # imports torch: only once the configuration is known to be sound
 
     ends = run_ranks(
         entry,

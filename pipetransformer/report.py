@@ -132,7 +132,9 @@ class Report:
 
     def never_freezes(self) -> None:
         """The policy is not asked once in this run."""
-        self.tracker.line("nothing will freeze: freeze.warmup and freeze.every leave no decision in this run")
+        self.tracker.line(
+            "nothing will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this run"
+        )
 
     def decided(self, decision: FreezeDecision) -> None:
         """AutoFreeze was asked."""

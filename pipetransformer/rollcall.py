@@ -10,7 +10,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -25,9 +25,19 @@ _ROLL_SECONDS = 5.0
 
 
 def call_the_roll(
-    *, address: str, port: int, num_nodes: int, node_rank: int, num_ranks: int, timeout_seconds: float
+    *,
+    address: str,
+    port: int,
+    num_nodes: int,
+    node_rank: int,
+    num_ranks: int,
+    settings: Mapping[str, object],
+    timeout_seconds: float,
 ) -> None:
     """Returns when all ``num_nodes`` nodes have signed in; nothing is left open.
+
+    Args:
+        settings: what must be the same on all nodes, by key; plain values.
 
     Raises:
         UserError: on every node that is there, naming what is wrong.
@@ -39,9 +49,17 @@ def call_the_roll(
         _wait_for_node_0(address, port, deadline=deadline, timeout_seconds=timeout_seconds)
     else:
         print(f"waiting for {num_nodes - 1} more of {num_nodes} nodes at {address}:{port} ...", flush=True)
-    sign = {"NNODES": num_nodes, "NPROC": num_ranks}
+    sign = {"NNODES": num_nodes, "NPROC": num_ranks, **settings}
     try:
-        verdict = _answer(address, port, node=node_rank, sign=sign, deadline=deadline, timeout_seconds=timeout_seconds)
+        verdict = _answer(
+            address,
+            port,
+            node=node_rank,
+            num_nodes=num_nodes,
+            sign=json.dumps(sign),
+            deadline=deadline,
+            timeout_seconds=timeout_seconds,
+        )
     except DistError as error:
         raise UserError(f"MASTER_ADDR: node 0 at {address}:{port} went away before all nodes were there") from error
     if verdict:
@@ -51,7 +69,7 @@ def call_the_roll(
 
 
 def _answer(
-    address: str, port: int, *, node: int, sign: dict[str, int], deadline: float, timeout_seconds: float
+    address: str, port: int, *, node: int, num_nodes: int, sign: str, deadline: float, timeout_seconds: float
 ) -> str:
     """Signs in and returns node 0's verdict, empty where all is well. The store is gone afterwards."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -68,16 +86,17 @@ def _answer(
         )
     if store.add(f"signed/{node}", 1) > 1:
         store.set("twice", str(node))
-    store.set(_key(node), json.dumps(sign))
+    store.set(_key(node), sign)
     if node > 0:
+        store.add("others", 1)
         _until(lambda: store.check(["verdict"]), deadline=deadline + _REPLY_SECONDS)
-        told: str = store.get("verdict").decode()
-        store.set(f"read/{node}", "1")
+        # A node that node 0 does not count on looks for itself.
+        told: str = store.get("verdict").decode() or _difference(store, node)
+        store.add("read", 1)
         return told
-    verdict = _verdict(store, num_nodes=sign["NNODES"], deadline=deadline, timeout_seconds=timeout_seconds)
+    verdict = _verdict(store, num_nodes=num_nodes, deadline=deadline, timeout_seconds=timeout_seconds)
     store.set("verdict", verdict)
-    there = [f"read/{n}" for n in range(1, sign["NNODES"]) if store.check([_key(n)])]
-    _until(lambda: not there or store.check(there), deadline=time.monotonic() + _REPLY_SECONDS)
+    _until(lambda: store.add("read", 0) >= store.add("others", 0), deadline=time.monotonic() + _REPLY_SECONDS)
     return verdict
 
 
@@ -95,10 +114,8 @@ def _verdict(store: Any, *, num_nodes: int, deadline: float, timeout_seconds: fl
             return f"NODE_RANK: two nodes say that they are node {get('twice').decode()}; number them from 0"
         for node in [n for n in missing if check([_key(n)])]:
             missing.remove(node)
-            own, told = (json.loads(get(_key(n))) for n in (0, node))
-            for name in ("NNODES", "NPROC"):
-                if told[name] != own[name]:
-                    return f"{name}: node {node} says {told[name]} and node 0 {own[name]}; give all the same"
+            if difference := _difference(store, node):
+                return difference
         if not missing:
             complete_at = complete_at or time.monotonic()
             if time.monotonic() > complete_at + _SETTLE_SECONDS:  # a second node of one number may be a moment late
@@ -110,6 +127,15 @@ def _verdict(store: Any, *, num_nodes: int, deadline: float, timeout_seconds: fl
                 "start it, or give fewer nodes"
             )
         time.sleep(_POLL_SECONDS)
+
+
+def _difference(store: Any, node: int) -> str:
+    """The first thing that ``node`` says otherwise than node 0, or nothing."""
+    own, told = (json.loads(store.get(_key(n))) for n in (0, node))
+    for name in own:
+        if told.get(name) != own[name]:
+            return f"{name}: node {node} says {told.get(name)} and node 0 {own[name]}; give all the same"
+    return ""
 
 
 def _wait_for_node_0(address: str, port: int, *, deadline: float, timeout_seconds: float) -> None:

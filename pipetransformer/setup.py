@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import IO
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import Dataset, Lead, describe, load_image_data, load_squad, load_text_data
@@ -185,7 +187,26 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
             f"model.name: {config.model.name} cannot compute on {config.data.name} ({shapes}: {said}); "
             "give model.kwargs that fit the data, or another data.image_size"
         ) from error
+    if world.num_nodes > 1:
+        _check_agreement(chain, datasets, world=world)
     return Job(built, chain, dict(datasets))
+
+
+def _check_agreement(chain: Chain, datasets: Mapping[str, Dataset], *, world: World) -> None:
+    """Collective. Nodes read files of their own: refuses data or weights that differ. Raises UserError everywhere."""
+    weights = hashlib.sha256()
+    for parameter in chain.model.parameters():
+        weights.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    mine = {f"{split} data": data.fingerprint for split, data in datasets.items()} | {"weights": weights.hexdigest()}
+    everyone = [mine] * world.size
+    dist.all_gather_object(everyone, mine)
+    for rank, theirs in enumerate(everyone):
+        for what, digest in theirs.items():
+            if digest != everyone[0][what]:
+                key = "model.name" if what == "weights" else "data.path"
+                raise UserError(
+                    f"{key}: node {rank // world.local_size} has other {what} than node 0; give all the same files"
+                )
 
 
 def check_layout(config: Config, *, world: World, num_units: int) -> None:
@@ -219,7 +240,7 @@ def check_layout(config: Config, *, world: World, num_units: int) -> None:
         )
 
 
-def read_plans(path: str, *, world_size: int, num_blocks: int, total_steps: int) -> dict[int, ParallelPlan]:
+def read_plans(path: str, *, world: World, num_blocks: int, total_steps: int) -> dict[int, ParallelPlan]:
     """The plans of an ``events.jsonl`` by the step they were adopted at. Raises UserError."""
     plans: dict[int, ParallelPlan] = {}
     try:
@@ -242,9 +263,14 @@ def read_plans(path: str, *, world_size: int, num_blocks: int, total_steps: int)
     if 0 not in plans:
         raise UserError(f"run.replay: {path} holds no plan for step 0; give the events.jsonl of a whole run")
     for plan in plans.values():
-        if plan.world_size != world_size:
+        if plan.world_size != world.size:
             raise UserError(
-                f"run.replay: {path} was recorded with {plan.world_size} ranks and this job has {world_size}"
+                f"run.replay: {path} was recorded with {plan.world_size} ranks and this job has {world.size}"
+            )
+        if world.local_size % plan.pp:
+            raise UserError(
+                f"run.replay: {path} holds a pipeline of {plan.pp} ranks, and a node, which holds whole pipelines, has "
+                f"{world.local_size}; start it on as many nodes as it was recorded on"
             )
         if plan.num_blocks != num_blocks:
             raise UserError(

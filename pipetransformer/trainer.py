@@ -77,7 +77,7 @@ class Trainer:
             self.checkpoints.resumable(identity=self._identity(), num_blocks=num_blocks) if config.run.resume else None
         )
         self.replayed = (
-            read_plans(config.run.replay, world_size=world.size, num_blocks=num_blocks, total_steps=self.total_steps)
+            read_plans(config.run.replay, world=world, num_blocks=num_blocks, total_steps=self.total_steps)
             if config.run.replay
             else None
         )
@@ -370,7 +370,9 @@ class Trainer:
         self._open_feeds()
         reset_peak_memory(self.world.device)
         self.report.trains(self._plan)
-        if self.autofreeze.policy is not None and not any(map(self.autofreeze.due, range(1, self.total_steps))):
+        freeze = self.config.freeze
+        decisions = sum(map(self.autofreeze.due, range(1, self.total_steps)))
+        if self.autofreeze.policy is not None and decisions < freeze.patience:
             self.report.never_freezes()
 
     def _refill_path(self) -> Sequence[int]:
@@ -432,6 +434,7 @@ class Trainer:
             "train.seed": train.seed,
             "train.batch_size": train.batch_size,
             "train.optimizer": train.optimizer,
+            "nodes": self.world.num_nodes,
             "training data": self.train_data.fingerprint,
         }
 

@@ -93,6 +93,7 @@ def make_plan(
     return ParallelPlan(frozen, pp, world_size // pp, boundaries, num_microbatches, schedule, cached, NUM_BLOCKS)
 
 
+NO_SMOOTHING = ("train.label_smoothing=0",)
 PICTURE_MODELS = {
     "vit": "vit_tiny_patch16_224",
     "deit": "deit_tiny_distilled_patch16_224",
@@ -115,6 +116,8 @@ def model_overrides(model: str, data: str) -> list[str]:
         kwargs = f"{{patch_size: 2, in_chans: 1, embed_dim: 16, depth: {NUM_BLOCKS}, num_heads: 2}}"
         name = f"model.name={PICTURE_MODELS[model]}"
         return [*common, name, f"model.kwargs={kwargs}", "data.max_train_samples=150", "data.max_eval_samples=40"]
+    if model.endswith("-scores"):
+        return [*common, f"model.name={data}/{model}", f"data.path={data}/stsb", "data.name=stsb", *NO_SMOOTHING]
     if model.endswith("-qa"):
         windows = ("data.max_length=48", "data.stride=8")
         return [*common, f"model.name={data}/{model}", f"data.path={data}/squad", *windows]
@@ -265,6 +268,8 @@ def plain_loss(
 ) -> torch.Tensor:
     """As one writes it for a model of one of the libraries."""
     outputs = plain_outputs(network, inputs, dtype)
+    if labels.is_floating_point():
+        return F.mse_loss(outputs[0][:, 0], labels.to(dtype))
     if len(outputs) == 1:
         return F.cross_entropy(outputs[0], labels, label_smoothing=smoothing)
     return sum(F.cross_entropy(logits, side, label_smoothing=smoothing) for logits, side in zip(outputs, labels.T)) / 2

@@ -119,6 +119,20 @@ def test_samples_stay_with_their_node(num_nodes: int, dp_of_a_node: int, num_mic
     assert not np.array_equal(*orders), "a node's samples are shuffled anew"
 
 
+@pytest.mark.parametrize(("num_nodes", "batch_size"), [(2, 32), (3, 32), (3, 31), (4, 30), (5, 4)])
+def test_nodes_add_a_short_batch_each_at_most(num_nodes: int, batch_size: int) -> None:
+    lengths = np.repeat([8, 16], [1000, 333])
+    batches = epoch_batches(lengths, batch_size=batch_size, seed=0, epoch=0, num_nodes=num_nodes)
+    for length in (8, 16):
+        short = [batch for batch in batches if batch.length == length and len(batch) < batch_size]
+        assert len(short) <= num_nodes
+
+
+def test_no_node_is_left_without_a_sample_where_there_are_enough() -> None:
+    lengths = np.array([8, 16, 24, 32])  # all different
+    assert sorted(samples_of_nodes(lengths, num_nodes=4)) == [0, 1, 2, 3]
+
+
 def test_one_node_is_the_plan_without_nodes() -> None:
     lengths = np.repeat([8, 16], [30, 21])
     settings = dict(batch_size=8, seed=3, epoch=1)

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +184,15 @@ def test_nothing_is_left_after_close() -> None:
         opened.close()
         opened.close()
     assert traces() == before
+
+
+def test_a_node_may_have_no_sample_of_a_split() -> None:
+    nobody = StoreLayout(np.array([], dtype=np.int64), WIDTH, torch.float32, slots=np.full(3, -1))
+    for layout in (nobody, replace(nobody, positions=5)):
+        store = ActivationStore.reserve(layout)
+        assert store.holds(np.arange(3), 1).tolist() == [False] * 3
+        store.clear()
+        store.close()
 
 
 def test_a_failed_reservation_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,9 +87,9 @@ def test_demos_train_without_files_and_load_with_transformers(
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["model.pretrained=true"], "model.name: bert is a type of model and has no weights; give the folder or hub"),
+        (["model.pretrained=true"], "model.name: bert could not be loaded"),
         (["data.path=somewhere"], "data.path: somewhere is not allowed; demo_text needs no files, leave the path out"),
-        (["data.name=sst2"], "model.name: bert is a type of model and has no tokenizer, which only the demo texts"),
+        (["data.name=sst2"], "model.name: bert could not be loaded"),
         (["model.kwargs={hidden_sizes: 8}"], "model.kwargs: hidden_sizes is nothing that the configuration of bert"),
         (["data.max_length=65"], "data.max_length: 65 is more than bert can read; give at most 64"),
     ],
@@ -101,3 +101,5 @@ def test_a_type_of_model_needs_what_the_demo_brings(
     ended = entries.run("text_classification", path, *overrides, f"run.dir={tmp_path}")
     assert ended.exit_code == 2
     assert ended.err[-1].startswith(f"error: {line}"), ended.err
+    if "could not be loaded" in line:
+        assert ended.err[-1].endswith("can be drawn at random for the demo texts, by model.pretrained=false")

@@ -29,7 +29,7 @@ from laws import (
     saving_run,
 )
 from ranks import RankPool
-from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_text_model
+from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_stsb, tiny_text_model
 
 from pipetransformer.data import alone
 from pipetransformer.distributed import World
@@ -107,6 +107,7 @@ CASES = [
 
 FAMILIES = {
     **{"roberta": "Roberta", "electra": "Electra", "distilbert": "DistilBert", "gpt2": "GPT2", "llama": "Llama"},
+    **{"bert-scores": "Bert", "gpt2-scores": "GPT2"},
     **{"bert-qa": "Bert-qa", "roberta-qa": "Roberta-qa", "electra-qa": "Electra-qa", "distilbert-qa": "DistilBert-qa"},
 }
 FAMILY_LAYOUTS = {
@@ -121,6 +122,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
     tiny_bert(folder / "bert", layers=6)
     tiny_sst2(folder / "sst2", 150, num_eval_samples=40)
     tiny_squad(folder / "squad", 120, num_eval_questions=20)
+    tiny_stsb(folder / "stsb", 150, num_eval_pairs=20)
     for name, family in FAMILIES.items():
         tiny_text_model(folder / name, family)
     return str(folder)

@@ -21,6 +21,9 @@ from pipetransformer.report import Report
 PAPER = ["freeze.policy=paper", "freeze.every=4 steps", "freeze.alpha=0.4", "pipe.initial_length=2"]
 
 
+PERCENTILE = ["freeze.policy=percentile", "freeze.percentile=60", "freeze.every=2 steps", "freeze.patience=2"]
+
+
 class _Stop(Exception):
     pass
 
@@ -54,10 +57,11 @@ def live_run(
     return trainer.weights, decisions
 
 
-def test_norms_survive_calibration_and_resume(ranks: RankPool, tmp_path: Path) -> None:
-    """A ``paper`` run that is cut inside an interval decides on the same norms as one that is not."""
-    whole = ranks.run(2, live_run, str(tmp_path / "whole"), PAPER, None, False)
-    saving = [*PAPER, "checkpoint.every=3 steps"]
+@pytest.mark.parametrize("policy", [PAPER, PERCENTILE])
+def test_norms_survive_calibration_and_resume(policy: list[str], ranks: RankPool, tmp_path: Path) -> None:
+    """A run that is cut inside an interval decides on the same norms as one that is not."""
+    whole = ranks.run(2, live_run, str(tmp_path / "whole"), policy, None, False)
+    saving = [*policy, "checkpoint.every=3 steps"]
     before = ranks.run(2, live_run, str(tmp_path / "cut"), saving, 7, False)
     after = ranks.run(2, live_run, str(tmp_path / "cut"), saving, None, True)
     assert whole[0][1] == whole[1][1], "ranks decided differently"

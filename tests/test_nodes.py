@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from laws import (
+    STATIC,
     Case,
     KeepingTrainer,
     configuration,
@@ -84,15 +85,15 @@ ELASTIC = ("train.epochs=4", "freeze.policy=schedule", "freeze.alpha=0.5")
 
 
 def launched(config: Path, port: int, nodes: Sequence[Sequence[object]], *overrides: str) -> list[tuple[int, str, str]]:
-    """(exit code, stdout, stderr) of one launch for each (NPROC, NNODES, NODE_RANK, RUN_ID) of ``nodes``."""
+    """(exit code, stdout, stderr) of one launch for each (NPROC, NNODES, NODE_RANK, RUN_ID, ...) of ``nodes``."""
     started = []
-    for nproc, nnodes, rank, run_id in nodes:
+    for nproc, nnodes, rank, run_id, *own in nodes:
         if started and rank == 0:
             time.sleep(10)  # the others wait for it by now, all of them
         command = [sys.executable, "-m", "pipetransformer.launch", str(nproc), str(nnodes), str(rank), "127.0.0.1"]
         started.append(
             subprocess.Popen(
-                [*command, str(port), str(config), run_id, *ELASTIC, *overrides],
+                [*command, str(port), str(config), run_id, *ELASTIC, *overrides, *own],
                 cwd=ROOT,
                 text=True,
                 stdout=subprocess.PIPE,
@@ -122,18 +123,23 @@ def test_launches_form_one_job_that_node_0_names(config: Path, num_nodes: int) -
     assert "run name0" in ended[0][1] and "run name0" not in ended[1][1]
 
 
-@pytest.mark.parametrize("model", ["vit", "bert", "bert-qa"])
-def test_two_launches_of_two_ranks_train_as_the_plain_loop(model: str, texts: str, tmp_path: Path) -> None:
-    case = Case(model, 4, MOVES, 2, cached=True)
-    weights, _ = reference(case, texts, num_nodes=2)
+@pytest.mark.parametrize(
+    ("model", "num_nodes", "num_ranks"), [("vit", 2, 2), ("bert", 2, 2), ("bert-qa", 2, 2), ("bert", 3, 1)]
+)
+def test_launches_train_as_the_plain_loop(
+    model: str, num_nodes: int, num_ranks: int, texts: str, tmp_path: Path
+) -> None:
+    moves = tuple((step, frozen, min(pp, num_ranks)) for step, frozen, pp in MOVES)
+    case = Case(model, num_nodes * num_ranks, moves, 2, cached=True)
+    weights, _ = reference(case, texts, num_nodes=num_nodes)
     write_replay(tmp_path / "replay.jsonl", case.plans())
     places = (f"run.replay={tmp_path / 'replay.jsonl'}", f"run.dir={tmp_path}", "run.timeout=60")
-    nodes = [(2, 2, 0, "a"), (2, 2, 1, "b")]
+    nodes = [(num_ranks, num_nodes, node, f"{node}") for node in range(num_nodes)]
     ended = launched(configuration_file(model), free_port(), nodes, *case.overrides(texts), *places)
-    assert [code for code, _, _ in ended] == [0, 0], ended
-    saved = load_file(tmp_path / "a" / "model" / "final" / "model.safetensors")
+    assert [code for code, _, _ in ended] == [0] * num_nodes, ended
+    saved = load_file(tmp_path / "0" / "model" / "final" / "model.safetensors")
     assert deviation(saved, weights) < 1e-10
-    cache = json.loads((tmp_path / "a" / "summary.json").read_text())["cache"]
+    cache = json.loads((tmp_path / "0" / "summary.json").read_text())["cache"]
     assert cache["hits"] > 0 and cache["misses"] == 0
 
 
@@ -144,6 +150,7 @@ def test_two_launches_of_two_ranks_train_as_the_plain_loop(model: str, texts: st
         ([(1, 2, 1, "b"), (1, 2, 1, "c"), (1, 2, 0, "a")], "NODE_RANK: two nodes say that they are node 1; number"),
         ([(1, 2, 0, "a"), (1, 3, 1, "b")], "NNODES: node 1 says 3 and node 0 2; give all the same"),
         ([(1, 2, 0, "a"), (2, 2, 1, "b")], "NPROC: node 1 says 2 and node 0 1; give all the same"),
+        ([(1, 2, 0, "a"), (1, 2, 1, "b", "train.lr=0.5")], "train.lr: node 1 says 0.5 and node 0 0.001; give all the"),
     ],
 )
 def test_nodes_that_do_not_agree_are_named_on_all_of_them(
@@ -154,6 +161,22 @@ def test_nodes_that_do_not_agree_are_named_on_all_of_them(
     told = [err.strip().splitlines()[-1] for _, _, err in ended]
     assert all(text.startswith("error: ") and line in text for text in told), told
     assert not (config.parent / "runs").exists()
+
+
+def test_a_node_that_nobody_counts_on_is_told_and_the_others_train(config: Path) -> None:
+    ended = launched(config, free_port(), [(1, 2, 1, "b"), (1, 3, 2, "c"), (1, 2, 0, "a")])
+    assert [code for code, _, _ in ended] == [0, 2, 0], ended
+    assert ended[1][2] == "error: NNODES: node 2 says 3 and node 0 2; give all the same\n"
+
+
+def test_nodes_with_other_files_are_named(tmp_path: Path, texts: str) -> None:
+    tiny_sst2(tmp_path / "sst2", 150, num_eval_samples=40, seed=1)
+    case = Case("bert", 2, STATIC[1])
+    own = (f"data.path={tmp_path / 'sst2'}",)
+    nodes = [(1, 2, 0, "a"), (1, 2, 1, "b", *own)]
+    ended = launched(configuration_file("bert"), free_port(), nodes, *case.overrides(texts), f"run.dir={tmp_path}")
+    assert all(code == 1 for code, _, _ in ended)
+    assert all("data.path: node 1 has other train data than node 0; give all the same" in err for _, _, err in ended)
 
 
 def test_a_port_with_another_store_on_it_is_no_job(config: Path) -> None:

@@ -186,13 +186,24 @@ def test_numbers_are_classes_in_their_order(tmp_path: Path) -> None:
         ({"train.jsonl": [{**ROWS[0], "mood": 0.5}]}, r"column mood is double; names or whole numbers are needed"),
         ({"train.jsonl": [ROWS[0], {**ROWS[1], "mood": None}]}, r"row 1: there is no label in column mood"),
         ({"train.jsonl": [ROWS[0], {**ROWS[1], "two": None}], "dev.csv": ROWS}, r"row 1: there is no text in column"),
-        ({"train.jsonl": [{**ROWS[0], "one": 3}], "dev.csv": ROWS}, r"column one is int64; texts are needed"),
+        ({"train.jsonl": [{**row, "one": 3} for row in ROWS], "dev.csv": ROWS}, r"column one is int64; texts are"),
+        ({"train.csv": ROWS[:1]}, r"data.label_column: mood has one label alone; at least 2 are needed"),
+        ({"train.csv": ROWS, "dev.csv": ROWS, "valid.csv": ROWS}, r"holds both dev.csv and valid.csv; leave one"),
     ],
 )
 def test_bad_tables(files: dict[str, list[dict[str, Any]]], message: str, tmp_path: Path) -> None:
     for name, rows in files.items():
         write_table(tmp_path / name, rows)
     refused(message, lambda: texts("table", tmp_path, **COLUMNS))
+
+
+def test_odd_tables(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("one,two,mood,mood\na,b,x,y\n")
+    refused(r"train.csv: two columns are called mood; rename one", lambda: texts("table", tmp_path, **COLUMNS))
+    for name in ("train", "dev", "test"):  # a test split beside dev is left alone
+        write_table(tmp_path / f"{name}.csv", [{"one": "a", "two": "b", "mood": mood} for mood in ("--5", "2\u00b2")])
+    assert describe(DataConfig(name="table", path=str(tmp_path), **COLUMNS)).label_names == ("--5", "2\u00b2")
+    assert len(texts("table", tmp_path, **COLUMNS)["eval"]) == 2
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "json", "parquet"])
@@ -263,11 +274,17 @@ class Evil:
             pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}),
             r"a label is not allowed; give 0 to",
         ),
+        (
+            pickle.dumps({b"data": np.zeros((0, 3072), np.uint8), b"labels": []}),
+            r"cifar-10-batches-py \(train\): holds no samples; at least 1 is needed",
+        ),
     ],
 )
 def test_bad_archives_are_refused_and_never_run(content: bytes, message: str, tmp_path: Path) -> None:
     write_archive(tmp_path, "cifar10")
-    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(content)
+    batches = range(1, 6) if b"data" in content and len(content) < 1000 else (1,)  # an empty split is empty as a whole
+    for number in batches:
+        (tmp_path / "cifar-10-batches-py" / f"data_batch_{number}").write_bytes(content)
     refused(message, lambda: pictures("cifar10", tmp_path))
 
 
@@ -296,12 +313,18 @@ def test_a_folder_of_pictures(tmp_path: Path) -> None:
 
 
 def test_bad_folders_of_pictures(tmp_path: Path) -> None:
-    refused(r"data.path: None is no local folder", lambda: pictures("image_folder", tmp_path, path=None))
+    refused(r"data.path: missing; give the folder that holds", lambda: pictures("image_folder", tmp_path, path=None))
     refused(r"holds no folder train", lambda: pictures("image_folder", tmp_path))
     write_folder(tmp_path)
     (tmp_path / "val" / "bird").mkdir()
     refused(r"bird: is no class of the training split", lambda: pictures("image_folder", tmp_path))
     (tmp_path / "val" / "bird").rmdir()
+    for hidden in ("train", "val"):
+        (tmp_path / hidden / ".ipynb_checkpoints").mkdir()
+    assert describe(DataConfig(name="image_folder", path=str(tmp_path))).label_names == ("cat", "dog")
+    (tmp_path / "train" / "emu").mkdir()
+    refused(r"emu: holds no pictures; give the class some, or leave", lambda: pictures("image_folder", tmp_path))
+    (tmp_path / "train" / "emu").rmdir()
     (tmp_path / "train" / "cat" / "0.png").write_bytes(b"no picture")
     refused(r"cat/0.png: the picture cannot be decoded", lambda: pictures("image_folder", tmp_path))
 

@@ -203,6 +203,26 @@ WRONG = {"id": "q9", "question": "the plot is", "answers": [{"text": "bright", "
             r"question q9: the answer 'bright' is not at character 4 of its context",
         ),
         (
+            {"data": [article(("q9", "the plot is", "weak")), article(("q9", "the film is", "dull"))]},
+            r"two questions have the id q9; give each its own",
+        ),
+        (
+            {"data": [{"paragraphs": [{"context": CONTEXT, "qas": [{**WRONG, "id": 9}]}]}]},
+            r"question 1 is not as SQuAD has it \(TypeError: 9 is no text\)",
+        ),
+        (
+            {
+                "data": [
+                    {
+                        "paragraphs": [
+                            {"context": CONTEXT, "qas": [{**WRONG, "answers": [{"text": "x", "answer_start": "4"}]}]}
+                        ]
+                    }
+                ]
+            },
+            r"question 1 is not as SQuAD has it \(TypeError: answer_start is '4'\)",
+        ),
+        (
             {"data": [{"paragraphs": [{"context": CONTEXT, "qas": [{**WRONG, "answers": []}]}]}]},
             r"question q9 has no answer; give SQuAD 1.1",
         ),

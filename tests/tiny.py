@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transformers import BertTokenizerFast
 
-__all__ = ["tiny_bert", "tiny_squad", "tiny_sst2", "tiny_text_model", "tiny_tokenizer"]
+__all__ = ["tiny_bert", "tiny_squad", "tiny_sst2", "tiny_stsb", "tiny_text_model", "tiny_tokenizer"]
 
 _SUBJECTS = ("the film", "this story", "its cast", "the plot", "a slow second act", "the director", "every joke")
 _VERBS = ("is", "seems", "remains", "feels")
@@ -94,6 +94,20 @@ def tiny_squad(folder: Path, num_questions: int, *, num_eval_questions: int, see
             paragraphs.append({"context": context, "qas": [question]})
         content = {"version": "1.1", "data": [{"title": split, "paragraphs": paragraphs}]}
         (folder / f"{split}-v1.1.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def tiny_stsb(folder: Path, num_pairs: int, *, num_eval_pairs: int, seed: int = 0) -> Path:
+    """Writes train.tsv and dev.tsv as GLUE's STS-B: pairs of sentences with a score from 0 to 5."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draws = random.Random(seed)
+    header = "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+    for split, count in (("train", num_pairs), ("dev", num_eval_pairs)):
+        rows = []
+        for index in range(count):
+            pair = "\t".join(_sentence(draws, label=draws.randrange(2)) for _ in range(2))
+            rows.append(f"{index}\tg\tf\t2020\t0\ts\ts\t{pair}\t{draws.uniform(0, 5):.3f}\n")
+        (folder / f"{split}.tsv").write_text(header + "".join(rows), encoding="utf-8")
     return folder
 
 

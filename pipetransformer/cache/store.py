@@ -65,7 +65,10 @@ class ActivationStore:
         memory = mmap.mmap(descriptor, layout.num_bytes)
         num_values = (layout.num_rows + 1) * layout.width
         self._rows = torch.frombuffer(memory, dtype=layout.dtype, count=num_values).view(-1, layout.width)
-        self._stamps = torch.frombuffer(memory, dtype=torch.uint8, offset=num_values * layout.dtype.itemsize)
+        stamps = num_values * layout.dtype.itemsize
+        self._stamps = torch.empty(0, dtype=torch.uint8)  # on a node that has no sample of the split
+        if len(layout.num_tokens):
+            self._stamps = torch.frombuffer(memory, dtype=torch.uint8, offset=stamps)
         tokens = torch.from_numpy(layout.num_tokens.astype(np.int64))
         self._starts = torch.cumsum(tokens, dim=0) - tokens
         self._tokens = tokens
@@ -103,8 +106,10 @@ class ActivationStore:
     def holds(self, ids: np.ndarray, boundary: int) -> np.ndarray:
         """Which of the samples can be read at ``boundary``, bool [len(ids)]."""
         assert boundary > 0, "stamp 0 is that of an empty slot"
-        slots = self._slots(ids)
-        return ((self._stamps[slots] == boundary) & (slots >= 0)).numpy()
+        slots, is_here = self._slots(ids), np.zeros(len(ids), dtype=bool)
+        own = (slots >= 0).numpy()
+        is_here[own] = (self._stamps[slots[own]] == boundary).numpy()
+        return is_here
 
     def clear(self) -> None:
         """Forgets everything: what the slots hold no longer belongs to the weights."""

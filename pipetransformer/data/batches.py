@@ -66,12 +66,11 @@ def bucket_edges(num_tokens: np.ndarray, *, max_length: int) -> np.ndarray:
 def samples_of_nodes(lengths: np.ndarray, *, num_nodes: int) -> np.ndarray:
     """The node that each sample belongs to for the whole run, int64 ``[num_samples]``: its cache holds it there.
 
-    The samples of every padded length are dealt out in turn, so that a global batch takes alike from all nodes.
+    The samples of every padded length are dealt out in turn, so that a global batch takes alike from all nodes; a
+    length goes on where the last one ended, so that no node is left without a sample where there are enough.
     """
     nodes = np.empty(len(lengths), dtype=np.int64)
-    for length in np.unique(lengths):
-        ids = np.flatnonzero(lengths == length)
-        nodes[ids] = np.arange(len(ids)) % num_nodes
+    nodes[np.argsort(lengths, kind="stable")] = np.arange(len(lengths)) % num_nodes
     return nodes
 
 
@@ -80,8 +79,9 @@ def epoch_batches(
 ) -> tuple[Batch, ...]:
     """Cut an epoch into global batches, each sample exactly once and each batch from one length bucket.
 
-    A bucket gives at most one batch that is shorter than ``batch_size``. With ``shuffle``, the samples within a bucket
-    and the order of all batches are drawn from (seed, epoch); without, batches come longest first, samples by id.
+    A bucket gives at most one batch that is shorter than ``batch_size``, or as many as there are nodes where samples
+    are tied to nodes. With ``shuffle``, the samples within a bucket and the order of all batches are drawn from (seed,
+    epoch); without, batches come longest first, samples by id.
 
     Args:
         lengths: padded length of each sample, ``[num_samples]``.
@@ -89,19 +89,29 @@ def epoch_batches(
     """
     random = np.random.default_rng([seed, epoch])
     nodes = samples_of_nodes(lengths, num_nodes=num_nodes)
-    shares = [batch_size // num_nodes + (node < batch_size % num_nodes) for node in range(num_nodes)]
     cut: list[tuple[tuple[np.ndarray, ...], int]] = []
     for length in np.unique(lengths)[::-1]:
         queues = []
         for node in range(num_nodes):
             ids = np.flatnonzero((lengths == length) & (nodes == node))
             queues.append(random.permutation(ids) if shuffle else ids)
-        count = max(-(-len(queue) // share) for queue, share in zip(queues, shares) if share)
-        for turn in range(count):
-            parts = tuple(queue[turn * share : (turn + 1) * share] for queue, share in zip(queues, shares))
-            cut.append((parts, int(length)))
+        turn = 0
+        while any(map(len, queues)):
+            shares = _shares(batch_size, num_nodes=num_nodes, turn=turn)
+            parts = tuple(queue[:share] for queue, share in zip(queues, shares))
+            if any(map(len, parts)):
+                cut.append((parts, int(length)))
+            queues = [queue[share:] for queue, share in zip(queues, shares)]
+            turn += 1
     order = random.permutation(len(cut)) if shuffle else range(len(cut))
     return tuple(Batch(index, *cut[position]) for index, position in enumerate(order))
+
+
+def _shares(batch_size: int, *, num_nodes: int, turn: int) -> list[int]:
+    """Samples that each node gives to a batch; what the nodes do not divide goes round from turn to turn."""
+    each, left = divmod(batch_size, num_nodes)
+    extra = {(turn * left + number) % num_nodes for number in range(left)}
+    return [each + (node in extra) for node in range(num_nodes)]
 
 
 def replica_share(batch: Batch, *, dp: int, replica: int, num_microbatches: int) -> Share:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pickle
@@ -20,7 +21,7 @@ from PIL import Image
 from pipetransformer.data.sources import hub_table, one_line, require_columns, table_labels
 from pipetransformer.errors import UserError
 
-__all__ = ["CIFAR", "CIFAR100_NAMES", "cifar_files", "cifar_label_names", "read_cifar"]
+__all__ = ["CIFAR", "CIFAR100_NAMES", "cifar_files", "cifar_label_names", "hub_digest", "read_cifar"]
 
 CIFAR10_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())  # noqa: SIM905
 _MODES = {1: "L", 3: "RGB"}
@@ -120,8 +121,7 @@ def read_cifar(
     """
     cifar, part = CIFAR[name], "train" if split == "train" else "test"
     if isinstance(location, str):
-        columns = ("img", cifar.label)
-        table = hub_table(location, config_name=None, split=part, columns=columns, max_samples=max_samples)
+        table = _hub_table(location, cifar, part=part, max_samples=max_samples)
         tables = iter([(f"{location} ({part})", table)])
     elif (archive := _archive(location, cifar)) is not None:
         return _from_archive(archive, cifar, split=split, max_samples=max_samples, channels=channels)
@@ -141,6 +141,21 @@ def read_cifar(
         raise UserError(f"{location} ({part}): holds no samples; at least 1 is needed")
     stacked = np.stack(pictures).reshape(len(pictures), *pictures[0].shape[:2], channels)
     return {"pictures": np.ascontiguousarray(stacked.transpose(0, 3, 1, 2)), "labels": np.concatenate(labels)}
+
+
+def hub_digest(name: str, location: str, *, split: str, max_samples: int | None) -> str:
+    """SHA-256 of what the hub gives for a split, pictures still encoded."""
+    cifar, part = CIFAR[name], "train" if split == "train" else "test"
+    table = _hub_table(location, cifar, part=part, max_samples=max_samples)
+    digest = hashlib.sha256(repr(table[cifar.label].to_pylist()).encode())
+    for encoded in _encoded(table["img"], source=f"{location} ({part})"):
+        digest.update(encoded or b"")
+    return digest.hexdigest()
+
+
+def _hub_table(location: str, cifar: Cifar, *, part: str, max_samples: int | None) -> pa.Table:
+    columns = ("img", cifar.label)
+    return hub_table(location, config_name=None, split=part, columns=columns, max_samples=max_samples)
 
 
 def _archive(folder: Path, cifar: Cifar) -> Path | None:
@@ -171,6 +186,8 @@ def _from_archive(
             raise UserError(f"{source}: a label is not allowed; give 0 to {len(cifar.names) - 1}")
         labels += numbers
     table = np.concatenate(pictures)[:max_samples]
+    if not len(table):
+        raise UserError(f"{archive} ({split}): holds no samples; at least 1 is needed")
     if channels == 1:
         grey = [np.asarray(Image.fromarray(picture.transpose(1, 2, 0)).convert("L")) for picture in table]
         table = np.stack(grey)[:, None]

@@ -1,4 +1,4 @@
-"""What the rest of the code may know of a dataset: one split, held in memory, read by sample id."""
+"""What the rest of the code may know of a dataset: one split, read by sample id."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Dataset(ABC):
         predictions: what the model said of each sample at the last ``measure``, in words, by the sample's name in the
             data; None where that is not kept.
         augmented: whether ``inputs`` differ from epoch to epoch.
+        fingerprint: SHA-256, in hex, of everything that the samples' inputs and labels depend on.
     """
 
     kind: Kind
@@ -41,15 +42,11 @@ class Dataset(ABC):
     lengths: np.ndarray
     num_tokens: np.ndarray | None
     augmented: bool
+    fingerprint: str
     predictions: dict[str, str] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """SHA-256, in hex, of everything that the samples' inputs depend on: raw contents and preprocessing."""
 
     @abstractmethod
     def inputs(self, ids: np.ndarray, *, length: int, epoch: int) -> dict[str, torch.Tensor]:

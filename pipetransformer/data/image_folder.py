@@ -18,7 +18,7 @@ _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif",
 
 def folder_label_names(folder: Path) -> tuple[str, ...]:
     """The classes: the folders of the training split, in the alphabet's order."""
-    names = tuple(sorted(path.name for path in _split_folder(folder, "train").iterdir() if path.is_dir()))
+    names = tuple(path.name for path in _class_folders(_split_folder(folder, "train")))
     if not names:
         raise UserError(f"data.path: {folder}/train holds no folder; give one for each class")
     return names
@@ -28,10 +28,12 @@ def folder_files(folder: Path, *, split: str, label_names: tuple[str, ...]) -> l
     """Pictures of a split with their class, in an order that mixes the classes and is always the same."""
     root = _split_folder(folder, split)
     found: list[tuple[Path, int]] = []
-    for directory in sorted(path for path in root.iterdir() if path.is_dir()):
+    for directory in _class_folders(root):
         if directory.name not in label_names:
             raise UserError(f"{directory}: is no class of the training split")
         files = sorted(path for path in directory.rglob("*") if path.suffix.lower() in _SUFFIXES)
+        if split == "train" and not files:
+            raise UserError(f"{directory}: holds no pictures; give the class some, or leave it out")
         found += [(path, label_names.index(directory.name)) for path in files]
     if not found:
         raise UserError(f"{root}: holds no pictures; at least 1 is needed")
@@ -58,6 +60,11 @@ def read_folder(files: list[tuple[Path, int]], *, size: int, channels: int, resa
         cropped = np.asarray(small.crop((left, top, left + size, top + size)))
         pictures[row] = cropped[None] if channels == 1 else cropped.transpose(2, 0, 1)
     return {"pictures": pictures, "labels": np.array([label for _, label in files], dtype=np.int64)}
+
+
+def _class_folders(root: Path) -> list[Path]:
+    """Hidden folders, which some tools leave behind, are no classes."""
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def _split_folder(folder: Path, split: str) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.info import DataInfo
 from pipetransformer.data.pictures import PictureReader
-from pipetransformer.data.prepared import Lead, alone, prepared
+from pipetransformer.data.prepared import Lead, Prepared, alone, prepared
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,9 +62,10 @@ class ImagePreprocessing:
 
 
 class ImageDataset(Dataset):
-    """Pictures uint8 ``[num_samples, channels, height, width]``, prepared a batch at a time.
+    """Pictures, prepared a batch at a time.
 
     Args:
+        source: arrays ``pictures`` uint8 ``[num_samples, channels, height, width]`` and ``labels`` int64.
         seed: of the augmentation; None turns it off. With it, each picture is padded with black, cropped back at a
             random place and mirrored half of the time, as (seed, epoch, sample) say.
     """
@@ -76,29 +76,22 @@ class ImageDataset(Dataset):
 
     def __init__(
         self,
-        pictures: np.ndarray,
+        source: Prepared,
         *,
-        labels: np.ndarray,
         preprocessing: ImagePreprocessing,
         seed: int | None,
     ) -> None:
-        self.labels = torch.from_numpy(labels.copy())
-        self.lengths = np.full(len(labels), preprocessing.size, dtype=np.int64)
+        self.labels = torch.from_numpy(source.arrays["labels"].copy())
+        self.lengths = np.full(len(self.labels), preprocessing.size, dtype=np.int64)
+        self.fingerprint = hashlib.sha256(repr((source.digest, preprocessing, seed)).encode()).hexdigest()
         self.augmented = seed is not None
-        self._pictures = pictures
+        self._pictures = source.arrays["pictures"]
         self._preprocessing = preprocessing
         self._seed = seed
         std = torch.tensor(preprocessing.std, dtype=torch.float64).view(-1, 1, 1)
         mean = torch.tensor(preprocessing.mean, dtype=torch.float64).view(-1, 1, 1)
         self._scale = (1 / (255 * std)).float()
         self._shift = (mean / std).float()
-
-    @cached_property
-    def fingerprint(self) -> str:
-        settings = (tuple(self._pictures.shape), self._preprocessing, self._seed)
-        return hashlib.sha256(
-            repr(settings).encode() + hashlib.sha256(np.ascontiguousarray(self._pictures).data).digest()
-        ).hexdigest()
 
     def inputs(self, ids: np.ndarray, *, length: int, epoch: int) -> dict[str, torch.Tensor]:
         size = self._preprocessing.size
@@ -154,10 +147,8 @@ def load_image_data(
             size=preprocessing.size,
             interpolation=preprocessing.interpolation,
         )
-        arrays = prepared(reader.key, reader.read, lead=lead)
         splits[split] = ImageDataset(
-            arrays["pictures"],
-            labels=arrays["labels"],
+            prepared(reader.key, reader.read, lead=lead),
             preprocessing=preprocessing,
             seed=seed if split == "train" and data.augment == "basic" else None,
         )

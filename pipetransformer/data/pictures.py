@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from pipetransformer.data.cifar import CIFAR, cifar_files, cifar_label_names, read_cifar
+from pipetransformer.data.cifar import CIFAR, cifar_files, cifar_label_names, hub_digest, read_cifar
 from pipetransformer.data.digits import DIGIT_NAMES, read_digits
 from pipetransformer.data.image_folder import folder_files, folder_label_names, read_folder
 from pipetransformer.data.prepared import file_digest
@@ -76,9 +76,10 @@ class PictureReader:
     def _content(self) -> object:
         if self.data.name in CIFAR:
             location = locate(self.data, default_hub_id=CIFAR[self.data.name].hub_id)
-            if isinstance(location, Path):
-                files = cifar_files(self.data.name, location, split=self.split)
-                return tuple(file_digest(path) for path in files if path.is_file())
+            if not isinstance(location, Path):
+                return hub_digest(self.data.name, location, split=self.split, max_samples=self.max_samples)
+            files = cifar_files(self.data.name, location, split=self.split)
+            return tuple(file_digest(path) for path in files if path.is_file())
         if self.data.name == "image_folder":
             stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path, _ in self._files()]
             return (stats, self.size, self.interpolation)
@@ -87,7 +88,9 @@ class PictureReader:
 
 
 def _local_folder(data: DataConfig) -> Path:
-    folder = locate(data, default_hub_id="") if data.path is not None else ""
+    if data.path is None:
+        raise UserError("data.path: missing; give the folder that holds train and val")
+    folder = locate(data, default_hub_id="")
     if not isinstance(folder, Path):
         raise UserError(f"data.path: {data.path} is no local folder; give the one that holds train and val")
     return folder

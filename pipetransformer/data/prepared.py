@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -18,10 +19,11 @@ import numpy as np
 
 from pipetransformer.errors import UserError
 
-__all__ = ["Lead", "alone", "file_digest", "prepared"]
+__all__ = ["Lead", "Prepared", "alone", "file_digest", "prepared"]
 
 Result = TypeVar("Result")
-_VERSION = 1
+_VERSION = 2
+_DIGEST = "digest"
 
 
 class Lead(Protocol):
@@ -44,10 +46,16 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def prepared(
-    key: Callable[[], object], build: Callable[[], Mapping[str, np.ndarray]], *, lead: Lead
-) -> dict[str, np.ndarray]:
-    """The arrays that ``build`` makes, read-only, by name.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Read-only arrays by name, and the SHA-256 of all of them, in hex."""
+
+    arrays: Mapping[str, np.ndarray]
+    digest: str
+
+
+def prepared(key: Callable[[], object], build: Callable[[], Mapping[str, np.ndarray]], *, lead: Lead) -> Prepared:
+    """The arrays that ``build`` makes.
 
     Args:
         key: everything that they depend on, as something whose ``repr`` tells it. Like ``build``, called on one process
@@ -64,7 +72,8 @@ def prepared(
         return str(folder)
 
     folder = Path(lead(make))
-    return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
+    arrays = {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
+    return Prepared(arrays, (folder / _DIGEST).read_text())
 
 
 def _root() -> Path:
@@ -79,10 +88,17 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".part", dir=folder.parent))
         try:
-            for name, array in arrays.items():
+            digest = hashlib.sha256()
+            for name, array in sorted(arrays.items()):
                 np.save(part / f"{name}.npy", array)
-            if not folder.is_dir():
+                digest.update(f"{name} {array.dtype} {array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).data)
+            (part / _DIGEST).write_text(digest.hexdigest())
+            try:
                 part.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # else another job was faster
+                    raise
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.demo import demo_questions
-from pipetransformer.data.prepared import Lead, alone, file_digest, prepared
+from pipetransformer.data.prepared import Lead, Prepared, alone, file_digest, prepared
 from pipetransformer.data.sources import Question, hub_table, locate, refuse_path
 from pipetransformer.data.tokens import TokenDataset, check_tokenizer, ragged, tokenizer_identity
 from pipetransformer.errors import UserError
@@ -37,7 +37,7 @@ class SquadDataset(TokenDataset):
     """Windows as samples.
 
     Args:
-        arrays: those of a ``TokenDataset``; ``question`` int64 [windows], the question that each window is of; and
+        source: the arrays of a ``TokenDataset``; ``question`` int64 [windows], the question that each window is of; and
             ``offsets`` int32 [all tokens, 2], first and last character (exclusive) of the context, -1 outside of it.
         read: the questions; called when answers are first put together, on the rank that does it.
 
@@ -47,20 +47,20 @@ class SquadDataset(TokenDataset):
 
     def __init__(
         self,
-        arrays: Mapping[str, np.ndarray],
+        source: Prepared,
         *,
         read: Callable[[], list[Question]],
         padding_id: int,
         max_length: int,
     ) -> None:
         super().__init__(
-            arrays,
+            source,
             kind="spans",
             metric_names=("f1", "exact_match"),
             padding_id=padding_id,
             max_length=max_length,
         )
-        self._question, self._offsets = arrays["question"], arrays["offsets"]
+        self._question, self._offsets = source.arrays["question"], source.arrays["offsets"]
         self._read = read
         self._questions: list[Question] | None = None
 
@@ -146,9 +146,11 @@ def load_squad(data: DataConfig, *, tokenizer: PreTrainedTokenizerFast, lead: Le
         def build(split: str = split, max_samples: int | None = max_samples) -> Mapping[str, np.ndarray]:
             return _windows(read(split, max_samples), tokenizer, max_length=data.max_length, stride=data.stride)
 
-        arrays = prepared(key, build, lead=lead)
         splits[split] = SquadDataset(
-            arrays, read=read, padding_id=int(tokenizer.pad_token_id), max_length=data.max_length
+            prepared(key, build, lead=lead),
+            read=read,
+            padding_id=int(tokenizer.pad_token_id),
+            max_length=data.max_length,
         )
     return splits
 
@@ -169,7 +171,7 @@ def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> list
         found = _hub_questions(location, _HUB_SPLITS[split], max_samples)
     else:
         source, found = str(path), _json_questions(path)
-    questions: list[Question] = []
+    questions, names = list[Question](), set[str]()
     for question in found:
         if len(questions) == max_samples:
             break
@@ -180,6 +182,9 @@ def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> list
                 raise UserError(
                     f"{source}: question {question.id}: the answer {text!r} is not at character {start} of its context"
                 )
+        if question.id in names:
+            raise UserError(f"{source}: two questions have the id {question.id}; give each its own")
+        names.add(question.id)
         questions.append(question)
     if not questions:
         raise UserError(f"{source}: holds no questions; at least 1 is needed")
@@ -220,17 +225,27 @@ def _json_questions(path: Path) -> Iterator[Question]:
 
 
 def _question(id_: Any, question: Any, context: Any, answers: Any) -> Question:
-    pairs = tuple(dict.fromkeys((str(answer["text"]), int(answer["answer_start"])) for answer in answers))
-    return Question(str(id_), str(question), str(context), pairs)
+    """Raises KeyError or TypeError where something is missing or of another type."""
+    pairs = tuple(dict.fromkeys((answer["text"], answer["answer_start"]) for answer in answers))
+    for value, kind in ((id_, str), (question, str), (context, str), *((t, str) for t, _ in pairs)):
+        if not isinstance(value, kind):
+            raise TypeError(f"{value!r} is no text")
+    for _, start in pairs:
+        if not isinstance(start, int) or start < 0:
+            raise TypeError(f"answer_start is {start!r}")
+    return Question(id_, question, context, pairs)
 
 
 def _hub_questions(location: str, split: str, max_samples: int | None) -> Iterator[Question]:
     columns = ("id", "question", "context", "answers")
     table = hub_table(location, config_name=None, split=split, columns=columns, max_samples=max_samples)
-    for row in table.to_pylist():
-        answers = row["answers"]
-        pairs = [{"text": t, "answer_start": s} for t, s in zip(answers["text"], answers["answer_start"])]
-        yield _question(row["id"], row["question"], row["context"], pairs)
+    for number, row in enumerate(table.to_pylist()):
+        try:
+            answers = row["answers"]
+            pairs = [{"text": t, "answer_start": s} for t, s in zip(answers["text"], answers["answer_start"])]
+            yield _question(row["id"], row["question"], row["context"], pairs)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{location} ({split}): row {number} is not as SQuAD has it ({error})") from error
 
 
 def _windows(
@@ -238,8 +253,8 @@ def _windows(
 ) -> dict[str, np.ndarray]:
     """The windows of all questions. A window without the whole answer is labelled with its first token, twice."""
     asked = [question.question.lstrip() for question in questions]
-    alone = tokenizer(asked, add_special_tokens=False, return_attention_mask=False)["input_ids"]
-    least = max(map(len, alone)) + tokenizer.num_special_tokens_to_add(pair=True) + stride + 1
+    by_themselves = tokenizer(asked, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    least = max(map(len, by_themselves)) + tokenizer.num_special_tokens_to_add(pair=True) + stride + 1
     if max_length < least:  # the tokenizer itself would panic
         raise UserError(
             f"data.max_length: {max_length} leaves no room for a context behind the longest question; "

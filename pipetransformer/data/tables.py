@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,13 +22,16 @@ if TYPE_CHECKING:
 __all__ = ["read_table_texts", "table_file", "table_label_names"]
 
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
-_NAMES = {"train": ("train",), "eval": ("dev", "validation", "valid", "eval", "test")}
+_NAMES = {"train": (("train",),), "eval": (("dev", "validation", "valid", "eval"), ("test",))}
+"""What a split's file may be called; the first group that has a file counts."""
 
 
 def table_label_names(data: DataConfig) -> tuple[str, ...]:
     """The classes: the training split's labels, numbers in their order and names in the alphabet's."""
     values = set(_label_texts(*_table(data, "train"), data))
-    numeric = all(value.lstrip("-").isdigit() for value in values)
+    if len(values) < 2:
+        raise UserError(f"data.label_column: {data.label_column} has one label alone; at least 2 are needed")
+    numeric = all(re.fullmatch(r"-?[0-9]+", value) for value in values)
     return tuple(sorted(values, key=lambda value: (int(value), value) if numeric else (0, value)))
 
 
@@ -60,6 +64,8 @@ def _table(data: DataConfig, split: str) -> tuple[pa.Table, str]:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as {path.suffix[1:]} ({one_line(error)})") from error
     require_columns(table.column_names, columns, source=path)
+    if twice := [name for name in columns if table.column_names.count(name) > 1]:
+        raise UserError(f"{path}: two columns are called {twice[0]}; rename one")
     return table.select(list(dict.fromkeys(columns))), str(path)
 
 
@@ -70,12 +76,12 @@ def table_file(data: DataConfig, split: str) -> Path | None:
     folder = locate(data, default_hub_id="")
     if isinstance(folder, str):
         return None
-    candidates = [folder / f"{name}{suffix}" for name in _NAMES[split] for suffix in _SUFFIXES]
-    found = [path for path in candidates if path.is_file()]
+    groups = [[folder / f"{name}{suffix}" for name in names for suffix in _SUFFIXES] for names in _NAMES[split]]
+    found = next((there for group in groups if (there := [path for path in group if path.is_file()])), [])
     if not found:
-        names = " or ".join(_NAMES[split])
+        names = " or ".join(name for group in _NAMES[split] for name in group)
         raise UserError(f"data.path: {folder} holds no {names} file; give one in csv, tsv, jsonl, json or parquet")
-    if len({path.stem for path in found[:2]}) < len(found[:2]):
+    if len(found) > 1:
         raise UserError(f"data.path: {folder} holds both {found[0].name} and {found[1].name}; leave one")
     return found[0]
 

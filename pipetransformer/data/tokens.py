@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -14,11 +13,10 @@ import torch
 
 from pipetransformer.data.batches import bucket_edges
 from pipetransformer.data.dataset import Dataset, Kind
+from pipetransformer.data.prepared import Prepared
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from transformers import PreTrainedTokenizerFast
 
 __all__ = ["TokenDataset", "check_tokenizer", "ragged", "tokenizer_identity"]
@@ -28,7 +26,8 @@ class TokenDataset(Dataset):
     """Tokenized texts: the ids of all samples end to end, and where each begins.
 
     Args:
-        arrays: ``num_tokens`` int64 [samples], ``token_ids`` int32 and ``token_types`` int8 [all tokens], ``labels``.
+        source: arrays ``num_tokens`` int64 [samples], ``token_ids`` int32 and ``token_types`` int8 [all tokens],
+            ``labels``.
     """
 
     num_tokens: np.ndarray
@@ -36,7 +35,7 @@ class TokenDataset(Dataset):
 
     def __init__(
         self,
-        arrays: Mapping[str, np.ndarray],
+        source: Prepared,
         *,
         kind: Kind,
         metric_names: tuple[str, ...],
@@ -44,19 +43,15 @@ class TokenDataset(Dataset):
         max_length: int,
     ) -> None:
         self.kind, self.metric_names = kind, metric_names
+        arrays = source.arrays
+        # Of what a checkpoint or a cache depends on: inputs, padding and labels.
+        self.fingerprint = hashlib.sha256(repr((source.digest, padding_id, max_length)).encode()).hexdigest()
         self.labels = torch.from_numpy(arrays["labels"].copy())
         self.num_tokens = np.array(arrays["num_tokens"])
         self.lengths = bucket_edges(self.num_tokens, max_length=max_length)
         self._starts = np.concatenate([[0], np.cumsum(self.num_tokens)[:-1]])
         self._token_ids, self._token_types = arrays["token_ids"], arrays["token_types"]
         self._padding_id = padding_id
-
-    @cached_property
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256(repr(self._padding_id).encode())
-        for array in (self.num_tokens, self.lengths, self._token_ids, self._token_types):
-            digest.update(hashlib.sha256(np.ascontiguousarray(array).data).digest())
-        return digest.hexdigest()
 
     def inputs(self, ids: np.ndarray, *, length: int, epoch: int) -> dict[str, torch.Tensor]:
         num_tokens = self.num_tokens[ids]
@@ -91,7 +86,12 @@ def tokenizer_identity(tokenizer: PreTrainedTokenizerFast) -> str:
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerFast, *, max_length: int) -> None:
-    """Refuses a tokenizer that cannot pad, or a length that leaves no room for a text. Raises UserError."""
+    """Refuses a tokenizer that is slow or cannot pad, or a length that leaves no room for a text. Raises UserError."""
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"model.name: {tokenizer.name_or_path} has a tokenizer ({type(tokenizer).__name__}) that is not one of the "
+            "tokenizers library; use a model with a tokenizer.json"
+        )
     if tokenizer.pad_token_id is None:
         raise UserError(f"model.name: the tokenizer of {tokenizer.name_or_path} has no padding token")
     fewest = tokenizer.num_special_tokens_to_add() + 1

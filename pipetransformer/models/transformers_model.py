@@ -43,7 +43,7 @@ class TransformersModel(BuiltModel):
         except UserError:
             raise
         except Exception as error:  # whatever a constructor makes of arguments, and four libraries of a download
-            raise UserError(could_not_build(config, error)) from error
+            raise UserError(could_not_build(config, error) + _type_remedy(name)) from error
         _check_weights(report, family=family_of(self.model, name=name), name=name)
         if len(self.tokenizer) <= len(self.tokenizer.all_special_ids):
             raise UserError(f"model.name: there is no tokenizer in {name}; put the one that belongs to the model there")
@@ -90,19 +90,12 @@ def _tokenizer_and_settings(config: Config, info: DataInfo) -> tuple[Any, Any]:
     if labels := info.label_names:
         names = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
         settings |= {"num_labels": len(labels), **names}
-    elif config.task == "text_classification":
+    elif config.task == "question_answering":
+        settings |= {"num_labels": 2}  # first and last token, whatever a saved model classified
+    else:
         settings |= {"num_labels": 1, "problem_type": "regression"}
-    if name in CONFIG_MAPPING and not Path(name).is_dir():
-        if config.model.pretrained:
-            raise UserError(
-                f"model.name: {name} is a type of model and has no weights; give the folder or hub id of a trained "
-                "one, or model.pretrained=false"
-            )
-        if info.tokenizer is None:
-            raise UserError(
-                f"model.name: {name} is a type of model and has no tokenizer, which only the demo texts bring; give "
-                "the folder or hub id of a model"
-            )
+    is_drawn = info.tokenizer is not None and not config.model.pretrained
+    if is_drawn and name in CONFIG_MAPPING and not Path(name).is_dir():
         backend = Tokenizer.from_str(info.tokenizer)
         sizes = {"vocab_size": backend.get_vocab_size(), "pad_token_id": backend.token_to_id("[PAD]")}
         model_config, unknown = CONFIG_MAPPING[name].from_dict({}, **{**sizes, **settings}, return_unused_kwargs=True)
@@ -116,6 +109,13 @@ def _tokenizer_and_settings(config: Config, info: DataInfo) -> tuple[Any, Any]:
     if unknown:
         raise UserError(_unknown_arguments(unknown, known=vars(model_config), name=name))
     return tokenizer, model_config
+
+
+def _type_remedy(name: str) -> str:
+    from transformers import CONFIG_MAPPING
+
+    is_type = name in CONFIG_MAPPING
+    return f"; the type {name} can be drawn at random for the demo texts, by model.pretrained=false" if is_type else ""
 
 
 def _network(config: Config, model_config: Any) -> tuple[nn.Module, Mapping[str, Any]]:
@@ -144,8 +144,14 @@ def _set_dropout(settings: Any, rate: float) -> None:
 
 
 def _longest_text(model: nn.Module) -> int | None:
-    """Tokens that ``model`` has positions for; RoBERTa numbers its positions from behind the padding token's."""
-    longest = getattr(model.config, "max_position_embeddings", None)
+    """Tokens that ``model`` has positions for; RoBERTa numbers its positions from behind the padding token's.
+
+    At most its sliding window, where it has one: longer texts need another mask than the family's.
+    """
+    settings = model.config
+    longest, window = (getattr(settings, name, None) for name in ("max_position_embeddings", "sliding_window"))
+    if isinstance(window, int) and getattr(settings, "use_sliding_window", True):
+        longest = min(longest, window) if isinstance(longest, int) else window
     if not isinstance(longest, int):
         return None
     for path, module in model.named_modules():
