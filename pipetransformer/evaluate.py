@@ -51,8 +51,9 @@ def evaluate(
     loss_sum, count = figures.tolist()
     assert count == len(dataset), f"{count} evaluation samples counted of {len(dataset)}"
     is_first = dist.get_rank() == 0
-    parts: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in range(dist.get_world_size())]
-    dist.gather_object(mine, parts if is_first else None)
+    parts: list[list[tuple[np.ndarray, np.ndarray]]] = [mine] * dist.get_world_size()
+    if len(parts) > 1:  # a process alone keeps clear of gloo's threads, see ``checkpoint.py``
+        dist.gather_object(mine, parts if is_first else None)
     answer: list[dict[str, float]] = [{}]
     if is_first:
         by_id = {int(i): row for part in parts for ids, rows in part for i, row in zip(ids, rows)}

@@ -103,8 +103,8 @@ def demo_questions(split: str) -> list[Question]:
 
 
 def _question(draws: random.Random, name: str) -> Question:
-    """Two to four people, two to three facts of each, in any order."""
-    people = draws.sample(_PEOPLE, draws.randint(2, 4))
+    """One to three people, two to three facts of each, in any order."""
+    people = draws.sample(_PEOPLE, draws.randint(1, 3))
     told = [(who, *fact) for who in people for fact in draws.sample(_FACTS, draws.randint(2, 3))]
     draws.shuffle(told)
     asked = draws.randrange(len(told))
