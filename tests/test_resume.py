@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from laws import (
+    REPOSITORY,
     SHRINK_AND_GROW,
     STATIC,
     TWO_RANKS,
@@ -131,3 +135,39 @@ def whole_batches_run(world: World, case: Case, folder: str) -> Weights | None:
     trainer = KeepingTrainer(configuration("vit", overrides), world, timed=False)
     trainer.run()
     return trainer.weights
+
+
+SPINNING = """
+import resource, sys
+import torch
+from pipetransformer.cli import main
+
+def pauses():
+    rows = torch.randn(512, 512)
+    for _ in range(20):
+        torch.nn.functional.gelu(rows)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    for _ in range(300):
+        torch.nn.functional.gelu(rows)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before
+
+torch.set_num_threads(2)
+before = pauses()
+exit_code = main("text_classification", sys.argv[1:])
+print("pauses", before, pauses())
+sys.exit(exit_code)
+"""
+
+
+@pytest.mark.full
+def test_a_checkpoint_does_not_slow_down_a_process_that_computes_alone(tmp_path: Path) -> None:
+    """Its threads go on spinning between operations instead of sleeping: steps once took 1.7 times as long."""
+    places = (f"run.dir={tmp_path}", "run.id=x", "log.wandb=disabled")
+    short = ("train.epochs=1", "data.max_train_samples=256", "data.max_eval_samples=64", "train.batch_size=64")
+    command = [sys.executable, "-c", SPINNING, str(REPOSITORY / "config/train_config_demo_text.yaml"), *places, *short]
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    ended = subprocess.run(command, check=True, cwd=REPOSITORY, capture_output=True, text=True, env=environment)
+    before, after = map(int, ended.stdout.splitlines()[-1].removeprefix("pauses ").split())
+    if before > 150:
+        pytest.skip(f"threads sleep between operations here in any case ({before} pauses)")
+    assert after < before + 150

@@ -162,6 +162,7 @@ def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> list
         UserError: naming the file and the question; for an answer, too, that is not where it says it is.
     """
     path = _local_file(data, split)
+    source: str
     found: Iterable[Question]
     if data.name == "demo_qa":
         source, found = data.name, demo_questions(split)

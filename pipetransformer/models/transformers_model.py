@@ -94,6 +94,7 @@ def _tokenizer_and_settings(config: Config, info: DataInfo) -> tuple[Any, Any]:
         settings |= {"num_labels": 2}  # first and last token, whatever a saved model classified
     else:
         settings |= {"num_labels": 1, "problem_type": "regression"}
+    tokenizer: Any
     is_drawn = info.tokenizer is not None and not config.model.pretrained
     if is_drawn and name in CONFIG_MAPPING and not Path(name).is_dir():
         backend = Tokenizer.from_str(info.tokenizer)
