@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from pipetransformer.adapter import CheckpointException
+from pipetransformer.adapter import CheckpointException, load_tensors, save_tensors
 from pipetransformer.distributed import World
 from pipetransformer.dp import execute_transfers, plan_transfers
 from pipetransformer.errors import UserError, writing
@@ -72,10 +70,7 @@ class CheckpointStore:
                     part.mkdir(parents=True)
             dist.barrier()
             try:
-                # Note: a collective of many bytes has gloo's own thread start OpenMP threads, after which those of a
-                # process that computes alone no longer spin between operations: steps took 1.7 times as long.
-                no_dist = self._world.size == 1
-                dcp_save(self._owned_tensors(layout, chain, ownership), checkpoint_id=part, no_dist=no_dist)
+                save_tensors(self._owned_tensors(layout, chain, ownership), part, is_alone=self._world.size == 1)
             except CheckpointException as error:
                 raise UserError(f"checkpoint: {part} could not be written ({_first_failure(error)})") from error
             if rank == 0:
@@ -165,7 +160,7 @@ class CheckpointStore:
         for name, entries in optimizer_state.items():
             tensors |= {f"optimizer.{name}.{key}": value for key, value in entries.items()}
         try:
-            dcp_load(tensors, checkpoint_id=path, no_dist=self._world.size == 1)
+            load_tensors(tensors, path, is_alone=self._world.size == 1)
         except CheckpointException as error:
             raise UserError(
                 f"run.resume: {path} does not fit this configuration, or is damaged ({_first_failure(error)}); "

@@ -52,7 +52,7 @@ def evaluate(
     assert count == len(dataset), f"{count} evaluation samples counted of {len(dataset)}"
     is_first = dist.get_rank() == 0
     parts: list[list[tuple[np.ndarray, np.ndarray]]] = [mine] * dist.get_world_size()
-    if len(parts) > 1:  # a process alone keeps clear of gloo's threads, see ``checkpoint.py``
+    if len(parts) > 1:  # a process alone keeps clear of gloo's threads, see ``adapter.save_tensors``
         dist.gather_object(mine, parts if is_first else None)
     answer: list[dict[str, float]] = [{}]
     if is_first:

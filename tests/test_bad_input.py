@@ -161,7 +161,7 @@ def assert_refused(ended: Ended, line: str) -> None:
         ("model.kwargs.num_classes=5", "model.kwargs: num_classes is decided by the data; leave it out"),
         ("model.kwargs.img_size=8", "model.kwargs: img_size is decided by the data; set data.image_size instead"),
         ("data.image_size=10", "data.image_size: 10 does not divide into patches of 4 pixels; give 8, or"),
-        ("data.path=/nowhere", "data.path: /nowhere is not allowed; digits come with scikit-learn, leave the path out"),
+        ("data.path=/nowhere", "data.path: /nowhere is not allowed; digits needs no files, leave the path out"),
         ("data={name: cifar100, path: FOLDER/empty}", "empty holds neither train.parquet nor train-*.parquet"),
         ("data={name: cifar100, path: FOLDER/garbled_parquet}", "train.parquet: not a readable parquet file ("),
         (

@@ -124,7 +124,13 @@ def test_launches_form_one_job_that_node_0_names(config: Path, num_nodes: int) -
 
 
 @pytest.mark.parametrize(
-    ("model", "num_nodes", "num_ranks"), [("vit", 2, 2), ("bert", 2, 2), ("bert-qa", 2, 2), ("bert", 3, 1)]
+    ("model", "num_nodes", "num_ranks"),
+    [
+        ("bert", 2, 2),
+        pytest.param("vit", 2, 2, marks=pytest.mark.full),
+        pytest.param("bert-qa", 2, 2, marks=pytest.mark.full),
+        pytest.param("bert", 3, 1, marks=pytest.mark.full),
+    ],
 )
 def test_launches_train_as_the_plain_loop(
     model: str, num_nodes: int, num_ranks: int, texts: str, tmp_path: Path

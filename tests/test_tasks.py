@@ -38,7 +38,12 @@ def entries() -> EntryServer:
     return EntryServer()
 
 
-@pytest.mark.parametrize("name", CASES)
+IN_SHORT = ("cola", "stsb", "mnli", "table", "image_folder", "cifar10")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_SHORT else pytest.mark.full) for name in CASES]
+)
 def test_every_kind_of_data_trains(name: str, entries: EntryServer, tmp_path: Path) -> None:
     base, write, overrides, metrics = CASES[name]
     (tmp_path / "data").mkdir()
