@@ -140,15 +140,17 @@ class DataConfig(_Section):
         description="A local folder, or a hub id; null takes the dataset's usual place on the hub.",
     )
     max_train_samples: Count | None = Field(
-        default=None, description="Train on the first so many samples; null takes all."
+        default=None, description="Train on the first so many samples (of SQuAD: questions); null takes all."
     )
     max_eval_samples: Count | None = Field(
-        default=None, description="Evaluate on the first so many samples; null takes all."
+        default=None, description="Evaluate on the first so many samples (of SQuAD: questions); null takes all."
     )
     max_length: Count = Field(
         default=128, description="Texts are cut after so many tokens; contexts of questions into windows of as many."
     )
-    stride: Count = Field(default=128, description="Tokens that neighbouring windows of a context share.")
+    stride: Count = Field(
+        default=128, description="Tokens that neighbouring windows of a context share; less than half of `max_length`."
+    )
     image_size: Count | None = Field(
         default=None, description="Height and width of an image at the model's input; null takes the model's own."
     )
@@ -163,7 +165,9 @@ class DataConfig(_Section):
 
 class TrainConfig(_Section):
     epochs: Count = Field(description="Passes over the training data.")
-    batch_size: Count = Field(description="Global batch: samples a step over all ranks, whatever the layout.")
+    batch_size: Count = Field(
+        description="Global batch: samples (of SQuAD: windows) a step over all ranks, whatever the layout."
+    )
     lr: Positive = Field(description="Peak learning rate.")
     weight_decay: NotNegative = Field(default=0.01, description="Weight decay; biases and norms have none.")
     optimizer: Literal["adamw", "sgd"] = Field(default="adamw", description="The optimizer.")

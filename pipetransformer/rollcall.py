@@ -64,7 +64,9 @@ def call_the_roll(
         raise UserError(f"MASTER_ADDR: node 0 at {address}:{port} went away before all nodes were there") from error
     if verdict:
         raise UserError(verdict)
-    if node_rank > 0:  # node 0's store must be gone from the port before torchrun connects to its own
+    if node_rank > 0:
+        print(f"node {node_rank} of {num_nodes}: all are there; node 0 tells how the job goes", flush=True)
+        # Node 0's store must be gone from the port before torchrun connects to its own.
         time.sleep(_SETTLE_SECONDS)
 
 

@@ -200,6 +200,8 @@ def test_bad_tables(files: dict[str, list[dict[str, Any]]], message: str, tmp_pa
 def test_odd_tables(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("one,two,mood,mood\na,b,x,y\n")
     refused(r"train.csv: two columns are called mood; rename one", lambda: texts("table", tmp_path, **COLUMNS))
+    (tmp_path / "train.csv").write_text("one,two,mood\n")
+    refused(r"train.csv: holds no samples; at least 1 is needed", lambda: texts("table", tmp_path, **COLUMNS))
     for name in ("train", "dev", "test"):  # a test split beside dev is left alone
         write_table(tmp_path / f"{name}.csv", [{"one": "a", "two": "b", "mood": mood} for mood in ("--5", "2\u00b2")])
     assert describe(DataConfig(name="table", path=str(tmp_path), **COLUMNS)).label_names == ("--5", "2\u00b2")

@@ -64,6 +64,8 @@ def _table(data: DataConfig, split: str) -> tuple[pa.Table, str]:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as {path.suffix[1:]} ({one_line(error)})") from error
     require_columns(table.column_names, columns, source=path)
+    if not len(table):
+        raise UserError(f"{path}: holds no samples; at least 1 is needed")
     if twice := [name for name in columns if table.column_names.count(name) > 1]:
         raise UserError(f"{path}: two columns are called {twice[0]}; rename one")
     return table.select(list(dict.fromkeys(columns))), str(path)

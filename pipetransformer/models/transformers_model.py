@@ -103,7 +103,12 @@ def _tokenizer_and_settings(config: Config, info: DataInfo) -> tuple[Any, Any]:
         inputs = ["input_ids", "token_type_ids", "attention_mask"]
         if getattr(model_config, "type_vocab_size", 1) < 2:
             inputs.remove("token_type_ids")
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, model_input_names=inputs, **_SPECIAL_TOKENS)
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=backend,
+            model_input_names=inputs,
+            model_max_length=getattr(model_config, "max_position_embeddings", None),
+            **_SPECIAL_TOKENS,
+        )
     else:
         model_config, unknown = AutoConfig.from_pretrained(name, **settings, return_unused_kwargs=True)
         tokenizer = AutoTokenizer.from_pretrained(name)
