@@ -99,11 +99,14 @@ def first_of_ranks(number: int | None) -> tuple[int, int] | None:
 def led_by(leader: int, action: Callable[[], Result]) -> Result:
     """Collective. Every rank names its leader, which calls ``action``; all get their own leader's result.
 
-    The action may take longer than a collective may: the ranks ask each other until all leaders are ready.
+    The action may take longer than a collective may: the ranks ask each other until all leaders are ready. Meanwhile it
+    runs in a thread, which an interrupted process does not unwind; alone, in the caller's.
 
     Raises:
         UserError: on every rank, if any leader's action raises one.
     """
+    if dist.get_world_size() == 1:
+        return action()
     answer: Future[Result] | None = None
     if dist.get_rank() == leader:
         answer = Future()

@@ -262,3 +262,39 @@ def test_a_loss_that_is_not_finite_names_the_rank_that_computed_it(folder: Path)
     (line,) = err.splitlines()
     assert line.startswith("rank 1: step 1, rank 1: the loss is not finite; there is no checkpoint; lower train.lr")
     assert process.returncode == 1
+
+
+PREPARE = """
+import sys, threading, time
+import numpy as np
+from pipetransformer import shutdown
+from pipetransformer.cli import run_guarded
+from pipetransformer.data.prepared import alone, prepared
+
+class Endless:
+    def __array__(self, *arguments, **settings):
+        time.sleep(60)
+
+def prepare():
+    prepared(lambda: "key", lambda: {"first": np.arange(3), "second": Endless()}, lead=alone)
+
+def wait():
+    threading.Thread(target=prepare, daemon=True).start()
+    time.sleep(60)
+
+if sys.argv[1] == "alone":
+    sys.exit(run_guarded(prepare))
+shutdown.leave(run_guarded(wait))  # as a process ends that has peers
+"""
+
+
+@pytest.mark.parametrize("how", ["alone", "with peers"])
+def test_an_interrupted_preparation_leaves_no_half(folder: Path, how: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PIPETRANSFORMER_CACHE": str(folder / "cache")}
+    command = [sys.executable, "-c", PREPARE, how]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        wait_until(exists("cache/*.part/second.npy"), folder=folder, process=process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (128 + signal.SIGINT, "interrupted by SIGINT\n")
+    assert list((folder / "cache").iterdir()) == []

@@ -276,18 +276,20 @@ class Evil:
             pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [10]}),
             r"a label is not allowed; give 0 to",
         ),
-        (
-            pickle.dumps({b"data": np.zeros((0, 3072), np.uint8), b"labels": []}),
-            r"cifar-10-batches-py \(train\): holds no samples; at least 1 is needed",
-        ),
     ],
 )
 def test_bad_archives_are_refused_and_never_run(content: bytes, message: str, tmp_path: Path) -> None:
     write_archive(tmp_path, "cifar10")
-    batches = range(1, 6) if b"data" in content and len(content) < 1000 else (1,)  # an empty split is empty as a whole
-    for number in batches:
-        (tmp_path / "cifar-10-batches-py" / f"data_batch_{number}").write_bytes(content)
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(content)
     refused(message, lambda: pictures("cifar10", tmp_path))
+
+
+def test_archives_without_pictures(tmp_path: Path) -> None:
+    write_archive(tmp_path, "cifar10")
+    nothing = pickle.dumps({b"data": np.zeros((0, 3072), np.uint8), b"labels": []})
+    for path in (tmp_path / "cifar-10-batches-py").glob("data_batch_*"):
+        path.write_bytes(nothing)
+    refused(r"cifar-10-batches-py \(train\): holds no samples", lambda: pictures("cifar10", tmp_path))
 
 
 # ---- folders of pictures ---------------------------------------------------------------------------------------------

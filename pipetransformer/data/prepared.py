@@ -12,12 +12,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from pipetransformer.errors import UserError
+from pipetransformer.shutdown import register
 
 __all__ = ["Lead", "Prepared", "alone", "file_digest", "prepared"]
 
@@ -87,6 +89,8 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".part", dir=folder.parent))
+        remove = partial(shutil.rmtree, part, ignore_errors=True)
+        unregister = register(remove)
         try:
             digest = hashlib.sha256()
             for name, array in sorted(arrays.items()):
@@ -100,7 +104,8 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
                 if not folder.is_dir():  # else another job was faster
                     raise
         finally:
-            shutil.rmtree(part, ignore_errors=True)
+            remove()
+            unregister()
     except OSError as error:
         raise UserError(
             f"PIPETRANSFORMER_CACHE: {folder.parent} cannot be written ({error.strerror}); name another folder"
