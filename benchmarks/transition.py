@@ -149,7 +149,7 @@ def fewest_bytes(before: ParallelPlan, after: ParallelPlan, unit_bytes: Sequence
     return sum(
         3 * unit_bytes[unit]
         for rank in range(WORLD_SIZE)
-        for unit in set(after.active_units_of(rank)) - set(before.active_units_of(rank))
+        for unit in set(after.units_of(rank)) - set(before.units_of(rank))
     )
 
 

@@ -10,10 +10,12 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -23,14 +25,32 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+)
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
+# Note: the only base class of a mode that sees every operation; private, and what torch's own documentation names.
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+from pipetransformer.errors import UserError
 from pipetransformer.failure import RankEnd, read_report
 from pipetransformer.shutdown import Interrupted, register
 
+if TYPE_CHECKING:
+    from pipetransformer.pipe.recompute import Recompute
+
 __all__ = [
     "CheckpointException",
+    "ProductBytes",
+    "Schedule",
+    "StagePart",
     "StageTimes",
     "belongs_to_parameter",
     "build_schedule",
@@ -41,6 +61,7 @@ __all__ = [
     "run_schedule",
     "save_tensors",
     "scale_gradients_",
+    "selective_contexts",
 ]
 
 
@@ -91,66 +112,146 @@ class StageTimes:
         self.forward = self.backward = 0.0
 
 
-class _TimedStage(PipelineStage):
-    """Note: ``forward_one_chunk`` and ``backward_one_chunk`` are where every schedule calls the stage; their arguments
-    differ between versions and are passed through. On CUDA, kernels are asynchronous and the times are launch times."""
+Schedule = PipelineScheduleSingle | PipelineScheduleMulti
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """One of the stages that a rank holds.
+
+    Attributes:
+        module: what it runs; its ``parameters`` are asked for where a backward is split.
+        index: of the stage in the pipeline.
+        example_input, example_output: what one micro-batch brings in and sends on (``requires_grad`` counts). They are
+            on the meta device or any other: only their metadata is used.
+    """
+
+    module: nn.Module
+    index: int
+    example_input: Tensor
+    example_output: Tensor
+
+
+class _Stage(PipelineStage):
+    """Note: the ``*_one_chunk`` methods are where every schedule calls a stage; arguments that differ between versions
+    are passed through. On CUDA, kernels are asynchronous and the times are launch times.
+
+    Attributes:
+        times: counts the seconds spent here. recompute: is told of every micro-batch; None where nothing is recomputed.
+        last_microbatch: number of the step's last.
+    """
 
     times: StageTimes
+    recompute: Recompute | None
+    last_microbatch: int
 
-    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._done_whole: set[int] = set()
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        if self.recompute is not None:
+            self.recompute.is_last_microbatch = fwd_chunk_id == self.last_microbatch
         start = perf_counter()
         try:
-            return super().forward_one_chunk(*args, **kwargs)
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
         finally:
             self.times.forward += perf_counter() - start
 
-    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: Any = False
+    ) -> None:
+        """Note: a split backward of what is recomputed would run it again for every parameter's share of the weights'
+        half, and selective recomputation refuses that: the whole is done at once. (Of stage 0, torch does it later.)
+        """
+        if not full_backward and not self.is_first and self._recomputes(bwd_chunk_id):
+            full_backward = True
+            self._done_whole.add(bwd_chunk_id)
         start = perf_counter()
         try:
-            return super().backward_one_chunk(*args, **kwargs)
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         finally:
             self.times.backward += perf_counter() - start
 
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Note: torch adds these gradients to ``.grad`` itself, in place, and autograd's hooks never hear of it: they
+        are called here. Which parameters have one, only its private state tells.
+        """
+        if bwd_chunk_id in self._done_whole:
+            self._done_whole.remove(bwd_chunk_id)
+            return None
+        start = perf_counter()
+        groups = self.backward_state[bwd_chunk_id][1] or ()
+        reached = [node.variable for group in groups for node in group["params"]]
+        if len(set(reached)) < len(reached):  # Note: torch would count such a gradient twice
+            raise UserError(
+                "pipe.schedule: zero_bubble cannot split the backward of a parameter that a stage uses more than once; "
+                "give interleaved or 1f1b"
+            )
+        try:
+            result = super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+        finally:
+            self.times.backward += perf_counter() - start
+        for parameter in reached:
+            for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+                hook(parameter)
+        return result
+
+    def _recomputes(self, microbatch: int) -> bool:
+        recompute = self.recompute
+        return recompute is not None and recompute.applies_to(is_last_microbatch=microbatch == self.last_microbatch)
+
 
 def build_schedule(
-    module: nn.Module,
+    parts: Sequence[StagePart],
     *,
     kind: str,
-    stage: int,
     num_stages: int,
     num_microbatches: int,
-    example_input: Tensor,
-    example_output: Tensor,
     loss: Callable[[Tensor, Tensor], Tensor] | None,
     group: dist.ProcessGroup,
     device: torch.device,
     times: StageTimes,
-) -> PipelineScheduleSingle:
-    """A schedule over one static-shape stage; ``loss`` None makes a forward-only one.
+    recompute: Recompute | None = None,
+) -> Schedule:
+    """A schedule over the static-shape stages of one rank; ``loss`` None makes a forward-only one.
 
-    Args:
-        example_input, example_output: what one micro-batch brings in and sends on (``requires_grad`` counts). They are
-            on the meta device or any other: only their metadata is used.
-
-    Note: giving both makes shapes static: no inference forward at the first step. ``scale_grads=False``: the loss is
-    already divided by the global count, and the division would also touch gradients on ``eval``.
+    Note: giving both examples makes shapes static: no inference forward at the first step. ``scale_grads=False``: the
+    loss is already divided by the global count, and the division would also touch gradients on ``eval``. A schedule
+    without a loss has no backward in any version, whatever its kind.
     """
-    pipeline_stage = _TimedStage(
-        module,
-        stage,
-        num_stages,
-        device,
-        input_args=(example_input,),
-        output_args=(example_output,),
-        group=group,
-    )
-    pipeline_stage.times = times
-    schedule = ScheduleGPipe if kind == "gpipe" or loss is None else Schedule1F1B
-    return schedule(pipeline_stage, num_microbatches, loss_fn=loss, scale_grads=False)
+    stages = []
+    for part in parts:
+        stage = _Stage(
+            part.module,
+            part.index,
+            num_stages,
+            device,
+            input_args=(part.example_input,),
+            output_args=(part.example_output,),
+            group=group,
+        )
+        stage.times, stage.recompute, stage.last_microbatch = times, recompute, num_microbatches - 1
+        stages.append(stage)
+    if loss is None:
+        kind = "gpipe" if len(stages) == 1 else "breadth_first"
+    if kind in _ONE_STAGE:
+        return _ONE_STAGE[kind](stages[0], num_microbatches, loss_fn=loss, scale_grads=False)
+    # Note: where a step fails, these log the whole schedule beside the error that they raise.
+    logging.getLogger(PipelineScheduleMulti.__module__).setLevel(logging.CRITICAL)
+    return _MANY_STAGES[kind](stages, num_microbatches, loss_fn=loss, scale_grads=False)
+
+
+_ONE_STAGE: Mapping[str, Callable[..., PipelineScheduleSingle]] = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+_MANY_STAGES: Mapping[str, Callable[..., PipelineScheduleMulti]] = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+    "breadth_first": ScheduleLoopedBFS,
+}
 
 
 def run_schedule(
-    schedule: PipelineScheduleSingle,
+    schedule: Schedule,
     *,
     hidden: Tensor | None,
     inputs: Mapping[str, Tensor],
@@ -167,6 +268,54 @@ def run_schedule(
     with torch.set_grad_enabled(training):
         output: Tensor | None = schedule.step(*arguments, target=target, return_outputs=not training, **keywords)
     return output
+
+
+# --- recomputation: what ``selective`` keeps ---
+
+
+@lru_cache(maxsize=1)
+def _products() -> frozenset[Any]:
+    """Matrix products and attention. Note: kernels of attention have private names, by version and device."""
+    attention = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
+    names = ("mm", "addmm", "bmm", "baddbmm", "convolution", *(f"_scaled_dot_product_{name}" for name in attention))
+    return frozenset(getattr(torch.ops.aten, name).default for name in names if hasattr(torch.ops.aten, name))
+
+
+def _is_kept(operation: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+    """Note: attention that drops out is not kept: where it did not run again, the random numbers of what comes behind
+    it would be other ones. Only the private schema tells where ``dropout_p`` stands.
+    """
+    if operation not in _products():
+        return False
+    names = [argument.name for argument in operation._schema.arguments]
+    return not {**dict(zip(names, arguments)), **keywords}.get("dropout_p")
+
+
+def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """The contexts of one forward and its recomputation, in which products and attention do not run twice."""
+
+    def policy(_: object, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+        kept = _is_kept(operation, arguments, keywords)
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    first, again = create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    return first, again
+
+
+class ProductBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts, as a context, the bytes of what ``selective_contexts`` would keep."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if _is_kept(func, args, kwargs):
+            tensors = result if isinstance(result, (tuple, list)) else (result,)
+            self.num_bytes += sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+        return result
 
 
 # --- launch: torchrun's API, and what ranks and launcher tell each other through it ---

@@ -149,7 +149,7 @@ class CheckpointStore:
         plan = ParallelPlan.from_dict(state["plan"])
         world = self._world
         holders = {int(unit): frozenset(ranks) for unit, ranks in state["state_holders"].items()}
-        needed = [u for u in range(plan.num_units) if u < plan.first_active or u in plan.active_units_of(world.rank)]
+        needed = [u for u in range(plan.num_units) if u < plan.first_active or u in plan.units_of(world.rank)]
         parameters = chain.named_parameters(needed)
         mine = [unit for unit, ranks in holders.items() if world.rank in ranks]
         optimizer_state = {
@@ -167,7 +167,7 @@ class CheckpointStore:
                 "give the same model, or delete it"
             ) from error
         ownership.state = holders
-        active = set(plan.active_units_of(world.rank))
+        active = set(plan.units_of(world.rank))
         for unit in mine:
             if unit not in active:
                 ownership.parked |= {name: optimizer_state.pop(name) for name in chain.named_parameters([unit])}

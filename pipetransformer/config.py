@@ -7,6 +7,8 @@ that is kept in ``docs/config.md``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -27,6 +29,7 @@ from pydantic import (
 from pipetransformer.config_words import Allowed, explain, reference, text_keys
 from pipetransformer.config_yaml import dump_yaml, parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
+from pipetransformer.pipe.schedules import admits
 from pipetransformer.quantities import Interval, parse_num_bytes
 
 __all__ = ["Config", "Interval", "load_config"]
@@ -86,13 +89,13 @@ _EPOCH = Interval(1, "epoch")
 _PICTURES = ("digits", "cifar10", "cifar100", "image_folder")
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
     """A frozen set of keys: unknown ones are refused, and so is a value of another type (``"3"`` for 3)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     name: Text = Field(
         description="A timm name, a Hugging Face hub id, or a local folder. For the demo texts, which bring a "
         "tokenizer: also a type of transformers, such as `bert`, with `pretrained: false`."
@@ -108,7 +111,7 @@ class ModelConfig(_Section):
     )
 
 
-class DataConfig(_Section):
+class DataConfig(Section):
     name: Literal[
         "digits",
         "cifar10",
@@ -163,7 +166,7 @@ class DataConfig(_Section):
     )
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     epochs: Count = Field(description="Passes over the training data.")
     batch_size: Count = Field(
         description="Global batch: samples (of SQuAD: windows) a step over all ranks, whatever the layout."
@@ -196,7 +199,7 @@ class TrainConfig(_Section):
     eval_every: Every = Field(default=_EPOCH, description="How often to evaluate; the end of training always does.")
 
 
-class FreezeConfig(_Section):
+class FreezeConfig(Section):
     policy: Literal["none", "static", "schedule", "paper", "percentile"] = Field(
         default="none",
         description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
@@ -220,7 +223,7 @@ class FreezeConfig(_Section):
     )
 
 
-class PipeConfig(_Section):
+class PipeConfig(Section):
     enabled: bool = Field(
         default=True,
         description="AutoPipe: re-plan as blocks freeze; false keeps the first layout's length and M, and its "
@@ -229,9 +232,26 @@ class PipeConfig(_Section):
     initial_length: Count | Literal["auto"] = Field(
         default="auto", description="Pipeline length (pp): a number holds until the first freeze; `auto` plans freely."
     )
-    schedule: Literal["gpipe", "1f1b"] = Field(default="1f1b", description="Order of micro-batches in a pipeline.")
+    schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zero_bubble"] = Field(
+        default="1f1b",
+        description="Order of work in a pipeline. `gpipe`: all forwards, then all backwards. `1f1b`: a backward as "
+        "soon as there is one. `interleaved`: `1f1b` with several stages a rank. `zero_bubble`: gradients of weights "
+        "where a rank would wait. `auto`: whichever of the last three AutoPipe predicts to be fastest.",
+    )
+    stages_per_rank: Count | None = Field(
+        default=None,
+        description="Stages of a rank (v) under `interleaved` (at least 2) and `zero_bubble`; null takes 2 and 1.",
+    )
     microbatches: Count | Literal["auto"] = Field(
-        default="auto", description="Micro-batches per pipeline and step (M); `1f1b` needs at least as many as stages."
+        default="auto",
+        description="Micro-batches per pipeline and step (M); `1f1b` needs at least as many as stages, `interleaved` "
+        "and `zero_bubble` a multiple of the M // pp rounds that they go in.",
+    )
+    checkpoint: Literal["never", "except_last", "always", "selective"] = Field(
+        default="never",
+        description="Whose activations are computed again in the backward, block by block, to save memory: no "
+        "micro-batch's, all but the last one's of a step, or all. `selective`: all, but for what matrix products and "
+        "attention gave, which is kept.",
     )
     memory_limit: NumBytes | None = Field(
         default=None,
@@ -240,14 +260,14 @@ class PipeConfig(_Section):
     )
 
 
-class DpConfig(_Section):
+class DpConfig(Section):
     enabled: bool = Field(
         default=True,
         description="AutoDP: ranks that a shorter pipeline frees become replicas; false keeps pp and dp.",
     )
 
 
-class CacheConfig(_Section):
+class CacheConfig(Section):
     enabled: bool = Field(
         default=True, description="AutoCache: read the frozen prefix's activations instead of computing them."
     )
@@ -260,21 +280,21 @@ class CacheConfig(_Section):
     )
 
 
-class CheckpointConfig(_Section):
+class CheckpointConfig(Section):
     every: Every | None = Field(
         default=_EPOCH, description="How often to save, besides the end of each epoch; null saves no checkpoint at all."
     )
     keep: Count = Field(default=1, description="How many of the latest checkpoints to keep.")
 
 
-class LogConfig(_Section):
+class LogConfig(Section):
     wandb: Literal["offline", "online", "disabled"] = Field(default="offline", description="Mode of Weights & Biases.")
     project: Text = Field(default="pipetransformer", description="Project in Weights & Biases.")
     name: Text | None = Field(default=None, description="Name of the run in Weights & Biases; null takes `run.id`.")
     every: Count = Field(default=10, description="Steps between two records of loss and phase times.")
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     id: FolderName | None = Field(
         default=None, description="Names the run and its folder; null makes one from the time."
     )
@@ -289,7 +309,7 @@ class RunConfig(_Section):
     )
 
 
-class Config(_Section):
+class Config(Section):
     """A whole configuration. Never changes; ``with_overrides`` gives a changed copy."""
 
     task: Literal["image_classification", "text_classification", "question_answering"] = Field(
@@ -333,20 +353,41 @@ class Config(_Section):
             raise UserError("freeze.max_frozen: missing; policy static freezes this many blocks")
         if self.data.name == "stsb" and self.train.label_smoothing:
             raise UserError("train.label_smoothing: stsb has scores, no classes; leave it out")
-        pipe = self.pipe
-        if (
-            pipe.schedule == "1f1b"
-            and isinstance(pipe.microbatches, int)
-            and isinstance(pipe.initial_length, int)
-            and pipe.microbatches < pipe.initial_length
-        ):
-            raise UserError(
-                f"pipe.microbatches: {pipe.microbatches} is not allowed; "
-                f"schedule 1f1b needs at least pipe.initial_length = {pipe.initial_length}"
-            )
+        _check_pipe(self.pipe)
         if self.run.resume and self.run.overwrite:
             raise UserError("run.resume: cannot go with run.overwrite; set one of them to false")
         return self
+
+
+def _check_pipe(pipe: PipeConfig) -> None:
+    schedule, stages, microbatches, length = pipe.schedule, pipe.stages_per_rank, pipe.microbatches, pipe.initial_length
+    if schedule == "auto":
+        if stages is not None:
+            raise UserError(
+                f"pipe.stages_per_rank: {stages} is not allowed; pipe.schedule auto decides it, leave it out"
+            )
+        return
+    if stages is not None and stages > 1 and schedule in ("gpipe", "1f1b"):
+        raise UserError(
+            f"pipe.stages_per_rank: {stages} is not allowed; schedule {schedule} has one stage a rank, give 1, or "
+            "pipe.schedule interleaved or zero_bubble"
+        )
+    if stages == 1 and schedule == "interleaved":
+        raise UserError(
+            "pipe.stages_per_rank: 1 is not allowed; schedule interleaved needs at least 2, or give pipe.schedule 1f1b"
+        )
+    if not (isinstance(microbatches, int) and isinstance(length, int) and length > 1):
+        return
+    takes = partial(admits, schedule, num_ranks=length, stages_per_rank=2 if schedule == "interleaved" else 1)
+    if takes(num_microbatches=microbatches):
+        return
+    if schedule == "1f1b":
+        needs = f"needs at least pipe.initial_length = {length}"
+    else:
+        fewer = next(m for m in range(microbatches, 0, -1) if takes(num_microbatches=m))
+        more = next(m for m in count(microbatches) if takes(num_microbatches=m))
+        needs = f"with pipe.initial_length = {length} takes {fewer} or {more}"
+    raise UserError(f"pipe.microbatches: {microbatches} is not allowed; schedule {schedule} {needs}")
 
 
 def _task_of(dataset: str) -> str:

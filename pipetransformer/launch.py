@@ -21,7 +21,7 @@ from pipetransformer.config import Config, load_config
 from pipetransformer.errors import UserError
 from pipetransformer.rollcall import call_the_roll
 
-__all__ = ["NodeJob", "common_settings", "launch", "main", "parse_job"]
+__all__ = ["NodeJob", "common_settings", "free_port", "launch", "main", "parse_job", "prepare_ranks"]
 
 USAGE = "NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [key=value ...]"
 _LOCAL_KEYS = frozenset({("model", "name"), ("data", "path"), ("data", "num_workers"), ("cache", "host_budget")})
@@ -94,9 +94,7 @@ def launch(
         timeout_seconds: how long nodes wait for each other before ranks start.
     """
     _check_address(job)
-    if job.num_ranks > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is no news while a job ends
+    prepare_ranks(job.num_ranks)
     try:
         with shutdown.installed(grace_seconds=_STOP_SECONDS + 1):
             if job.num_nodes > 1:
@@ -113,6 +111,19 @@ def launch(
     except shutdown.Interrupted as interrupted:
         print(f"interrupted by {interrupted.signal.name}", file=sys.stderr)
         return interrupted.exit_code
+
+
+def prepare_ranks(num_ranks: int) -> None:
+    """Sets the environment that ranks of this machine start with: one thread each where there are several."""
+    if num_ranks > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is no news while a job ends
+
+
+def free_port() -> int:
+    """One that nobody listens at now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def _run(job: NodeJob, *, entry: Path) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipetransformer.distributed import World, synchronize
 from pipetransformer.dp import GradientReducer, Mesh, execute_transfers, plan_transfers
-from pipetransformer.models import Chain, Stage
+from pipetransformer.models import Chain
 from pipetransformer.optim import OptimizerState, build_optimizer, empty_state, state_keys, take_state
 from pipetransformer.pipe.execute import Executor, build_executor
 from pipetransformer.pipe.objective import Objective
@@ -58,8 +58,7 @@ class Layout:
     """One rank under one plan. ``move`` makes the next; the old one is closed by it.
 
     Attributes:
-        units: the active units that this rank trains. parameters: theirs, by the model's names, and unit_index the
-            unit of each.
+        parameters: of the active units that this rank trains, by the model's names, and unit_index the unit of each.
     """
 
     def __init__(
@@ -72,18 +71,17 @@ class Layout:
         objective: Objective,
         mesh: Mesh,
         state: OptimizerState,
+        recompute: str,
     ) -> None:
         self.plan = plan
         self.mesh = mesh
-        self.units = plan.active_units_of(world.rank)
         chain.freeze(plan.frozen)
-        self.parameters = chain.named_parameters(self.units)
+        self.parameters = chain.named_parameters(plan.units_of(world.rank))
         self.unit_index = torch.tensor([chain.unit_of(name) for name in self.parameters], device=chain.device)
         self.optimizer = build_optimizer(train, self.parameters, state)
         self.reducer = GradientReducer(self.parameters, group=mesh.dp_group)
-        stage = Stage(chain, self.units)
         self.executor: Executor = build_executor(
-            stage, objective, chain=chain, plan=plan, index=mesh.stage, group=mesh.pp_group
+            objective, chain=chain, plan=plan, rank=world.rank, group=mesh.pp_group, recompute=recompute
         )
         self.has_stepped = False
 
@@ -126,6 +124,7 @@ def move(
     objective: Objective,
     keep_frozen_state: bool,
     state: OptimizerState | None = None,
+    recompute: str = "never",
 ) -> tuple[Layout, Move]:
     """Collective. Takes the job from ``old`` to ``plan``; growing back (unfreezing) is the same code.
 
@@ -133,6 +132,7 @@ def move(
         ownership: updated in place.
         keep_frozen_state: keep the optimizer state of frozen units for a later unfreezing.
         state: optimizer state that this rank already has (after a resume), instead of ``old``'s.
+        recompute: which activations are recomputed, one of ``pipe.recompute.MODES``.
     """
     start = perf_counter()
     state = {**ownership.parked, **(state or {})}
@@ -179,7 +179,16 @@ def move(
         elif world.rank in ownership.state[unit]:
             ownership.parked |= {name: state[name] for name in names[unit]}
     mesh = Mesh.build(pp=plan.pp, rank=world.rank, world_size=world.size, timeout_seconds=world.timeout.total_seconds())
-    layout = Layout(plan, chain=chain, train=train, world=world, objective=objective, mesh=mesh, state=state)
+    layout = Layout(
+        plan,
+        chain=chain,
+        train=train,
+        world=world,
+        objective=objective,
+        mesh=mesh,
+        state=state,
+        recompute=recompute,
+    )
     synchronize(chain.device)
     figures = torch.tensor([perf_counter() - start, float(num_bytes)], dtype=torch.float64, device=chain.device)
     slowest, total = figures[:1].clone(), figures[1:].clone()

@@ -21,6 +21,7 @@ from pipetransformer.data import Dataset, Lead, describe, load_image_data, load_
 from pipetransformer.distributed import World, led_by
 from pipetransformer.errors import UserError, writing
 from pipetransformer.models import BuiltModel, Chain, TimmModel, build_model
+from pipetransformer.pipe.controller import schedules_of
 from pipetransformer.pipe.planner import divisors
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.tracking import read_events
@@ -224,6 +225,12 @@ def check_layout(config: Config, *, world: World, num_units: int) -> None:
             raise UserError(
                 f"pipe.initial_length: {pipe.initial_length} exceeds the {num_units} units (stem, blocks, head) of "
                 f"the model; give at most {num_units}"
+            )
+        per_rank = min(stages for _, stages in schedules_of(config))
+        if pipe.initial_length > 1 and pipe.initial_length * per_rank > num_units:
+            raise UserError(
+                f"pipe.stages_per_rank: {per_rank} x pipe.initial_length {pipe.initial_length} exceeds the {num_units} "
+                f"units (stem, blocks, head) of the model; give at most {num_units // pipe.initial_length}"
             )
     first_dp = world_size // pipe.initial_length if isinstance(pipe.initial_length, int) else 1
     may_grow = config.freeze.policy != "none" and pipe.enabled and config.dp.enabled

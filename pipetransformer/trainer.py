@@ -17,7 +17,6 @@ from typing import Any
 
 from pipetransformer.agenda import Agenda
 from pipetransformer.cache import AutoCache
-from pipetransformer.calibrate import Calibration, calibrate, measure_costs
 from pipetransformer.checkpoint import CheckpointStore, gather_weights, save_model
 from pipetransformer.config import Config
 from pipetransformer.data import Batch, epoch_batches
@@ -30,8 +29,8 @@ from pipetransformer.layout import Layout, Move, initial_ownership, move
 from pipetransformer.optim import OptimizerState, learning_rate
 from pipetransformer.pipe.controller import AutoPipe, Choice
 from pipetransformer.pipe.objective import Objective
-from pipetransformer.pipe.planner import divisors
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.planning import Planning
 from pipetransformer.report import Report
 from pipetransformer.setup import build_job, check_layout, find_run_folder, read_plans
 from pipetransformer.step import PhaseSeconds, Probe, Stepper
@@ -111,6 +110,9 @@ class Trainer:
             num_nodes=world.num_nodes,
             advance_rows=-(-train.batch_size // world.size),
         )
+        self.planning = Planning(
+            config, autopipe=self.autopipe, autocache=self.autocache, agenda=self.agenda, world=world
+        )
         self.objective = Objective(self.train_data.kind, label_smoothing=train.label_smoothing, device=world.device)
         self.guards = Guards(self.objective, rank=world.rank, checkpoints=self.checkpoints)
         self.stepper = Stepper(
@@ -125,7 +127,6 @@ class Trainer:
         self.keep_frozen_state = self.replayed is not None or self.autofreeze.may_unfreeze
         self.layout: Layout | None = None
         self.feeds: dict[str, Feed] = {}
-        self.calibration: Calibration | None = None
         self.step = 0
         metric = next(data for split, data in self.datasets.items() if split != "train").metric_names[0]
         self.report = Report(
@@ -174,9 +175,10 @@ class Trainer:
         self.report.decided(decision)
         now = self._plan.frozen
         most = min(decision.frozen, self.autopipe.max_frozen(self._plan))
+        self.planning.remeasure()
         # Every rank holds the prefix: under pipe.memory_limit a longer one may fit in no layout.
         candidates = range(most, now, -1) if most > now else range(most, min(most + 1, now))
-        choice = next((choice for frozen in candidates if (choice := self._choose_plan(frozen)) is not None), None)
+        choice = next((choice for frozen in candidates if (choice := self._choose(frozen)) is not None), None)
         frozen = now if choice is None else choice.plan.frozen
         if frozen < decision.frozen:
             why = (
@@ -187,29 +189,11 @@ class Trainer:
             self.report.held(self.step, frozen=frozen, wanted=decision.frozen, reason=why)
         if choice is not None:
             self._enter(choice.plan, reason=self.config.freeze.policy, evidence={"choice": choice})
+        elif most == now and (choice := self.planning.replan(step=self.step, current=self._plan)) is not None:
+            self._enter(choice.plan, reason="measured", evidence={"choice": choice})
 
-    def _choose_plan(self, frozen: int) -> Choice | None:
-        """AutoPipe's choice for ``frozen`` blocks over the rest of the run; None where no layout fits in memory."""
-        assert self.calibration is not None
-        measured = self.calibration.measurements
-        evaluations = self.agenda.evaluations_from(self.step)
-
-        def forward(first: int, stop: int, length: int, num_samples: int) -> float:
-            costs = measured.by_length.get(length) or measured.by_length[max(measured.by_length)]
-            return costs.prefix_seconds(first, stop, num_samples=num_samples) / self.world.size
-
-        cached_options = {
-            cached: self.autocache.outside_seconds(frozen, cached, evaluations=evaluations, forward=forward)
-            for cached in self.autocache.options(frozen)
-        }
-        return self.autopipe.next_plan(
-            frozen,
-            cached_options=cached_options,
-            remaining_steps=self.total_steps - self.step,
-            current=self._plan,
-            costs=measured.job,
-            calibration=self.calibration.corrections,
-        )
+    def _choose(self, frozen: int) -> Choice | None:
+        return self.planning.choose(frozen, step=self.step, current=self._plan)
 
     def _enter(self, plan: ParallelPlan, *, reason: str, evidence: dict[str, object]) -> None:
         """Takes the job to ``plan`` (AutoDP) and the cache to its boundary (AutoCache)."""
@@ -247,6 +231,7 @@ class Trainer:
             objective=self.objective,
             keep_frozen_state=self.keep_frozen_state,
             state=state,
+            recompute=self.config.pipe.checkpoint,
         )
         return moved
 
@@ -281,9 +266,11 @@ class Trainer:
                 report.flush(
                     self.step, plan=plan, objective=self.objective, phases=self.stepper.seconds, seconds=now - flushed
                 )
+                self.planning.spent(self.stepper.seconds)
                 self.stepper.seconds = PhaseSeconds()
                 flushed = clock()
         incoming.close()
+        self.planning.trained(plan, batches)
         guards.check_weights(layout.parameters.values(), last_step=self.step - 1)
         report.totals.add_train(clock() - start)
         if self.agenda.ends_epoch(self.step):
@@ -315,33 +302,20 @@ class Trainer:
     # ---- beginning, pausing, ending --------------------------------------------------------------------------------
 
     def _calibrate(self) -> None:
-        """Measures costs, and the step time of every static layout: AutoPipe's evidence and the floor's t0."""
-        batches = self._train_batches(0)
-        microbatches = self.config.pipe.microbatches
-        measurements = measure_costs(
+        self.planning.calibrate(
             self.chain,
             self.train_data,
-            batches=batches,
-            pipeline_lengths=divisors(self.world.local_size),
-            train=self.config.train,
-            world=self.world,
-            microbatches=microbatches if isinstance(microbatches, int) else None,
-        )
-        self.autopipe.first_plan(measurements.job, {})  # where none fits, this tells so
-        self.calibration = calibrate(
-            self.autopipe.static_layouts,
-            enter_plan=self._enter_untrained,
+            batches=self._train_batches(0),
             stepper=self.stepper,
-            measurements=measurements,
-            batches=batches,
+            enter_plan=self._enter_untrained,
         )
         self.objective.clear()
 
-    def _enter_untrained(self, plan: ParallelPlan) -> tuple[Layout, Feed]:
-        self._move(plan)
+    def _enter_untrained(self, plan: ParallelPlan) -> tuple[Move, Layout, Feed]:
+        moved = self._move(plan)
         self._open_feeds()
         self.chain.train()
-        return self._layout, self.feeds["train"]
+        return moved, self._layout, self.feeds["train"]
 
     def _start(self) -> None:
         """Enters the first plan, or the one of the checkpoint that is resumed; what is refused has left no trace."""
@@ -351,16 +325,15 @@ class Trainer:
         elif self.replayed is not None:
             self._move(self.replayed[0])
         else:
-            assert self.calibration is not None
-            choice = self.autopipe.first_plan(self.calibration.measurements.job, self.calibration.corrections)
+            choice = self.planning.first()
             evidence = {"choice": choice}
             self._move(choice.plan)
         self.report.open()
         plan = self._with_cache(self._plan)
         if plan != self._plan:
             self._move(plan)
-        if self.calibration is not None:
-            self.report.calibrated(self.calibration)
+        if self.planning.calibration is not None:
+            self.report.calibrated(self.planning.calibration)
         if self.resumable is not None:
             checkpoint, state = self.resumable
             self.report.restore(state["report"], step=self.step, resumed_from=checkpoint.name)

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from pipetransformer.cli import run_guarded
@@ -22,6 +23,7 @@ def every_rank_finds_the_mistake() -> None:
 def one_raises() -> None:
     _join()
     if RANK == 1:
+        _mark()
         raise ValueError("the cause\nand its details")
     _wait_for_peers()
 
@@ -29,6 +31,7 @@ def one_raises() -> None:
 def one_is_killed() -> None:
     _join()
     if RANK == 1:
+        _mark()
         os.kill(os.getpid(), signal.SIGKILL)
     _wait_for_peers()
 
@@ -38,6 +41,7 @@ def one_will_not_listen() -> None:
     import ctypes
 
     if RANK == 1:
+        _mark()
         raise ValueError("the cause")
     library, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
     library.pthread_mutex_lock(mutex)
@@ -58,6 +62,11 @@ def all_wait_for_each_other() -> None:
     register(half_written.unlink)
     (here / f"ready_{RANK}").write_text(str(os.getpid()))
     dist.recv(torch.zeros(1), src=1 - RANK)
+
+
+def _mark() -> None:
+    """Tells when this rank failed."""
+    (Path(sys.argv[1]) / "failed_at").write_text(str(time.monotonic()))
 
 
 def _join() -> None:

@@ -41,7 +41,12 @@ Weights = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """One elastic run. ``moves``: (step, frozen, pp). ``clip``: max_grad_norm."""
+    """One elastic run.
+
+    Attributes:
+        moves: (step, frozen, pp). ways: for each move (schedule, stages a rank), where they are not all ``schedule``
+            with one. clip: max_grad_norm. recompute: pipe.checkpoint.
+    """
 
     model: str
     world_size: int
@@ -52,6 +57,9 @@ class Case:
     clip: float | None = 0.5
     cached: bool = False
     precision: str = "float64"
+    ways: tuple[tuple[str, int], ...] = ()
+    recompute: str = "never"
+    dropout: float = 0.0
 
     @property
     def name(self) -> str:
@@ -67,30 +75,42 @@ class Case:
             f"train.lr={0.001 if self.optimizer == 'adamw' else 0.05}",
             f"train.max_grad_norm={'null' if self.clip is None else self.clip}",
             f"train.precision={self.precision}",
+            f"model.dropout={self.dropout}",
         ]
 
     def plans(self) -> dict[int, ParallelPlan]:
+        ways = self.ways or ((self.schedule, 1),) * len(self.moves)
         return {
             step: make_plan(
                 frozen,
                 pp,
                 world_size=self.world_size,
                 num_microbatches=self.num_microbatches,
-                schedule=self.schedule,
+                schedule=schedule,
                 cached=frozen if self.cached and frozen else None,
+                stages_per_rank=stages_per_rank,
             )
-            for step, frozen, pp in self.moves
+            for (step, frozen, pp), (schedule, stages_per_rank) in zip(self.moves, ways, strict=True)
         }
 
 
 def make_plan(
-    frozen: int, pp: int, *, world_size: int, num_microbatches: int, schedule: str, cached: int | None
+    frozen: int,
+    pp: int,
+    *,
+    world_size: int,
+    num_microbatches: int,
+    schedule: str,
+    cached: int | None = None,
+    stages_per_rank: int = 1,
 ) -> ParallelPlan:
     """A plan with evenly cut stages."""
     first = frozen + 1 if frozen else 0
-    active = NUM_BLOCKS + 2 - first
-    boundaries = tuple(first + round(stage * active / pp) for stage in range(1, pp))
-    return ParallelPlan(frozen, pp, world_size // pp, boundaries, num_microbatches, schedule, cached, NUM_BLOCKS)
+    active, num_stages = NUM_BLOCKS + 2 - first, pp * stages_per_rank
+    boundaries = tuple(first + round(stage * active / num_stages) for stage in range(1, num_stages))
+    return ParallelPlan(
+        frozen, pp, world_size // pp, boundaries, num_microbatches, schedule, cached, NUM_BLOCKS, stages_per_rank
+    )
 
 
 NO_SMOOTHING = ("train.label_smoothing=0",)
@@ -159,7 +179,8 @@ def elastic_run(
     """The job under test on one rank: (all weights on rank 0, this rank's gradients by step)."""
     replay = Path(folder) / f"replay_{world.rank}.jsonl"
     write_replay(replay, case.plans())
-    overrides = [*case.overrides(data), f"run.replay={replay}", f"run.dir={folder}", "run.id=elastic"]
+    overrides = [*case.overrides(data), f"pipe.checkpoint={case.recompute}"]
+    overrides += [f"run.replay={replay}", f"run.dir={folder}", "run.id=elastic"]
     gradients: dict[int, Weights] = {}
 
     def probe(step: int, named: Mapping[str, torch.Tensor]) -> None:

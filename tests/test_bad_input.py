@@ -17,12 +17,13 @@ import pytest
 from entries import Ended, EntryServer
 from PIL import Image
 from ranks import RankPool
-from test_launch import ROOT, free_port
+from test_launch import ROOT
 from tiny import tiny_bert, tiny_sst2, tiny_tokenizer
 
 from pipetransformer.config import load_config
 from pipetransformer.distributed import World
 from pipetransformer.errors import UserError
+from pipetransformer.launch import free_port
 
 IMAGES = """
 task: image_classification

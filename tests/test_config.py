@@ -17,7 +17,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.quantities import parse_num_bytes
 
 ROOT = Path(__file__).parent.parent
-SHIPPED = sorted((ROOT / "config").glob("*.yaml"))
+SHIPPED = sorted((ROOT / "config").glob("train_config_*.yaml"))
 MINIMAL = """\
 task: image_classification
 model: {name: vit_tiny_patch16_224}

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_launch import ROOT, free_port
+from test_launch import ROOT
 
+from pipetransformer.launch import free_port
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.shutdown import installed
 from pipetransformer.tracking import read_events

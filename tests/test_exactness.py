@@ -150,6 +150,71 @@ def test_elastic_is_plain_for_every_family_and_task(
     assert_saved_model_is_plain(case, texts, tmp_path / "elastic" / "model" / "final", weights)
 
 
+# Every schedule follows others, with freezing and thawing in between; cuts of 4 and 8 stages.
+WAYS_ON_2 = (
+    ((0, 0, 2), (3, 1, 2), (6, 2, 2), (9, 3, 2), (12, 5, 1), (15, 0, 2), (18, 3, 2)),
+    (("interleaved", 2), ("zero_bubble", 1), ("zero_bubble", 2), ("interleaved", 2))
+    + (("1f1b", 1), ("zero_bubble", 2), ("gpipe", 1)),
+)
+WAYS_ON_4 = (
+    ((0, 0, 4), (4, 1, 2), (8, 3, 2), (12, 2, 4), (16, 0, 4)),
+    (("interleaved", 2), ("zero_bubble", 2), ("interleaved", 2), ("zero_bubble", 1), ("zero_bubble", 2)),
+)
+WAYS = {"2": (2, *WAYS_ON_2), "4": (4, *WAYS_ON_4)}
+WAYS_GRID = list(product(WAYS, AXES["model"], (2, 3, 4, 8), AXES["optimizer"], AXES["cached"]))
+WAYS_SHARE = (
+    ("2", "vit", 2, ("sgd", None), False),
+    ("2", "bert", 4, ("adamw", 0.5), True),
+    ("4", "vit", 4, ("sgd", None), False),
+)
+
+
+@pytest.mark.parametrize(
+    ("ways", "model", "num_microbatches", "optimizer", "cached"),
+    [pytest.param(*point, marks=() if point in WAYS_SHARE else pytest.mark.full) for point in WAYS_GRID],
+)
+def test_every_schedule_is_plain(
+    ways: str,
+    model: str,
+    num_microbatches: int,
+    optimizer: tuple[str, float | None],
+    cached: bool,
+    ranks: RankPool,
+    texts: str,
+    tmp_path: Path,
+) -> None:
+    world_size, moves, schedules = WAYS[ways]
+    name, clip = optimizer
+    case = Case(model, world_size, moves, num_microbatches, optimizer=name, clip=clip, cached=cached, ways=schedules)
+    weights, gradients = reference(case, texts)
+    answers = ranks.run(world_size, elastic_run, case, texts, str(tmp_path))
+    assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
+    assert deviation(answers[0][0], weights) < 1e-10
+
+
+# A plain loop and every schedule in one run.
+RECOMPUTED = (
+    ((0, 0, 2), (3, 2, 1), (7, 1, 2), (11, 0, 2), (15, 2, 2), (18, 0, 2)),
+    (("gpipe", 1), ("1f1b", 1), ("1f1b", 1), ("zero_bubble", 2), ("interleaved", 2), ("1f1b", 1)),
+)
+RECOMPUTED_GRID = list(product(("except_last", "always", "selective"), ("vit", "bert", *FAMILIES), (2, 4)))
+
+
+@pytest.mark.parametrize(
+    ("mode", "model", "num_microbatches"),
+    [pytest.param(*p, marks=() if p[1:] == ("vit", 4) else pytest.mark.full) for p in RECOMPUTED_GRID],
+)
+def test_recomputation_is_plain(
+    mode: str, model: str, num_microbatches: int, ranks: RankPool, texts: str, tmp_path: Path
+) -> None:
+    moves, ways = RECOMPUTED
+    case = Case(model, 2, moves, num_microbatches, optimizer="sgd", clip=None, ways=ways, recompute=mode)
+    weights, gradients = reference(case, texts)
+    answers = ranks.run(2, elastic_run, case, texts, str(tmp_path))
+    assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
+    assert deviation(answers[0][0], weights) < 1e-10
+
+
 def assert_saved_model_is_plain(case: Case, texts: str, folder: Path, weights: Weights) -> None:
     """Loaded by its own library in one line, it says what the plain loop's model says of the evaluation samples."""
     import timm

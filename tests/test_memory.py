@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from laws import REPOSITORY
-from test_launch import free_port
+
+from pipetransformer.launch import free_port
 
 # A BERT of 19 M parameters, so that weights, gradients and moments outweigh what a process holds anyway.
 KWARGS = "{hidden_size: 512, intermediate_size: 2048, num_attention_heads: 8, num_hidden_layers: 6}"

@@ -26,11 +26,12 @@ from laws import (
 from ranks import RankPool
 from safetensors.numpy import load_file
 from test_bad_input import IMAGES
-from test_launch import ROOT, free_port
+from test_launch import ROOT
 from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_text_model
 from torch.distributed import TCPStore
 
 from pipetransformer.distributed import World
+from pipetransformer.launch import free_port
 
 MOVES = ((0, 0, 2), (5, 2, 1), (10, 4, 2), (15, 1, 1))
 

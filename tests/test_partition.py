@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from itertools import combinations
 from random import Random
 
 import pytest
 
-from pipetransformer.pipe.partition import bottleneck, partition
+from pipetransformer.pipe.partition import balance_bound, bottleneck, partition, stage_costs
 
 NUM_CHAINS = 1000
 
@@ -15,18 +16,21 @@ NUM_CHAINS = 1000
 def brute_force(
     costs: list[int], num_stages: int, crossing: list[int], memory: list[list[int]], limit: int | None
 ) -> tuple[int, tuple[int, ...]] | None:
-    """The least (cost of the slowest stage, boundaries) of all cuts that fit."""
+    """(cost of the slowest stage, boundaries) of the best cut that fits: it orders as ``partition`` says."""
     n = len(costs)
     found = []
     for boundaries in combinations(range(1, n), num_stages - 1):
         stages = list(zip((0, *boundaries), (*boundaries, n)))
         if limit is not None and any(sum(row[a:b]) > limit for row, (a, b) in zip(memory, stages)):
             continue
-        slowest = max(
+        each = [
             sum(costs[a:b]) + (crossing[a - 1] if a > 0 else 0) + (crossing[b - 1] if b < n else 0) for a, b in stages
-        )
-        found.append((slowest, boundaries))
-    return min(found, default=None)
+        ]
+        found.append((max(each), -min(each), boundaries))
+    if not found:
+        return None
+    slowest, _, boundaries = min(found)
+    return slowest, boundaries
 
 
 @pytest.mark.parametrize("largest_cost", [3, 10**9], ids=["ties", "nanoseconds"])
@@ -56,7 +60,7 @@ def test_partition_equals_brute_force(largest_cost: int) -> None:
         ([1, 1, 1, 1], 2, (2,)),
         ([1, 1, 1, 1], 4, (1, 2, 3)),
         ([9, 1, 1, 1], 2, (1,)),
-        ([9, 1, 1, 1, 1], 3, (1, 2)),  # the first stage decides: the earliest cuts of those equally good
+        ([9, 1, 1, 1, 1], 3, (1, 3)),  # the first stage decides how slow it is; the others are balanced
         ([0, 0, 0], 3, (1, 2)),  # no stage is empty, even where that costs nothing
         ([1, 1], 3, None),
     ],
@@ -73,3 +77,28 @@ def test_memory_outweighs_speed() -> None:
     row = [1, 1, 4, 4]
     assert partition([1, 1, 1, 1], num_stages=2, memory=[row, row], memory_limit=6) == (3,)
     assert partition([1, 1, 1, 1], num_stages=2, memory=[row, row], memory_limit=5) is None
+
+
+def test_no_partition_is_balanced_better_than_the_bound() -> None:
+    random = Random(0)
+    reached = 0
+    for _ in range(300):
+        n = random.randint(2, 9)
+        num_stages = random.randint(1, n)
+        costs = [random.randint(1, 100) for _ in range(n)]
+        balances = []
+        for boundaries in combinations(range(1, n), num_stages - 1):
+            each = stage_costs(costs, boundaries)
+            balances.append(Fraction(min(each), max(each)))
+        bound = balance_bound(costs, num_stages=num_stages)
+        assert max(balances) <= bound <= 1
+        reached += max(balances) == bound
+    assert reached > 100  # it is no idle bound
+
+
+def test_a_graph_of_a_thousand_units_is_cut_in_no_time() -> None:
+    random = Random(0)
+    costs = [random.randint(0, 10**9) for _ in range(1000)]
+    boundaries = partition(costs, num_stages=16)
+    assert boundaries is not None
+    assert bottleneck(costs, boundaries) < 1.1 * sum(costs) / 16

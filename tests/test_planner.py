@@ -12,8 +12,9 @@ import pytest
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.pipe.controller import AutoPipe
-from pipetransformer.pipe.costs import JobCosts, UnitCosts
-from pipetransformer.pipe.planner import Constraints, Prediction, best_plan, divisors, microbatch_choices
+from pipetransformer.pipe.costs import JobCosts, Link, UnitCosts
+from pipetransformer.pipe.planner import Constraints, best_plan, divisors, microbatch_choices
+from pipetransformer.pipe.simulator import StageCosts, simulate
 from pipetransformer.plan import ParallelPlan
 
 NUM_JOBS = 300
@@ -23,7 +24,11 @@ def unit_costs(rows: int, step_ns: list[int], *, activation: list[int], boundary
     forward = [ns // 3 for ns in step_ns]
     backward = [ns - f for ns, f in zip(step_ns, forward)]
     prefix = [ns // 4 for ns in step_ns]
-    return UnitCosts(rows, 0, *map(tuple, (forward, backward, activation, boundary, prefix)))
+    weights = [ns // 2 for ns in backward]
+    again = [0] * len(step_ns)
+    return UnitCosts(
+        rows, 0, *map(tuple, (forward, backward, activation, boundary, prefix, weights, again, activation))
+    )
 
 
 def even_job(num_units: int, **changes: object) -> JobCosts:
@@ -33,10 +38,10 @@ def even_job(num_units: int, **changes: object) -> JobCosts:
         by_rows={1: unit_costs(1, [30] * num_units, activation=ones, boundary=ones)},
         parameter_bytes=(10,) * num_units,
         optimizer_factor=3.0,
-        reduce_ns_per_byte=0.0,
         update_ns_per_byte=0.0,
-        send_ns_per_byte=0.0,
-        send_latency_ns=0,
+        send=Link(0, 0.0),
+        reduction=Link(0, 0.0),
+        num_ranks=8,
     )
     return replace(job, **changes)  # type: ignore[arg-type]
 
@@ -53,10 +58,11 @@ def random_job(random: Random, num_units: int) -> JobCosts:
         by_rows=by_rows,
         parameter_bytes=tuple(draw(1000)),
         optimizer_factor=random.choice([1.0, 2.0, 3.0]),
-        reduce_ns_per_byte=random.uniform(0, 100),
         update_ns_per_byte=random.uniform(0, 100),
-        send_ns_per_byte=random.uniform(0, 100),
-        send_latency_ns=random.randint(0, 10**5),
+        send=Link(random.randint(0, 10**5), random.uniform(0, 100)),
+        reduction=Link(random.randint(0, 10**5), random.uniform(0, 100)),
+        num_ranks=8,
+        overlap=random.choice([0.0, 0.5]),
     )
 
 
@@ -69,7 +75,9 @@ def random_case(random: Random) -> dict[str, object]:
     constraints = Constraints(
         world_size=world_size,
         global_batch_size=random.randint(1, 70),
-        schedule=random.choice(["gpipe", "1f1b"]),
+        schedules=random.choice(
+            [(("gpipe", 1),), (("1f1b", 1),), (("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1))]
+        ),
         microbatches=random.choice([None, None, random.randint(1, 8)]),
         pipeline_lengths=pipeline_lengths,
         memory_limit=random.choice([None, random.randint(1000, 60_000)]),
@@ -87,40 +95,51 @@ def random_case(random: Random) -> dict[str, object]:
 # The cost function, written a second time from its definition, for one plan
 
 
-def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, correction: float) -> tuple[int, float, int]:
-    """(slowest stage in ns, seconds of a step, bytes on the fullest rank) of ``plan``."""
+def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, correction: float) -> tuple[list[int], float, int]:
+    """(each stage in ns, seconds of a step, bytes on the fullest rank) of ``plan``."""
     share = -(-batch // plan.dp)
-    rows = -(-share // plan.num_microbatches)
-    known = min(costs.by_rows, key=lambda have: (abs(have - rows), have))
-    unit, scale = costs.by_rows[known], rows / known
-    prefix_bytes = sum(costs.parameter_bytes[u] for u in range(plan.first_active))
-
-    def send_ns(leaving: int) -> int:
-        return 2 * round(costs.send_latency_ns + costs.send_ns_per_byte * unit.boundary_bytes[leaving] * scale)
-
-    stage_ns, stage_bytes, stage_weights = [], [], []
-    for stage in range(plan.pp):
+    unit = costs.unit_costs(-(-share // plan.num_microbatches))
+    last = plan.pp * plan.stages_per_rank - 1
+    stages, stage_ns = [], []
+    weights, held = [0] * plan.pp, [sum(costs.parameter_bytes[u] for u in range(plan.first_active))] * plan.pp
+    for stage in range(last + 1):
         units = plan.stage_units(stage)
-        ns = sum(round((unit.forward_ns[u] + unit.backward_ns[u]) * scale) for u in units)
-        ns += send_ns(units.start - 1) if stage > 0 else 0
-        ns += send_ns(units.stop - 1) if stage < plan.pp - 1 else 0
-        alive = plan.num_microbatches if plan.schedule == "gpipe" else min(plan.num_microbatches, plan.pp - stage)
-        alive = 1 if plan.pp == 1 else alive
-        stage_ns.append(ns)
-        stage_bytes.append(
-            sum(
-                round(costs.parameter_bytes[u] * (1 + costs.optimizer_factor))
-                + alive * round(unit.activation_bytes[u] * scale)
-                for u in units
+        forward, backward, weight = (
+            sum(column[u] for u in units) for column in (unit.forward_ns, unit.backward_ns, unit.weight_ns)
+        )
+        received, sent = (unit.boundary_bytes[u] for u in (units.start - 1, units.stop - 1))
+        crossing = [received] * (stage > 0) + [sent] * (stage < last)
+        stage_ns.append(forward + backward + sum(2 * costs.send.ns(num_bytes) for num_bytes in crossing))
+        stages.append(
+            StageCosts(
+                forward,
+                backward,
+                weight if stage else backward,
+                costs.send.bytes_ns(sent),
+                costs.send.bytes_ns(received) if stage else 0,
             )
         )
-        stage_weights.append(sum(costs.parameter_bytes[u] for u in units))
+        weights[stage % plan.pp] += sum(costs.parameter_bytes[u] for u in units)
+        held[stage % plan.pp] += sum(round(costs.parameter_bytes[u] * (1 + costs.optimizer_factor)) for u in units)
+        if plan.stages_per_rank == 1:
+            alive = plan.num_microbatches if plan.schedule == "gpipe" else min(plan.num_microbatches, plan.pp - stage)
+            if plan.schedule == "zero_bubble":  # it keeps what weights need for as long as it puts them off
+                alive = min(plan.num_microbatches, plan.pp)
+            alive = 1 if plan.pp == 1 else alive
+            held[stage] += alive * sum(unit.activation_bytes[u] for u in units)
     computed_prefix = [u for u in range(plan.first_active) if plan.cached is None or u > plan.cached]
-    compute = (plan.num_microbatches + plan.pp - 1) * max(stage_ns)
-    compute += round(sum(unit.prefix_ns[u] for u in computed_prefix) * scale * plan.num_microbatches)
-    exchange = costs.update_ns_per_byte + (costs.reduce_ns_per_byte if plan.dp > 1 else 0)
-    seconds = round((compute + max(stage_weights) * exchange) * correction) / 1e9
-    return max(stage_ns), seconds, prefix_bytes + max(stage_bytes)
+    timeline = simulate(
+        "1f1b" if plan.pp == 1 else plan.schedule,
+        stages,
+        num_ranks=plan.pp,
+        num_microbatches=plan.num_microbatches,
+        latency=costs.send.latency_ns,
+        first=sum(unit.prefix_ns[u] for u in computed_prefix) * plan.num_microbatches,
+        reduce=[costs.reduction_ns(w, num_replicas=plan.dp) for w in weights],
+        update=[round(w * costs.update_ns_per_byte) for w in weights],
+        overlap=costs.overlap,
+    )
+    return stage_ns, round(timeline.total * correction) / 1e9, max(held)
 
 
 def search(
@@ -132,27 +151,27 @@ def search(
     num_blocks: int,
     calibration: Mapping[int, float],
 ) -> tuple[float, int, int, tuple[int, ...]] | None:
-    """The least (seconds, pp, M, boundaries): every pp, every M, and of their cuts the one with the fastest slowest
-    stage that fits."""
+    """The least (seconds, pp, M, boundaries): every pp, every M, and of their cuts the most even one that fits."""
     found = []
     first = frozen + 1 if frozen else 0
+    ((schedule, _),) = constraints.schedules
     for pp in constraints.pipeline_lengths:
         dp = constraints.world_size // pp
         share = -(-constraints.global_batch_size // dp)
         fixed = constraints.microbatches
         for m in microbatch_choices(share, pp=pp) if fixed is None else (fixed,):
-            if m > share or (constraints.schedule == "1f1b" and m < pp):
+            if m > share or (schedule == "1f1b" and m < pp):
                 continue
             cuts = []
             for boundaries in combinations(range(first + 1, num_blocks + 2), pp - 1):
-                plan = ParallelPlan(frozen, pp, dp, boundaries, m, constraints.schedule, cached, num_blocks)
-                slowest, seconds, num_bytes = predict(
+                plan = ParallelPlan(frozen, pp, dp, boundaries, m, schedule, cached, num_blocks)
+                each, seconds, num_bytes = predict(
                     plan, costs, batch=constraints.global_batch_size, correction=calibration.get(pp, 1.0)
                 )
                 if constraints.memory_limit is None or num_bytes <= constraints.memory_limit:
-                    cuts.append((slowest, boundaries, seconds))
+                    cuts.append((max(each), -min(each), boundaries, seconds))
             if cuts:
-                _, boundaries, seconds = min(cuts)
+                *_, boundaries, seconds = min(cuts)
                 found.append((seconds, pp, m, boundaries))
     return min(found, default=None)
 
@@ -165,6 +184,8 @@ def test_the_plan_is_what_exhaustive_search_finds() -> None:
     num_refused = 0
     for _ in range(NUM_JOBS):
         case = random_case(random)
+        if len(case["constraints"].schedules) > 1:  # type: ignore[attr-defined]
+            continue
         best, _ = best_plan(**case)  # type: ignore[arg-type]
         expected = search(**case)  # type: ignore[arg-type]
         found = best and (best.step_seconds, best.plan.pp, best.plan.num_microbatches, best.plan.boundaries)
@@ -174,7 +195,7 @@ def test_the_plan_is_what_exhaustive_search_finds() -> None:
 
 
 def test_every_weighed_plan_is_valid_and_told_as_it_is() -> None:
-    random = Random(1)
+    random, seen = Random(1), set()
     for _ in range(NUM_JOBS):
         case = random_case(random)
         constraints, calibration = case["constraints"], case["calibration"]
@@ -185,16 +206,22 @@ def test_every_weighed_plan_is_valid_and_told_as_it_is() -> None:
         for prediction in weighed:
             plan = prediction.plan
             assert plan.world_size == constraints.world_size
-            assert (plan.frozen, plan.cached, plan.schedule) == (case["frozen"], case["cached"], constraints.schedule)
+            assert (plan.frozen, plan.cached) == (case["frozen"], case["cached"])
+            assert plan.pp == 1 or (plan.schedule, plan.stages_per_rank) in constraints.schedules
             assert plan.num_microbatches <= -(-constraints.global_batch_size // plan.dp)
-            assert constraints.memory_limit is None or prediction.memory_bytes <= constraints.memory_limit
+            assert constraints.memory_limit is None or max(prediction.memory_bytes) <= constraints.memory_limit
+            assert 0 <= prediction.bubble < 1
+            seen.add(plan.schedule)
             _, seconds, num_bytes = predict(
                 plan,
                 case["costs"],  # type: ignore[arg-type]
                 batch=constraints.global_batch_size,
                 correction=calibration.get(plan.pp, 1.0),
             )
-            assert prediction == Prediction(plan, seconds, num_bytes)
+            assert prediction.step_seconds == seconds
+            if plan.stages_per_rank == 1:
+                assert max(prediction.memory_bytes) == num_bytes
+    assert seen == {"gpipe", "1f1b", "interleaved", "zero_bubble"}
 
 
 def test_a_decision_depends_on_numbers_alone() -> None:
@@ -219,7 +246,7 @@ def test_a_decision_depends_on_numbers_alone() -> None:
 )
 def test_a_plain_loop_splits_its_batch_for_memory(memory_limit: int | None, expected: int | None) -> None:
     constraints = Constraints(
-        world_size=1, global_batch_size=8, schedule="1f1b", microbatches=None, pipeline_lengths=(1,),
+        world_size=1, global_batch_size=8, schedules=(("1f1b", 1),), microbatches=None, pipeline_lengths=(1,),
         memory_limit=memory_limit,
     )  # fmt: skip
     best, _ = best_plan(0, cached=None, costs=even_job(4), constraints=constraints, num_blocks=2, calibration={})
@@ -240,7 +267,7 @@ def test_a_fixed_cut_moves_only_where_a_stage_would_be_empty(
     frozen: int, cut: tuple[int, ...], expected: tuple[int, ...] | None
 ) -> None:
     constraints = Constraints(
-        world_size=3, global_batch_size=12, schedule="gpipe", microbatches=4, pipeline_lengths=(3,),
+        world_size=3, global_batch_size=12, schedules=(("gpipe", 1),), microbatches=4, pipeline_lengths=(3,),
         memory_limit=None, fixed_cut=cut,
     )  # fmt: skip
     best, _ = best_plan(frozen, cached=None, costs=even_job(8), constraints=constraints, num_blocks=6, calibration={})
@@ -297,7 +324,7 @@ def test_without_autodp_the_mesh_stays_and_the_cut_moves() -> None:
 def test_without_autopipe_the_cut_and_the_microbatches_stay() -> None:
     controller = autopipe(pipe={"initial_length": 2, "enabled": False})
     first = controller.first_plan(JOB, {}).plan
-    dear = replace(JOB, send_latency_ns=10**9)  # would ask for another M
+    dear = replace(JOB, send=Link(10**9, 0.0))  # would ask for another M
     assert plan_after(controller, 3, first, costs=dear) == replace(first, frozen=3, boundaries=(5,))
     assert plan_after(controller, 2, first, costs=dear) == replace(first, frozen=2)
 
@@ -327,7 +354,7 @@ def test_an_advance_is_taken_where_it_pays(remaining_steps: int, cached: int | N
         calibration={},
     )
     assert choice.plan.cached == cached
-    assert {option for _, _, option, _ in choice.weighed} == {None, 4}
+    assert {option for *_, option, _ in choice.weighed} == {None, 4}
 
 
 def test_calibration_decides_between_lengths() -> None:
@@ -341,5 +368,9 @@ def test_static_layouts_are_one_a_length() -> None:
 
 def test_what_cannot_fit_is_one_line() -> None:
     controller = autopipe(pipe={"memory_limit": 50})
-    with pytest.raises(UserError, match=r"\Apipe: [^\n]*pipe\.memory_limit \(50 bytes\)[^\n]*\Z"):
+    with pytest.raises(UserError, match=r"\Apipe: [^\n]*pipe\.memory_limit \(50 bytes\); give at least \d+\Z") as told:
         controller.first_plan(JOB, {})
+    least = int(str(told.value).rpartition(" ")[2])
+    autopipe(pipe={"memory_limit": least}).first_plan(JOB, {})
+    with pytest.raises(UserError, match=f"give at least {least}"):
+        autopipe(pipe={"memory_limit": least - 1}).first_plan(JOB, {})

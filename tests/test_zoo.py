@@ -145,9 +145,12 @@ def test_resnet_is_that_of_timm() -> None:
 
 
 def test_gpt2_is_that_of_transformers() -> None:
+    from transformers import GPT2LMHeadModel
+
     module, example = small("gpt2")
-    assert_equal(module(example), module.model(example).logits, name="logits")
-    assert module.model.lm_head.weight is module.model.transformer.wte.weight
+    assert isinstance(module, GPT2LMHeadModel)
+    assert_equal(module(example), GPT2LMHeadModel.forward(module, example).logits, name="logits")
+    assert module.lm_head.weight is module.transformer.wte.weight
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2_90m"])

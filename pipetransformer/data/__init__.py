@@ -5,7 +5,7 @@ from pipetransformer.data.dataset import IGNORED, Dataset, Kind
 from pipetransformer.data.images import ImagePreprocessing, load_image_data
 from pipetransformer.data.info import DataInfo, describe
 from pipetransformer.data.loader import loader
-from pipetransformer.data.prepared import Lead, alone
+from pipetransformer.data.prepared import Lead, alone, cache_folder
 from pipetransformer.data.squad import load_squad
 from pipetransformer.data.text import load_text_data
 
@@ -19,6 +19,7 @@ __all__ = [
     "Lead",
     "Share",
     "alone",
+    "cache_folder",
     "bucket_edges",
     "describe",
     "epoch_batches",

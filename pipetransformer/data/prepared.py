@@ -21,7 +21,7 @@ import numpy as np
 from pipetransformer.errors import UserError
 from pipetransformer.shutdown import register
 
-__all__ = ["Lead", "Prepared", "alone", "file_digest", "prepared"]
+__all__ = ["Lead", "Prepared", "alone", "cache_folder", "file_digest", "prepared"]
 
 Result = TypeVar("Result")
 _VERSION = 2
@@ -68,7 +68,7 @@ def prepared(key: Callable[[], object], build: Callable[[], Mapping[str, np.ndar
     """
 
     def make() -> str:
-        folder = _root() / hashlib.sha256(repr((_VERSION, key())).encode()).hexdigest()[:32]
+        folder = cache_folder() / hashlib.sha256(repr((_VERSION, key())).encode()).hexdigest()[:32]
         if not folder.is_dir():
             _write(folder, build())
         return str(folder)
@@ -78,7 +78,8 @@ def prepared(key: Callable[[], object], build: Callable[[], Mapping[str, np.ndar
     return Prepared(arrays, (folder / _DIGEST).read_text())
 
 
-def _root() -> Path:
+def cache_folder() -> Path:
+    """What is made once for every later run, and may be deleted at any time."""
     if named := os.environ.get("PIPETRANSFORMER_CACHE"):
         return Path(named).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pipetransformer"

@@ -5,7 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["JobCosts", "UnitCosts", "at_length", "line"]
+__all__ = ["JobCosts", "Link", "UnitCosts", "at_length", "line"]
+
+_PER_UNIT = (
+    "forward_ns",
+    "backward_ns",
+    "activation_bytes",
+    "boundary_bytes",
+    "prefix_ns",
+    "weight_ns",
+    "recompute_ns",
+    "kept_bytes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a message costs: nanoseconds before the first byte, and for each byte."""
+
+    latency_ns: int
+    ns_per_byte: float
+
+    def bytes_ns(self, num_bytes: float) -> int:
+        """How long ``num_bytes`` occupy the link."""
+        return round(self.ns_per_byte * num_bytes)
+
+    def ns(self, num_bytes: float) -> int:
+        """From the first byte sent to the last received."""
+        return self.latency_ns + self.bytes_ns(num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +42,11 @@ class UnitCosts:
     Attributes:
         rows, length: the micro-batch: samples and padded length.
         forward_ns, backward_ns: one forward, one backward (gradients of inputs and weights), medians.
-        prefix_ns: one forward of the frozen unit: eval mode, no graph.
-        activation_bytes: what autograd keeps of one micro-batch for the backward.
+        activation_bytes: what autograd keeps of one micro-batch for the backward, without recomputation.
         boundary_bytes: what leaves the unit to the next one.
+        prefix_ns: one forward of the frozen unit: eval mode, no graph.
+        weight_ns: the part of ``backward_ns`` that the gradients of weights take.
+        recompute_ns: what recomputation adds to a backward. kept_bytes: what it keeps of one micro-batch.
     """
 
     rows: int
@@ -27,6 +56,20 @@ class UnitCosts:
     activation_bytes: tuple[int, ...]
     boundary_bytes: tuple[int, ...]
     prefix_ns: tuple[int, ...]
+    weight_ns: tuple[int, ...]
+    recompute_ns: tuple[int, ...]
+    kept_bytes: tuple[int, ...]
+
+    def scaled(self, rows: int) -> UnitCosts:
+        """For micro-batches of another size: in proportion."""
+        if rows == self.rows:
+            return self
+        columns = (tuple(round(n * rows / self.rows) for n in column) for column in self.columns())
+        return UnitCosts(rows, self.length, *columns)
+
+    def columns(self) -> tuple[tuple[int, ...], ...]:
+        """All that is known by unit, in the order of the attributes."""
+        return tuple(getattr(self, name) for name in _PER_UNIT)
 
     def prefix_seconds(self, first: int, stop: int, *, num_samples: int) -> float:
         """Forward of the frozen units first .. stop - 1 for ``num_samples`` samples on one rank."""
@@ -42,20 +85,46 @@ class JobCosts:
     """All that the planner knows.
 
     Attributes:
-        by_rows: unit costs by rows of a micro-batch, at the padded length that most samples have.
+        by_rows: unit costs by rows of a micro-batch, at the padded length that most work has.
         parameter_bytes: weights of each unit. optimizer_factor: optimizer and gradient bytes per weight byte.
-        reduce_ns_per_byte: all-reduce over the world, per byte of gradient.
         update_ns_per_byte: optimizer step, per byte of weight.
-        send_ns_per_byte, send_latency_ns: one neighbour send.
+        send: between ranks of a node. reduction: the sum of gradients over ``num_ranks`` ranks.
+        overlap: how much of the last micro-batch's backward can hide a reduction, 0 to 1.
+        recompute: which micro-batches are recomputed, one of ``pipe.recompute.MODES``.
+        shares_reduction: the sums of a pipeline's stages go over one link of their node at the same time.
     """
 
     by_rows: Mapping[int, UnitCosts]
     parameter_bytes: tuple[int, ...]
     optimizer_factor: float
-    reduce_ns_per_byte: float
     update_ns_per_byte: float
-    send_ns_per_byte: float
-    send_latency_ns: int
+    send: Link
+    reduction: Link
+    num_ranks: int
+    overlap: float = 0.0
+    shares_reduction: bool = False
+    recompute: str = "never"
+
+    @property
+    def state_bytes(self) -> tuple[int, ...]:
+        """Weights, gradients and optimizer state of each unit."""
+        return tuple(round(num_bytes * (1 + self.optimizer_factor)) for num_bytes in self.parameter_bytes)
+
+    def unit_costs(self, rows: int) -> UnitCosts:
+        """For micro-batches of ``rows``: of the nearest size that was measured, in proportion."""
+        return self.by_rows[min(self.by_rows, key=lambda have: (abs(have - rows), have))].scaled(rows)
+
+    def reduction_ns(self, num_bytes: int, *, num_replicas: int) -> int:
+        """Sum of ``num_bytes`` of gradients over some of the ranks: a ring moves 2 (d - 1) / d of them.
+
+        Source: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms", 2009.
+        """
+        if num_replicas == 1 or num_bytes == 0:
+            return 0
+        share = ((num_replicas - 1) / num_replicas) / ((self.num_ranks - 1) / self.num_ranks)
+        if self.shares_reduction:
+            share *= self.num_ranks // num_replicas
+        return self.reduction.latency_ns + self.reduction.bytes_ns(num_bytes * share)
 
 
 def line(length: int, measured: Mapping[int, float]) -> float:
@@ -78,5 +147,4 @@ def at_length(length: int, measured: Mapping[int, UnitCosts]) -> UnitCosts:
         columns = zip(*(getattr(costs, name) for costs in measured.values()), strict=True)
         return tuple(round(line(length, dict(zip(measured, values)))) for values in columns)
 
-    names = ("forward_ns", "backward_ns", "activation_bytes", "boundary_bytes", "prefix_ns")
-    return UnitCosts(next(iter(measured.values())).rows, length, **{name: column(name) for name in names})
+    return UnitCosts(next(iter(measured.values())).rows, length, *map(column, _PER_UNIT))

@@ -5,23 +5,21 @@ Both consume the same ``StepInput``, so the trainer does not know which one it h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipetransformer.adapter import StageTimes, build_schedule, run_schedule
+from pipetransformer.adapter import Schedule, StagePart, StageTimes, build_schedule, run_schedule
 from pipetransformer.models import Chain, Stage
 from pipetransformer.pipe.objective import Objective
+from pipetransformer.pipe.recompute import Recompute
 from pipetransformer.plan import ParallelPlan
-
-if TYPE_CHECKING:
-    from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
 __all__ = ["Executor", "StepInput", "build_executor"]
 
@@ -72,14 +70,19 @@ class Executor(Protocol):
 class _PlainExecutor:
     """pp = 1: no pipeline code in its way."""
 
-    def __init__(self, stage: Stage, objective: Objective, *, num_microbatches: int) -> None:
+    def __init__(
+        self, stage: Stage, objective: Objective, *, num_microbatches: int, recompute: Recompute | None
+    ) -> None:
         self._stage = stage
         self._objective = objective
         self._num_microbatches = num_microbatches
+        self._recompute = recompute
         self.times = StageTimes()
 
     def train(self, batch: StepInput) -> None:
-        for hidden, inputs, labels in self._microbatches(batch):
+        for number, (hidden, inputs, labels) in enumerate(self._microbatches(batch), start=1):
+            if self._recompute is not None:
+                self._recompute.is_last_microbatch = number == self._num_microbatches
             start = perf_counter()
             loss = self._objective(self._stage(hidden, **inputs), labels)
             middle = perf_counter()
@@ -104,25 +107,29 @@ class _PlainExecutor:
 
 
 class _PipelineExecutor:
-    """pp > 1: one schedule per padded shape over the same stage module, built lazily with static shapes."""
+    """pp > 1: one schedule per padded shape over the same stage modules, built lazily with static shapes.
+
+    Stage 0 is on a pipeline's first rank and the last stage on its last, however many stages a rank holds.
+    """
 
     def __init__(
         self,
-        stage: Stage,
+        stages: Sequence[Stage],
         objective: Objective,
         *,
         chain: Chain,
         plan: ParallelPlan,
-        index: int,
+        rank: int,
         group: dist.ProcessGroup,
+        recompute: Recompute | None,
     ) -> None:
-        self._module = stage
+        self._stages = dict(zip(plan.stages_of(rank), stages, strict=True))
         self._objective = objective
         self._chain = chain
         self._plan = plan
-        self._index = index
         self._group = group
-        self._schedules: dict[tuple[int, int, bool], tuple[PipelineScheduleSingle, tuple[int, ...] | None]] = {}
+        self._recompute = recompute
+        self._schedules: dict[tuple[int, int, bool], tuple[Schedule, tuple[int, ...] | None]] = {}
         self.times = StageTimes()
 
     def train(self, batch: StepInput) -> None:
@@ -143,8 +150,9 @@ class _PipelineExecutor:
         given = None if batch.hidden is None else tuple(batch.hidden.shape)
         side = [value.shape[0] for value in batch.inputs.values()]
         if given != hidden_shape or side != [batch.rows] * len(side):
-            raise RuntimeError(f"stage {self._index} was built for {hidden_shape} and got {given}, inputs {side}")
-        is_last = self._index == self._plan.pp - 1
+            numbers = ", ".join(map(str, self._stages))
+            raise RuntimeError(f"stage {numbers} was built for {hidden_shape} and got {given}, inputs {side}")
+        is_last = self._plan.num_stages - 1 in self._stages
         return run_schedule(
             schedule,
             hidden=batch.hidden,
@@ -153,44 +161,53 @@ class _PipelineExecutor:
             training=training,
         )
 
-    def _build(self, batch: StepInput, *, training: bool) -> tuple[PipelineScheduleSingle, tuple[int, ...] | None]:
+    def _build(self, batch: StepInput, *, training: bool) -> tuple[Schedule, tuple[int, ...] | None]:
         """A schedule for this shape, and the whole shape of what stage 0 is given (None behind it)."""
-        rows = batch.rows // self._plan.num_microbatches
-        units = self._module.units
-        if self._index == 0:
-            assert batch.hidden is not None
-            example_input = torch.empty((rows, *batch.hidden.shape[1:]), dtype=batch.hidden.dtype, device="meta")
-        else:
-            example_input = self._chain.boundary(units.start - 1, rows=rows, length=batch.length)
-            example_input.requires_grad_(training)
-        example_output = self._chain.boundary(units.stop - 1, rows=rows, length=batch.length).requires_grad_(training)
+        parts = [self._part(stage, batch, training=training) for stage in self._stages]
         schedule = build_schedule(
-            self._module,
+            parts,
             kind=self._plan.schedule,
-            stage=self._index,
-            num_stages=self._plan.pp,
+            num_stages=self._plan.num_stages,
             num_microbatches=self._plan.num_microbatches,
-            example_input=example_input,
-            example_output=example_output,
             loss=self._objective if training else None,
             group=self._group,
             device=self._chain.device,
             times=self.times,
+            recompute=self._recompute,
         )
-        return schedule, (batch.rows, *example_input.shape[1:]) if self._index == 0 else None
+        return schedule, (batch.rows, *parts[0].example_input.shape[1:]) if 0 in self._stages else None
+
+    def _part(self, stage: int, batch: StepInput, *, training: bool) -> StagePart:
+        rows = batch.rows // self._plan.num_microbatches
+        module = self._stages[stage]
+        if stage == 0:
+            assert batch.hidden is not None
+            entering = torch.empty((rows, *batch.hidden.shape[1:]), dtype=batch.hidden.dtype, device="meta")
+        else:
+            entering = self._chain.boundary(module.units.start - 1, rows=rows, length=batch.length)
+            entering.requires_grad_(training)
+        leaving = self._chain.boundary(module.units.stop - 1, rows=rows, length=batch.length).requires_grad_(training)
+        return StagePart(module, stage, example_input=entering, example_output=leaving)
 
 
 def build_executor(
-    stage: Stage,
     objective: Objective,
     *,
     chain: Chain,
     plan: ParallelPlan,
-    index: int,
+    rank: int,
     group: dist.ProcessGroup | None,
+    recompute: str = "never",
 ) -> Executor:
-    """The executor of stage ``index`` of a pipeline whose ranks are ``group`` (None for pp = 1)."""
+    """The executor of what ``rank`` holds under ``plan``.
+
+    Args:
+        group: the ranks of its pipeline; None for pp = 1.
+        recompute: which activations are recomputed, one of ``recompute.MODES``.
+    """
+    again = None if recompute == "never" else Recompute(recompute)
+    stages = [Stage(chain, units, around=again) for units in plan.active_units_of(rank)]
     if plan.pp == 1:
-        return _PlainExecutor(stage, objective, num_microbatches=plan.num_microbatches)
+        return _PlainExecutor(stages[0], objective, num_microbatches=plan.num_microbatches, recompute=again)
     assert group is not None
-    return _PipelineExecutor(stage, objective, chain=chain, plan=plan, index=index, group=group)
+    return _PipelineExecutor(stages, objective, chain=chain, plan=plan, rank=rank, group=group, recompute=again)

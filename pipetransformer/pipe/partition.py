@@ -1,17 +1,23 @@
 """The exact min-max partition of a chain into contiguous stages: pure functions of integers.
 
 Dynamic programme over (stage, first unit): the best that units[i:] can do is the minimum over the first stage's end of
-max(cost of that stage, best of the rest). A walk from the front then takes the earliest cuts that reach the optimum.
-O(k n^2), exact, never an empty stage.
+max(cost of that stage, best of the rest). A second one, over the cuts whose stages all keep to that optimum, makes the
+fastest stage as slow as it can be. A walk from the front then takes the earliest cuts that reach both. O(K n^2), exact,
+never an empty stage. A graph is cut alike, along a topological order of its nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
-from math import inf
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import accumulate, pairwise
 
-__all__ = ["bottleneck", "partition"]
+import numpy as np
+
+__all__ = ["balance_bound", "bottleneck", "partition", "smallest_limit", "stage_costs"]
+
+_NEVER = np.int64(2**62)
+Matrix = np.ndarray
 
 
 def partition(
@@ -32,49 +38,93 @@ def partition(
             micro-batches alive. memory_limit: bytes that a stage may take; no limit if not given.
 
     Returns:
-        The first unit of stages 1..num_stages-1, the smallest such tuple among equally good ones; None if no cut fits.
+        The first unit of stages 1..num_stages-1; None if no cut fits. Of equally good ones, that whose fastest stage is
+        slowest, and of these the smallest tuple.
     """
     n = len(costs)
     assert num_stages >= 1
-    crossing = crossing or [0] * n
-    prefix_cost = [0, *accumulate(costs)]
-    prefix_memory = [[0, *accumulate(row)] for row in memory or ()]
-
-    def stage_cost(stage: int, start: int, stop: int) -> float:
-        if memory_limit is not None and prefix_memory[stage][stop] - prefix_memory[stage][start] > memory_limit:
-            return inf
-        received = crossing[start - 1] if start > 0 else 0
-        sent = crossing[stop - 1] if stop < n else 0
-        return prefix_cost[stop] - prefix_cost[start] + received + sent
-
-    # slowest[stage][start]: the least that the slowest stage costs where units[start:] go to the stages from this on.
-    last = [stage_cost(num_stages - 1, start, n) for start in range(n)]
-    slowest = [last]
-    for stage in reversed(range(num_stages - 1)):
-        rest = slowest[0]
-        here = [
-            min((max(stage_cost(stage, start, stop), rest[stop]) for stop in range(start + 1, n)), default=inf)
-            for start in range(n)
-        ]
-        slowest.insert(0, here)
-    best = slowest[0][0]
-    if best == inf:
+    if num_stages > n:
         return None
+    cost = _stage_matrix(costs, crossing)
+    allowed = _memory_masks(memory, memory_limit, num_stages=num_stages, num_units=n)
+    # slowest[stage][start]: the least that the slowest stage costs where units[start:] go to the stages from this on.
+    slowest = [np.full(n + 1, _NEVER) for _ in range(num_stages)]
+    last = num_stages - 1
+    slowest[last][:n] = np.where(allowed[last][:n, n], cost[:n, n], _NEVER)
+    for stage in reversed(range(last)):
+        here = np.where(allowed[stage], np.maximum(cost, slowest[stage + 1]), _NEVER)
+        slowest[stage] = here.min(axis=1)
+    best = slowest[0][0]
+    if best >= _NEVER:
+        return None
+    # fastest[stage][start]: the most that the fastest of these stages costs where none exceeds ``best``; -1: none does.
+    fits = [mask & (cost <= best) for mask in allowed]
+    fastest = [np.full(n + 1, -1, dtype=np.int64) for _ in range(num_stages)]
+    fastest[last][:n] = np.where(fits[last][:n, n], cost[:n, n], -1)
+    for stage in reversed(range(last)):
+        here = np.where(fits[stage], np.minimum(cost, fastest[stage + 1]), -1)
+        fastest[stage] = here.max(axis=1)
+    most = fastest[0][0]
     boundaries: list[int] = []
     start = 0
-    for stage, rest in enumerate(slowest[1:]):
-        stops = range(start + 1, n)
-        start = next(stop for stop in stops if max(stage_cost(stage, start, stop), rest[stop]) <= best)
+    for stage in range(last):
+        reaches = fits[stage][start] & (np.minimum(cost[start], fastest[stage + 1]) >= most)
+        start = int(reaches.argmax())
         boundaries.append(start)
     return tuple(boundaries)
 
 
+def stage_costs(
+    costs: Sequence[int], boundaries: Sequence[int], *, crossing: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """Cost of every stage of a partition, communication included."""
+    cost = _stage_matrix(costs, crossing)
+    return tuple(int(cost[start, stop]) for start, stop in pairwise((0, *boundaries, len(costs))))
+
+
 def bottleneck(costs: Sequence[int], boundaries: Sequence[int], *, crossing: Sequence[int] | None = None) -> int:
     """Cost of the slowest stage of a partition."""
-    n = len(costs)
-    crossing = crossing or [0] * n
-    cuts = (0, *boundaries, n)
-    return max(
-        sum(costs[a:b]) + (crossing[a - 1] if a > 0 else 0) + (crossing[b - 1] if b < n else 0)
-        for a, b in zip(cuts, cuts[1:])
-    )
+    return max(stage_costs(costs, boundaries, crossing=crossing))
+
+
+def balance_bound(costs: Sequence[int], *, num_stages: int) -> Fraction:
+    """What the fastest over the slowest stage of no contiguous partition exceeds.
+
+    With the least possible bottleneck b and the total t, the slowest stage costs at least b, so that the fastest costs
+    at most (t - b) / (K - 1).
+    """
+    if num_stages == 1 or not any(costs):
+        return Fraction(1)
+    boundaries = partition(costs, num_stages=num_stages)
+    assert boundaries is not None
+    least = bottleneck(costs, boundaries)
+    return min(Fraction(1), Fraction(sum(costs) - least, (num_stages - 1) * least))
+
+
+def smallest_limit(fits: Callable[[int], bool], *, refused: int) -> int:
+    """The smallest memory limit that ``fits``, which ``refused`` does not; some larger one must."""
+    too_small, enough = refused, 2 * refused
+    while not fits(enough):
+        too_small, enough = enough, 2 * enough
+    while enough - too_small > 1:
+        middle = (too_small + enough) // 2
+        too_small, enough = (too_small, middle) if fits(middle) else (middle, enough)
+    return enough
+
+
+def _stage_matrix(costs: Sequence[int], crossing: Sequence[int] | None) -> Matrix:
+    """[start, stop]: cost of a stage of units start .. stop - 1, int64."""
+    total = np.array([0, *accumulate(costs)], dtype=np.int64)
+    sent = np.array([0, *(crossing[:-1] if crossing else [0] * (len(costs) - 1)), 0], dtype=np.int64)
+    return (total + sent)[None, :] - (total - sent)[:, None]
+
+
+def _memory_masks(
+    memory: Sequence[Sequence[int]] | None, limit: int | None, *, num_stages: int, num_units: int
+) -> list[Matrix]:
+    """By stage [start, stop]: whether such a stage is not empty and fits."""
+    after = np.arange(num_units + 1)[None, :] > np.arange(num_units + 1)[:, None]
+    if memory is None or limit is None:
+        return [after] * num_stages
+    totals = [np.array([0, *accumulate(row)], dtype=np.int64) for row in memory]
+    return [after & (total[None, :] - total[:, None] <= limit) for total in totals]

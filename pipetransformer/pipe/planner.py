@@ -1,20 +1,35 @@
-"""AutoPipe: the cheapest layout (pp, boundaries, M) for n frozen blocks that fits in memory. A pure function.
+"""AutoPipe: the cheapest layout (pp, boundaries, M, schedule) for n frozen blocks that fits in memory.
 
-Predicted step time of a layout, from measured costs: a pipeline of K stages and M micro-batches takes
-(M + K - 1) times its slowest stage (forward + backward + what it sends and receives), then the gradients of the largest
-stage are summed over the replicas and its weights updated. The prefix runs in front of stage 0 where it is not cached.
+A pure function. For every pipeline length, schedule and M the exact partitioner makes the cut, and the simulator of the
+schedule tells what a step takes with measured costs: forwards, backwards, sends, the sum of gradients over the replicas
+and the update of weights. The prefix runs in front of stage 0 where it is not cached.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
-from pipetransformer.pipe.costs import JobCosts
-from pipetransformer.pipe.partition import bottleneck, partition
+from pipetransformer.pipe.costs import JobCosts, UnitCosts
+from pipetransformer.pipe.partition import partition
+from pipetransformer.pipe.schedules import Work, admits, orders, peak_alive
+from pipetransformer.pipe.simulator import StageCosts, Timeline, simulate
 from pipetransformer.plan import ParallelPlan, first_active
 
-__all__ = ["Constraints", "Prediction", "best_plan", "divisors", "microbatch_choices"]
+__all__ = [
+    "Constraints",
+    "Prediction",
+    "best_plan",
+    "divisors",
+    "microbatch_choices",
+    "predict",
+    "simulate_plan",
+    "unit_costs",
+]
+
+_PLAIN = "1f1b"
+"""What a plain loop does: each micro-batch's backward follows its forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +37,7 @@ class Constraints:
     """What a plan must keep to.
 
     Attributes:
+        schedules: those that may be taken, each with its stages a rank.
         microbatches: a fixed M, or None for the planner's choice.
         pipeline_lengths: the pp that may be taken.
         memory_limit: bytes a rank, or None.
@@ -30,7 +46,7 @@ class Constraints:
 
     world_size: int
     global_batch_size: int
-    schedule: str
+    schedules: tuple[tuple[str, int], ...]
     microbatches: int | None
     pipeline_lengths: tuple[int, ...]
     memory_limit: int | None
@@ -39,11 +55,17 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A plan with what is expected of it: seconds of a full step, bytes on the fullest rank."""
+    """A plan with what is expected of it.
+
+    Attributes:
+        step_seconds: of a full step. memory_bytes: on each rank of a pipeline.
+        bubble: the share of a pipeline's time in which its ranks wait for each other.
+    """
 
     plan: ParallelPlan
     step_seconds: float
-    memory_bytes: int
+    memory_bytes: tuple[int, ...]
+    bubble: float
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -82,103 +104,169 @@ def best_plan(
     num_active = num_blocks + 2 - first_active(frozen)
     weighed: list[Prediction] = []
     for pp in constraints.pipeline_lengths:
-        if pp > num_active:
-            continue
         share = -(-constraints.global_batch_size // (constraints.world_size // pp))
-        choices: Sequence[int] = (
-            (constraints.microbatches,) if constraints.microbatches is not None else microbatch_choices(share, pp=pp)
-        )
-        for num_microbatches in choices:
-            prediction = _predict(
-                pp,
-                num_microbatches=num_microbatches,
-                share=share,
-                frozen=frozen,
-                cached=cached,
+        fixed = constraints.microbatches
+        choices: Sequence[int] = microbatch_choices(share, pp=pp) if fixed is None else (fixed,)
+        # Note: a plain loop has no schedule, whatever is written in its plan.
+        schedules = constraints.schedules if pp > 1 else ((constraints.schedules[0][0], 1),)
+        for (schedule, per_rank), num_microbatches in product(schedules, choices):
+            shape = dict(num_ranks=pp, num_microbatches=num_microbatches, stages_per_rank=per_rank)
+            run_as = schedule if pp > 1 else _PLAIN
+            if pp * per_rank > num_active or num_microbatches > share or not admits(run_as, **shape):
+                continue
+            boundaries = _cut(
+                orders(run_as, **shape),
+                num_stages=pp * per_rank,
+                first=first_active(frozen),
+                unit=costs.unit_costs(-(-share // num_microbatches)),
                 costs=costs,
                 constraints=constraints,
+            )
+            if boundaries is None:
+                continue
+            plan = ParallelPlan(
+                frozen=frozen,
+                pp=pp,
+                dp=constraints.world_size // pp,
+                boundaries=boundaries,
+                num_microbatches=num_microbatches,
+                schedule=schedule,
+                cached=cached,
                 num_blocks=num_blocks,
+                stages_per_rank=per_rank,
+            )
+            prediction = predict(
+                plan,
+                costs=costs,
+                global_batch_size=constraints.global_batch_size,
                 correction=calibration.get(pp, 1.0),
             )
-            if prediction is not None:
+            limit = constraints.memory_limit
+            if limit is None or max(prediction.memory_bytes) <= limit:
                 weighed.append(prediction)
     weighed.sort(key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches))
     return (weighed[0] if weighed else None), tuple(weighed)
 
 
-def _predict(
-    pp: int,
+def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, correction: float = 1.0) -> Prediction:
+    """What is expected of a full step of ``plan``.
+
+    Args:
+        correction: measured over predicted time of such plans.
+    """
+    unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
+    timeline = simulate_plan(plan, costs=costs, global_batch_size=global_batch_size)
+    prefix_bytes = sum(costs.parameter_bytes[: plan.first_active])
+    kept = [_total(unit.kept_bytes, plan.stage_units(stage)) for stage in range(plan.num_stages)]
+    memory = []
+    for rank, order in enumerate(_orders(plan)):
+        held = sum(costs.state_bytes[unit] for unit in plan.units_of(rank))
+        again = 0 if costs.recompute == "never" else max(unit.activation_bytes[u] for u in plan.units_of(rank))
+        memory.append(prefix_bytes + held + peak_alive(order, kept.__getitem__) + again)
+    return Prediction(plan, round(timeline.total * correction) / 1e9, tuple(memory), timeline.bubble)
+
+
+def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int) -> Timeline:
+    """The step of one of the plan's pipelines; all replicas take the same."""
+    unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
+    # Of the micro-batches; each takes the mean.
+    recomputed = (plan.num_microbatches - (costs.recompute == "except_last")) / plan.num_microbatches
+    stages = []
+    for stage in range(plan.num_stages):
+        units = plan.stage_units(stage)
+        received = unit.boundary_bytes[units.start - 1] if stage else 0
+        backward = _total(unit.backward_ns, units) + round(_total(unit.recompute_ns, units) * recomputed)
+        stages.append(
+            StageCosts(
+                forward=_total(unit.forward_ns, units),
+                backward=backward,
+                weight=_weight_ns(plan, costs, stage=stage, backward=backward, apart=_total(unit.weight_ns, units)),
+                send=costs.send.bytes_ns(unit.boundary_bytes[units.stop - 1]),
+                send_back=costs.send.bytes_ns(received),
+            )
+        )
+    weights = [sum(costs.parameter_bytes[unit] for unit in plan.units_of(rank)) for rank in range(plan.pp)]
+    computed = range(plan.cached + 1 if plan.cached else 0, plan.first_active)
+    return simulate(
+        plan.schedule if plan.pp > 1 else _PLAIN,
+        stages,
+        num_ranks=plan.pp,
+        num_microbatches=plan.num_microbatches,
+        latency=costs.send.latency_ns,
+        first=_total(unit.prefix_ns, computed) * plan.num_microbatches,
+        reduce=[costs.reduction_ns(num_bytes, num_replicas=plan.dp) for num_bytes in weights],
+        update=[round(num_bytes * costs.update_ns_per_byte) for num_bytes in weights],
+        overlap=costs.overlap,
+    )
+
+
+def _weight_ns(plan: ParallelPlan, costs: JobCosts, *, stage: int, backward: int, apart: int) -> int:
+    """What a split backward leaves for later. The first stage has no gradient of inputs to compute first, so that all
+    of it is later; what is recomputed is not split (``adapter``)."""
+    if stage == 0:
+        return backward
+    return apart if costs.recompute == "never" else 0
+
+
+def _orders(plan: ParallelPlan) -> list[list[Work]]:
+    """What the ranks of one pipeline do."""
+    return orders(
+        plan.schedule if plan.pp > 1 else _PLAIN,
+        num_ranks=plan.pp,
+        num_microbatches=plan.num_microbatches,
+        stages_per_rank=plan.stages_per_rank,
+    )
+
+
+def unit_costs(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int) -> UnitCosts:
+    """Of the plan's micro-batches."""
+    share = -(-global_batch_size // plan.dp)
+    return costs.unit_costs(-(-share // plan.num_microbatches))
+
+
+def _total(column: Sequence[int], units: range) -> int:
+    return sum(column[units.start : units.stop])
+
+
+def _cut(
+    order: Sequence[Sequence[Work]],
     *,
-    num_microbatches: int,
-    share: int,
-    frozen: int,
-    cached: int | None,
+    num_stages: int,
+    first: int,
+    unit: UnitCosts,
     costs: JobCosts,
     constraints: Constraints,
-    num_blocks: int,
-    correction: float,
-) -> Prediction | None:
-    """The best cut for this (pp, M); None where the schedule, the batch or the memory does not admit one."""
-    if (constraints.schedule == "1f1b" and num_microbatches < pp) or num_microbatches > share:
-        return None
-    first = first_active(frozen)
-    dp = constraints.world_size // pp
-    rows = -(-share // num_microbatches)
-    known = min(costs.by_rows, key=lambda have: (abs(have - rows), have))
-    unit, scale = costs.by_rows[known], rows / known
-    step_ns = [round(ns * scale) for ns in unit.step_ns[first:]]
-    sends = [round(costs.send_latency_ns + costs.send_ns_per_byte * b * scale) * 2 for b in unit.boundary_bytes[first:]]
-    weights = costs.parameter_bytes[first:]
-    prefix_bytes = sum(costs.parameter_bytes[:first])
-    memory = [
-        [
-            round(own * (1 + costs.optimizer_factor)) + round(kept * scale) * alive
-            for own, kept in zip(weights, unit.activation_bytes[first:])
-        ]
-        for alive in _microbatches_alive(constraints.schedule, pp=pp, num_microbatches=num_microbatches)
-    ]
-    limit = None if constraints.memory_limit is None else constraints.memory_limit - prefix_bytes
+) -> tuple[int, ...] | None:
+    """The boundaries whose slowest stage is fastest; None where no cut fits.
+
+    Note: what several stages of one rank take together is no matter of single stages; ``best_plan`` looks at it then.
+    """
+    num_units = len(unit.forward_ns)
     if constraints.fixed_cut is not None:
-        cut = _kept_cut(constraints.fixed_cut, first=first, num_units=num_blocks + 2)
-    else:
-        cut = partition(step_ns, num_stages=pp, crossing=sends, memory=memory, memory_limit=limit)
-    if cut is None:
-        return None
-    stages = list(zip((0, *cut), (*cut, len(step_ns))))
-    stage_bytes = max(sum(row[a:b]) for row, (a, b) in zip(memory, stages))
-    if limit is not None and stage_bytes > limit:
-        return None
-    uncached_ns = sum(unit.prefix_ns[cached + 1 if cached else 0 : first])
-    largest = max(sum(weights[a:b]) for a, b in stages)
-    slowest_ns = bottleneck(step_ns, cut, crossing=sends)
-    compute_ns = (num_microbatches + pp - 1) * slowest_ns + round(uncached_ns * scale * num_microbatches)
-    total_ns = compute_ns + largest * costs.update_ns_per_byte
-    if dp > 1:
-        total_ns += largest * costs.reduce_ns_per_byte
-    total_ns *= correction
-    plan = ParallelPlan(
-        frozen=frozen,
-        pp=pp,
-        dp=dp,
-        boundaries=tuple(first + c for c in cut),
-        num_microbatches=num_microbatches,
-        schedule=constraints.schedule,
-        cached=cached,
-        num_blocks=num_blocks,
+        return _kept_cut(constraints.fixed_cut, first=first, num_units=num_units)
+    memory = limit = None
+    if constraints.memory_limit is not None and num_stages == len(order):
+        limit = constraints.memory_limit - sum(costs.parameter_bytes[:first])
+        memory = [
+            [
+                state + kept * peak_alive(of_rank)
+                for state, kept in zip(costs.state_bytes[first:], unit.kept_bytes[first:])
+            ]
+            for of_rank in order
+        ]
+    cut = partition(
+        [step + again for step, again in zip(unit.step_ns[first:], unit.recompute_ns[first:])],
+        num_stages=num_stages,
+        crossing=[2 * costs.send.ns(num_bytes) for num_bytes in unit.boundary_bytes[first:]],
+        memory=memory,
+        memory_limit=limit,
     )
-    return Prediction(plan=plan, step_seconds=round(total_ns) / 1e9, memory_bytes=prefix_bytes + stage_bytes)
-
-
-def _microbatches_alive(schedule: str, *, pp: int, num_microbatches: int) -> list[int]:
-    """By stage: the most micro-batches whose activations wait for their backward at once."""
-    if schedule == "gpipe" and pp > 1:
-        return [num_microbatches] * pp
-    return [min(num_microbatches, pp - stage) for stage in range(pp)]
+    return None if cut is None else tuple(first + boundary for boundary in cut)
 
 
 def _kept_cut(cut: tuple[int, ...], *, first: int, num_units: int) -> tuple[int, ...] | None:
-    """The old boundaries, relative to ``first``, moved right only as far as keeps every stage non-empty."""
+    """The old boundaries, moved right only as far as keeps every stage non-empty."""
     kept: list[int] = []
     for boundary in cut:
         kept.append(max(boundary, (kept[-1] if kept else first) + 1))
-    return tuple(b - first for b in kept) if not kept or kept[-1] < num_units else None
+    return tuple(kept) if not kept or kept[-1] < num_units else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from statistics import median
 from time import perf_counter_ns
 
@@ -13,6 +14,7 @@ from pipetransformer.adapter import belongs_to_parameter
 from pipetransformer.distributed import synchronize
 from pipetransformer.models import Chain
 from pipetransformer.pipe.costs import UnitCosts
+from pipetransformer.pipe.recompute import Recompute, kept_bytes, product_bytes
 
 __all__ = ["profile_units"]
 
@@ -20,7 +22,14 @@ _LONG_NS = 600_000_000  # a profile that has taken so long is repeated no more: 
 
 
 def profile_units(
-    chain: Chain, main: Tensor, inputs: Mapping[str, Tensor], *, length: int, repeats: int = 3
+    chain: Chain,
+    main: Tensor,
+    inputs: Mapping[str, Tensor],
+    *,
+    length: int,
+    repeats: int = 3,
+    weights_apart: bool = False,
+    recompute: str = "never",
 ) -> UnitCosts:
     """Times forward and backward of every unit; all units must be held and trainable. Slow ones are repeated less.
 
@@ -28,9 +37,16 @@ def profile_units(
 
     Args:
         main: the model's main input [rows, ...]. inputs: what the stem and blocks read beside it.
+        weights_apart: measure what of the backward weights take, by a backward of inputs alone; zeros otherwise.
+        recompute: measure what recomputation adds, one of ``pipe.recompute.MODES``.
     """
     forward: list[list[int]] = [[] for _ in range(chain.num_units)]
     backward: list[list[int]] = [[] for _ in range(chain.num_units)]
+    of_inputs: list[list[int]] = [[] for _ in range(chain.num_units)]
+    again: list[list[int]] = [[] for _ in range(chain.num_units)]
+    kept: list[int] = []
+    rerun = Recompute(recompute)
+    rerun.is_last_microbatch = False
     activation_bytes: list[int] = []
     boundary_bytes: list[int] = []
     devices = [chain.device] if chain.device.type == "cuda" else []
@@ -41,6 +57,7 @@ def profile_units(
                 break
             hidden = main
             for unit in range(chain.num_units):
+                only = range(unit, unit + 1)
                 source = hidden.detach()
                 if source.is_floating_point() and unit > 0:
                     source.requires_grad_()
@@ -48,18 +65,33 @@ def profile_units(
                 saved = _SavedBytes()
                 if repeat == 0:  # the warm-up also counts bytes; hooks would disturb a timed run
                     with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
-                        output = chain.run(range(unit, unit + 1), source, inputs)
+                        output = chain.run(only, source, inputs)
                 else:
-                    output = chain.run(range(unit, unit + 1), source, inputs)
+                    output = chain.run(only, source, inputs)
                 middle = _now(chain.device)
                 torch.autograd.backward(output, torch.ones_like(output))
                 stop = _now(chain.device)
                 if repeat == 0:
                     activation_bytes.append(saved.num_bytes)
                     boundary_bytes.append(output.numel() * output.element_size())
+                    products = (
+                        product_bytes(partial(chain.run, only, hidden, inputs)) if recompute == "selective" else 0
+                    )
+                    entered = hidden.numel() * hidden.element_size()
+                    kept.append(kept_bytes(recompute, saved.num_bytes, entered, product_bytes=products))
                 else:
                     forward[unit].append(middle - start)
                     backward[unit].append(stop - middle)
+                    if recompute != "never":
+                        rerun_output = rerun(partial(chain.run, only), source, inputs)
+                        start = _now(chain.device)
+                        torch.autograd.backward(rerun_output, torch.ones_like(output))
+                        again[unit].append(_now(chain.device) - start - backward[unit][-1])
+                    if weights_apart and source.requires_grad:
+                        output = chain.run(only, source, inputs)
+                        start = _now(chain.device)
+                        torch.autograd.grad(output, source, torch.ones_like(output))
+                        of_inputs[unit].append(_now(chain.device) - start)
                 for parameter in chain.named_parameters([unit]).values():
                     parameter.grad = None  # at once: all units' gradients together may not fit
                 hidden = output
@@ -72,6 +104,12 @@ def profile_units(
         activation_bytes=tuple(activation_bytes),
         boundary_bytes=tuple(boundary_bytes),
         prefix_ns=prefix,
+        weight_ns=tuple(
+            max(0, int(median(whole)) - int(median(part or [0]))) if weights_apart else 0
+            for whole, part in zip(backward, of_inputs)
+        ),
+        recompute_ns=tuple(max(0, int(median(times or [0]))) for times in again),
+        kept_bytes=tuple(kept),
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
 from pipetransformer.zoo.amoebanet import AmoebaNetD
-from pipetransformer.zoo.gpt2 import GPT2, PlainGPT
+from pipetransformer.zoo.plain_gpt import PlainGPT
 from pipetransformer.zoo.unet import UNet
 
 __all__ = ["ZOO", "ZooModel", "zoo_model"]
@@ -70,6 +70,12 @@ def _resnet101(**overrides: Any) -> nn.Module:
     return resnet101(**overrides)
 
 
+def _gpt2(**overrides: Any) -> nn.Module:
+    from pipetransformer.zoo.gpt2 import GPT2  # imports transformers
+
+    return GPT2(**overrides)
+
+
 _SMALL_AMOEBANET = {"num_layers": 3, "num_filters": 16, "num_classes": 10}
 _SMALL_GPT = {"num_layers": 4, "width": 32, "num_heads": 4, "vocabulary_size": 61, "sequence_length": 16}
 _SMALL_IMAGE = {"size": 64}
@@ -116,7 +122,7 @@ _MODELS = (
         name="gpt2",
         num_parameters=124_439_808,
         kind="tokens",
-        build=GPT2,
+        build=_gpt2,
         size=1024,
         small=_SMALL_GPT,
         small_input=_SMALL_TEXT,

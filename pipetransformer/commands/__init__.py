@@ -1,0 +1,36 @@
+"""The console command ``pipetransformer``: questions about plans and partitions, answered without training."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from pipetransformer.cli import run_guarded
+from pipetransformer.commands import partition, plan, simulate
+from pipetransformer.errors import UserError
+
+__all__ = ["main"]
+
+_COMMANDS = {"plan": plan, "simulate": simulate, "partition": partition}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; {' '.join(self.format_usage().split())}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit code: 0, 2 for a user's mistake, 1 for any other failure."""
+    return run_guarded(lambda: _run(sys.argv[1:] if argv is None else argv))
+
+
+def _run(argv: Sequence[str]) -> None:
+    parser = _Parser(prog="pipetransformer", description=__doc__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    for name, module in _COMMANDS.items():
+        description = (module.__doc__ or "").splitlines()[0]
+        module.add_arguments(commands.add_parser(name, help=description, description=description))
+    arguments = parser.parse_args(argv)
+    _COMMANDS[arguments.command].run(arguments)

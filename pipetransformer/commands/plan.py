@@ -1,0 +1,118 @@
+"""Show the plan that a job would take for every number of frozen blocks, and what it predicts of each."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.table import Table
+
+from pipetransformer import failure
+from pipetransformer.commands.arguments import count
+from pipetransformer.commands.measure import MEASURE, local_ranks
+from pipetransformer.commands.tables import make_console, make_table
+from pipetransformer.config import Config, load_config
+from pipetransformer.errors import UserError
+from pipetransformer.pipe.controller import AutoPipe
+from pipetransformer.pipe.planner import Prediction
+from pipetransformer.pipe.profile_file import Profile, load_profile, save_profile
+
+__all__ = ["add_arguments", "run"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", metavar="CONFIG", help="YAML file of a training")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="override, e.g. train.epochs=3")
+    parser.add_argument("--world-size", type=count, metavar="N", help="ranks of the job; the devices here if not given")
+    parser.add_argument("--gpus-per-node", type=count, metavar="G", help="ranks of a node; all of them if not given")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="costs measured elsewhere; measured here if not given"
+    )
+    parser.add_argument("--save-profile", type=Path, metavar="FILE", help="keep what was measured here")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    config = load_config(arguments.config, arguments.overrides)
+    world_size = arguments.world_size or local_ranks()
+    local_size = arguments.gpus_per_node or world_size
+    if world_size % local_size:
+        raise UserError(f"--gpus-per-node: {local_size} does not divide the {world_size} ranks; give a divisor")
+    if arguments.profile is not None:
+        profile = load_profile(arguments.profile)
+    else:
+        profile = _measured(arguments, world_size=world_size, local_size=local_size)
+    if world_size > profile.job.num_ranks == 1:
+        raise UserError(
+            "--world-size: costs measured on one rank tell nothing of links; give --profile with one of several ranks"
+        )
+    if arguments.save_profile is not None:
+        save_profile(profile, arguments.save_profile)
+    console = make_console()
+    measured_on = profile.key.get("device"), profile.key.get("ranks"), profile.key.get("torch")
+    console.print("costs measured on {}, {} ranks, torch {}".format(*measured_on))
+    rows = plans(config, profile, world_size=world_size, local_size=local_size)
+    console.print(_table(rows))
+
+
+def plans(config: Config, profile: Profile, *, world_size: int, local_size: int) -> tuple[Prediction, ...]:
+    """By n: the plan that the job would take if the rest of its run went on with n frozen blocks.
+
+    Raises:
+        UserError: where no plan of the unfrozen model fits.
+    """
+    num_blocks = len(profile.job.parameter_bytes) - 2
+    costs = profile.job
+    controller = AutoPipe(config, num_blocks=num_blocks, world_size=world_size, local_size=local_size)
+    controller.first_plan(costs, {})  # where none fits, this tells so
+    return tuple(
+        found
+        for frozen in range(num_blocks + 1)
+        if (found := controller.steady_plan(frozen, costs=costs, has_cache=config.cache.enabled)) is not None
+    )
+
+
+def _measured(arguments: argparse.Namespace, *, world_size: int, local_size: int) -> Profile:
+    """Costs of this machine's devices, by real ranks and real sends between them."""
+    from pipetransformer.adapter import run_ranks
+    from pipetransformer.launch import free_port, prepare_ranks
+
+    with tempfile.TemporaryDirectory(prefix="pipetransformer_") as folder:
+        path = Path(folder) / "profile.json"
+        num_ranks = min(local_ranks(), world_size)
+        prepare_ranks(num_ranks)
+        print(f"measuring on {num_ranks} rank(s) of this machine", file=sys.stderr)
+        ends = run_ranks(
+            MEASURE,
+            [str(path), str(world_size), str(local_size), arguments.config, *arguments.overrides],
+            num_ranks=num_ranks,
+            num_nodes=1,
+            node_rank=0,
+            address="127.0.0.1",
+            port=free_port(),
+            stop_seconds=5,
+        )
+        if ends:
+            raise UserError(failure.first_cause(ends).line)
+        return load_profile(path)
+
+
+def _table(rows: tuple[Prediction, ...]) -> Table:
+    titles = ("frozen", "pp x dp", "schedule", "M", "boundaries", "cache", "step ms", "MB by rank", "idle %")
+    return make_table(titles, map(_row, rows), left=["schedule", "boundaries"])
+
+
+def _row(prediction: Prediction) -> tuple[str, ...]:
+    plan = prediction.plan
+    return (
+        str(plan.frozen),
+        f"{plan.pp} x {plan.dp}",
+        plan.schedule if plan.pp > 1 else "-",
+        str(plan.num_microbatches),
+        ", ".join(map(str, plan.boundaries)) or "-",
+        "-" if plan.cached is None else str(plan.cached),
+        f"{prediction.step_seconds * 1e3:,.1f}",
+        ", ".join(f"{num_bytes / 1e6:,.0f}" for num_bytes in prediction.memory_bytes),
+        f"{100 * prediction.bubble:.0f}",
+    )

@@ -1,0 +1,56 @@
+"""Operators that act otherwise in evaluation than in training: a trace has one mode written into their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from pipetransformer.graph.torch_calls import has_random_tag
+
+__all__ = ["Switched", "draws_numbers", "switched"]
+
+_ATEN = torch.ops.aten
+
+# By operator: the position of the argument that training sets, and what evaluation puts there.
+_SWITCHES: dict[Any, tuple[int, object]] = {
+    _ATEN.dropout.default: (2, False),
+    _ATEN.dropout_.default: (2, False),
+    _ATEN.feature_dropout.default: (2, False),
+    _ATEN.feature_dropout_.default: (2, False),
+    _ATEN.alpha_dropout.default: (2, False),
+    _ATEN.alpha_dropout_.default: (2, False),
+    _ATEN.feature_alpha_dropout.default: (2, False),
+    _ATEN.feature_alpha_dropout_.default: (2, False),
+    _ATEN.rrelu.default: (3, False),
+    _ATEN.rrelu_.default: (3, False),
+    _ATEN.scaled_dot_product_attention.default: (4, 0.0),
+}
+
+
+def switched(node: fx.Node) -> bool:
+    """Whether ``node`` is such an operator, traced in training mode."""
+    if node.target not in _SWITCHES:
+        return False
+    position, _ = _SWITCHES[node.target]
+    return len(node.args) > position and bool(node.args[position])
+
+
+def draws_numbers(node: fx.Node) -> bool:
+    """Whether ``node`` draws random numbers as it was traced."""
+    return switched(node) if node.target in _SWITCHES else has_random_tag(node)
+
+
+class Switched(nn.Module):
+    """Calls the operator of ``node`` as traced while it is in training mode, and as in evaluation otherwise."""
+
+    def __init__(self, node: fx.Node) -> None:
+        super().__init__()
+        self._operator: Any = node.target
+        self._position, self._off = _SWITCHES[node.target]
+
+    def forward(self, *arguments: object, **options: object) -> Any:
+        if not self.training:
+            arguments = (*arguments[: self._position], self._off, *arguments[self._position + 1 :])
+        return self._operator(*arguments, **options)

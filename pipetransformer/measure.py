@@ -1,0 +1,270 @@
+"""What is measured before training: unit costs, links, the update of weights and the host's memory.
+
+Each figure is the maximum over the ranks, rounded to integers, so that all ranks plan alike. A profile is kept in the
+user's cache, and the next job of the same shapes on the same kind of machine starts with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipetransformer.config import Config, TrainConfig
+from pipetransformer.data import Batch, Dataset, cache_folder
+from pipetransformer.distributed import World, synchronize
+from pipetransformer.errors import UserError
+from pipetransformer.links import median_seconds, reduction_seconds, send_seconds
+from pipetransformer.models import Chain
+from pipetransformer.optim import build_optimizer
+from pipetransformer.pipe.controller import schedules_of
+from pipetransformer.pipe.costs import JobCosts, Link, UnitCosts, at_length
+from pipetransformer.pipe.planner import microbatch_choices
+from pipetransformer.pipe.profile import profile_units
+from pipetransformer.pipe.profile_file import Profile, file_name, load_profile, save_profile
+
+__all__ = ["Measurements", "Workload", "full_batches", "measure_profile", "samples_by_length"]
+
+_UPDATE_BYTES = 2**26  # far more than a cache holds, as weights and moments are
+_RARE = 0.1
+"""A padded length of a smaller share of samples is not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What is known before training.
+
+    Attributes:
+        job: costs at the padded length that most of the work has, ``modal_length``.
+        by_length: unit costs of every padded length. measured_lengths: the modal one, and one far from it if there is
+            one that is not rare; the others' costs are on the line through these.
+    """
+
+    job: JobCosts
+    by_length: dict[int, UnitCosts]
+    modal_length: int
+    measured_lengths: tuple[int, ...]
+    memcpy_bytes_per_second: float
+
+    @classmethod
+    def of(cls, profile: Profile, workload: Workload) -> Measurements:
+        return cls(
+            job=profile.job,
+            by_length={length: at_length(length, profile.measured) for length in sorted(workload.counts)},
+            modal_length=workload.modal_length,
+            measured_lengths=workload.lengths,
+            memcpy_bytes_per_second=profile.memcpy_bytes_per_second,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Which micro-batches a job may come to compute.
+
+    Attributes:
+        counts: samples by padded length. modal_length: the one that most of the work has. lengths: those to be
+            measured: the modal one, and one far from it if there is one that is not rare.
+        share: rows of a rank where all are replicas. rows: of a micro-batch, all that plans may take.
+    """
+
+    counts: Counter[int]
+    modal_length: int
+    lengths: tuple[int, ...]
+    share: int
+    rows: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        batches: Sequence[Batch],
+        *,
+        global_batch_size: int,
+        num_ranks: int,
+        pipeline_lengths: Sequence[int],
+        microbatches: int | None,
+    ) -> Workload:
+        """Args: batches: an epoch's. microbatches: a fixed M, or None."""
+        counts = samples_by_length(batches)
+        modal = min(counts, key=lambda length: (-counts[length] * length, length))
+        frequent = [length for length in sorted(counts) if counts[length] >= _RARE * sum(counts.values())]
+        far = max(frequent, key=lambda length: (abs(length - modal), length), default=modal)
+        share = -(-global_batch_size // num_ranks)
+        rows = {share}
+        for pp in pipeline_lengths:
+            replica_share = -(-global_batch_size // (num_ranks // pp))
+            choices = (microbatches,) if microbatches is not None else microbatch_choices(replica_share, pp=pp)
+            rows |= {-(-replica_share // m) for m in choices}
+        lengths = (modal,) if far == modal else (modal, far)
+        return cls(counts, modal, lengths, share, tuple(sorted(rows)))
+
+
+def samples_by_length(batches: Sequence[Batch]) -> Counter[int]:
+    counts = Counter[int]()
+    for batch in batches:
+        counts[batch.length] += len(batch.ids)
+    return counts
+
+
+def full_batches(batches: Sequence[Batch]) -> dict[int, Batch]:
+    """A batch of every padded length, with as many samples as the largest has (repeated where there are too few)."""
+    full = [max(map(len, parts)) for parts in zip(*(batch.parts for batch in batches))]
+    longest = {batch.length: batch for batch in sorted(batches, key=len)}
+    return {
+        length: replace(batch, parts=tuple(np.resize(batch.ids, size) for size in full))
+        for length, batch in longest.items()
+    }
+
+
+def measure_profile(
+    chain: Chain, dataset: Dataset, *, batches: Sequence[Batch], workload: Workload, config: Config, world: World
+) -> Profile:
+    """Collective. What was kept of an earlier job, or else profiles the chain, whole on every rank, on real samples."""
+    key = _key(chain, workload=workload, config=config, world=world)
+    path = cache_folder() / "profiles" / file_name(key)
+    found: list[Profile | None] = [_kept(path) if world.rank == 0 else None]
+    if world.size > 1:
+        dist.broadcast_object_list(found, src=0)
+    if found[0] is not None:
+        return found[0]
+    profile = _measure(chain, dataset, key=key, batches=batches, workload=workload, config=config, world=world)
+    if world.rank == 0:
+        with contextlib.suppress(UserError):  # the next job measures anew then
+            save_profile(profile, path)
+    return profile
+
+
+def _kept(path: Path) -> Profile | None:
+    try:
+        return load_profile(path)
+    except UserError:
+        return None
+
+
+def _key(chain: Chain, *, workload: Workload, config: Config, world: World) -> dict[str, object]:
+    """All that the costs depend on."""
+    train = config.train
+    shapes = [(name, list(p.shape)) for name, p in chain.named_parameters(range(chain.num_units)).items()]
+    on_gpu = world.device.type == "cuda"
+    return {
+        "model": f"{type(chain.model).__name__} {hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]}",
+        "rows": list(workload.rows),
+        "lengths": list(workload.lengths),
+        "precision": train.precision,
+        "optimizer": train.optimizer,
+        "momentum": train.momentum > 0,
+        "device": torch.cuda.get_device_name(world.device) if on_gpu else f"{platform.machine()} {_processor()}",
+        "threads": torch.get_num_threads(),
+        "ranks": world.size,
+        "nodes": world.num_nodes,
+        "torch": torch.__version__,
+        "weights_apart": _weights_apart(config),
+        "checkpoint": config.pipe.checkpoint,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def _weights_apart(config: Config) -> bool:
+    """Whether a schedule may be taken that computes the gradients of weights apart."""
+    return any(name == "zero_bubble" for name, _ in schedules_of(config))
+
+
+def _measure(
+    chain: Chain,
+    dataset: Dataset,
+    *,
+    key: Mapping[str, object],
+    batches: Sequence[Batch],
+    workload: Workload,
+    config: Config,
+    world: World,
+) -> Profile:
+    train = config.train
+    example, modal = full_batches(batches), workload.modal_length
+    chain.train()
+
+    def profile(length: int, rows: int) -> UnitCosts:
+        ids = np.resize(example[length].ids, rows)
+        raw = {key: v.to(chain.device) for key, v in dataset.inputs(ids, length=length, epoch=0).items()}
+        inputs = {key: raw[key] for key in chain.input_keys}
+        main = raw[chain.family.main_input]
+        costs = profile_units(
+            chain,
+            main,
+            inputs,
+            length=length,
+            weights_apart=_weights_apart(config),
+            recompute=config.pipe.checkpoint,
+        )
+        return _maximum(costs)
+
+    measured = {length: profile(length, workload.share) for length in workload.lengths}
+    by_rows = {rows: measured[modal] if rows == workload.share else profile(modal, rows) for rows in workload.rows}
+    parameter_bytes = tuple(
+        sum(p.numel() * p.element_size() for p in chain.named_parameters([unit]).values())
+        for unit in range(chain.num_units)
+    )
+    figures = torch.tensor(
+        [
+            _update_seconds_per_byte(train, chain),
+            *reduction_seconds(world),
+            *send_seconds(world),
+            _memcpy_seconds_per_byte(),
+        ],
+        dtype=torch.float64,
+        device=chain.device,
+    )
+    dist.all_reduce(figures, op=dist.ReduceOp.MAX)
+    update_s, *links, memcpy_s = figures.tolist()
+    reduction, send = (Link(round(latency * 1e9), per_byte * 1e9) for latency, per_byte in (links[:2], links[2:]))
+    states = 2 if train.optimizer == "adamw" else int(train.momentum > 0)
+    job = JobCosts(
+        by_rows=by_rows,
+        parameter_bytes=parameter_bytes,
+        optimizer_factor=1.0 + states,
+        update_ns_per_byte=update_s * 1e9,
+        send=send,
+        reduction=reduction,
+        num_ranks=world.size,
+        recompute=config.pipe.checkpoint,
+    )
+    return Profile(key, job, measured, 1.0 / memcpy_s)
+
+
+def _maximum(costs: UnitCosts) -> UnitCosts:
+    """The costs as the slowest rank has them: the same integers everywhere."""
+    table = torch.tensor(costs.columns())
+    dist.all_reduce(table, op=dist.ReduceOp.MAX)
+    return UnitCosts(costs.rows, costs.length, *(tuple(row) for row in table.tolist()))
+
+
+def _update_seconds_per_byte(train: TrainConfig, chain: Chain) -> float:
+    zeros = torch.zeros(2048, _UPDATE_BYTES // 4 // 2048, dtype=chain.dtype, device=chain.device)
+    parameter = torch.nn.Parameter(zeros)
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = build_optimizer(train, {"": parameter}, {})
+
+    def update() -> None:
+        optimizer.step()
+        synchronize(chain.device)
+
+    return median_seconds(update) / (parameter.numel() * parameter.element_size())
+
+
+def _memcpy_seconds_per_byte() -> float:
+    source, target = torch.zeros(2**25, dtype=torch.uint8), torch.zeros(2**25, dtype=torch.uint8)
+    return median_seconds(lambda: target.copy_(source)) / 2**25

@@ -1,0 +1,127 @@
+"""In which order every rank of a pipeline works on its micro-batches: pure, and the same as torch's schedules run.
+
+    gpipe        all forwards, then all backwards (arXiv 1811.06965)
+    1f1b         as few forwards ahead as fill the pipeline, then one backward for each forward (arXiv 1806.03377)
+    interleaved  1f1b over several stages a rank (arXiv 2104.04473)
+    zero_bubble  interleaved, the gradients of weights computed where a rank would wait: ZB1P (arXiv 2401.10241)
+
+Stages are numbered along the model; rank r holds the stages r, r + K, r + 2K, ... of a pipeline of K ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+__all__ = ["SCHEDULES", "Kind", "Work", "admits", "orders", "peak_alive"]
+
+Kind = Literal["F", "B", "I", "W"]
+"""Forward; whole backward; backward of inputs alone; backward of weights alone."""
+
+Order = list["Work"]
+
+
+class Work(NamedTuple):
+    """One piece of a rank's work."""
+
+    kind: Kind
+    stage: int
+    microbatch: int
+
+
+def orders(schedule: str, *, num_ranks: int, num_microbatches: int, stages_per_rank: int = 1) -> list[Order]:
+    """What each rank does, in order.
+
+    Args:
+        schedule: one of ``SCHEDULES`` that ``admits`` these numbers.
+    """
+    assert admits(schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, stages_per_rank=stages_per_rank)
+    order = SCHEDULES[schedule]
+    return [order(rank, num_ranks, num_microbatches, stages_per_rank) for rank in range(num_ranks)]
+
+
+def admits(schedule: str, *, num_ranks: int, num_microbatches: int, stages_per_rank: int = 1) -> bool:
+    """Whether the schedule runs with these numbers.
+
+    GPipe takes any M, 1F1B at least K. The interleaved ones go in M // K rounds (at least one) of equally many.
+    """
+    if schedule in ("gpipe", "1f1b"):
+        return stages_per_rank == 1 and num_microbatches >= (1 if schedule == "gpipe" else num_ranks)
+    least = 2 if schedule == "interleaved" else 1
+    return stages_per_rank >= least and num_microbatches % max(1, num_microbatches // num_ranks) == 0
+
+
+def peak_alive(order: Sequence[Work], size: Callable[[int], int] = lambda stage: 1) -> int:
+    """The most that a rank keeps for backwards at once: summed over micro-batches, ``size(stage)`` for each."""
+    alive = most = 0
+    whole = any(work.kind == "B" for work in order)
+    for work in order:
+        if work.kind == "F":
+            alive += size(work.stage)
+            most = max(most, alive)
+        elif work.kind == ("B" if whole else "W"):
+            alive -= size(work.stage)
+    return most
+
+
+def _gpipe(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Order:
+    every = range(num_microbatches)
+    return [*(Work("F", rank, m) for m in every), *(Work("B", rank, m) for m in every)]
+
+
+def _one_f_one_b(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Order:
+    ahead = min(num_microbatches, num_ranks - rank)
+    order = [Work("F", rank, m) for m in range(ahead)]
+    for m in range(num_microbatches):
+        order.append(Work("B", rank, m))
+        if ahead + m < num_microbatches:
+            order.append(Work("F", rank, ahead + m))
+    return order
+
+
+def _interleaved(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Order:
+    return _by_rounds(rank, num_ranks, num_microbatches, stages_per_rank, is_split=False)
+
+
+def _zero_bubble(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Order:
+    return _by_rounds(rank, num_ranks, num_microbatches, stages_per_rank, is_split=True)
+
+
+def _by_rounds(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int, *, is_split: bool) -> Order:
+    """Forwards and backwards run through the rank's stages a round of micro-batches at a time.
+
+    With ``is_split``, weights follow inputs at a distance of ``rank`` backwards.
+    """
+    per_round = num_microbatches // max(1, num_microbatches // num_ranks)
+    total = stages_per_rank * num_microbatches
+    ahead = (stages_per_rank - 1) * per_round + (1 if is_split else 2) * (num_ranks - 1 - rank)
+    ahead = min(ahead, total)
+
+    def pieces(kind: Kind, *, reverse: bool) -> Order:
+        found, done = [], [0] * stages_per_rank
+        for step in range(total):
+            local = step // per_round % stages_per_rank
+            local = stages_per_rank - 1 - local if reverse else local
+            found.append(Work(kind, local * num_ranks + rank, done[local]))
+            done[local] += 1
+        return found
+
+    forwards = pieces("F", reverse=False)
+    backwards = pieces("I" if is_split else "B", reverse=True)
+    order, pending = forwards[:ahead], list[Work]()
+    for step, backward in enumerate(backwards):
+        order += forwards[ahead + step : ahead + step + 1]
+        order.append(backward)
+        if is_split:
+            pending.append(backward._replace(kind="W"))
+            if step >= rank:
+                order.append(pending.pop(0))
+    return order + pending
+
+
+SCHEDULES: Mapping[str, Callable[[int, int, int, int], Order]] = {
+    "gpipe": _gpipe,
+    "1f1b": _one_f_one_b,
+    "interleaved": _interleaved,
+    "zero_bubble": _zero_bubble,
+}

@@ -1,0 +1,200 @@
+"""What ``pipetransformer plan`` and ``pipetransformer partition`` answer, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipetransformer.analysis.cut import cut_graph, token_ids
+from pipetransformer.analysis.parts import time_parts
+from pipetransformer.analysis.quantities import (
+    PartTimes,
+    imbalance,
+    latencies,
+    longest_path,
+    topology_imbalance,
+)
+from pipetransformer.commands import main
+from pipetransformer.errors import UserError
+from pipetransformer.graph import profile_graph, trace
+from pipetransformer.pipe.costs import Link
+from pipetransformer.pipe.profile_file import Profile, save_profile
+from pipetransformer.simulation import costs_of, load_simulation
+from pipetransformer.zoo import zoo_model
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DIGITS = str(REPOSITORY / "config" / "train_config_digits_all_in_one.yaml")
+LABELS = (
+    "number of cutting edges: ",
+    "backward times include recomputation",
+    "theoretical times are execution time based on sum of graph weights ms",
+    "sequential forward {0: ",
+    "parallel backward {0: ",
+    "real times are based on real measurements of execution time of generated partitions ms",
+    "variance of real execution times ms",
+    "avg diviation from the mean of real execution times ms",
+    "imbalance is ratio of computation time between fastest and slowest parts between 0 and 1 higher is better",
+    "theoretical sequential imbalance:",
+    "theoretical parallel imbalance:",
+    "real imbalance:",
+    "topology aware imbalance is worst imbalance between 2 connected partitions",
+    "theoretical sequential topology aware imbalance:",
+    "real topology aware imbalance:",
+    "communication volumes size of activations of each partition",
+    "0: input size: 0.0 MB recieve_time: 0.0 ms out: ",
+    "ideal latency is the time that passes for a forward/backward pass to reach and leave the partition",
+    "ideal theoretical latencies ms",
+    "ideal real latencies ms",
+)
+
+
+# ---- quantities ------------------------------------------------------------------------------------------------------
+
+
+def test_quantities_are_those_of_the_original() -> None:
+    """Figures that FTPipe printed (AmoebaNet-D, 4 stages): its latencies are sums along its chain of parts."""
+    forward = (17.974924278259277, 22.232363510131837, 26.400901756286622, 18.965998039245605)
+    backward = (71.50876235961914, 67.00939208984374, 66.21449188232423, 93.31653274536133)
+    chain = {(0, 1), (1, 2), (2, 3)}
+    assert imbalance(forward) == pytest.approx(0.6808450879515531, rel=1e-12)
+    assert topology_imbalance(forward, connected=chain) == pytest.approx(0.7183844784668915, rel=1e-12)
+    ideal = latencies(PartTimes(forward, backward), connected=chain)
+    assert ideal.forward == pytest.approx((17.974924278259277, 40.20728778839111, 66.60818954467774, 85.57418758392335))
+    assert ideal.backward == pytest.approx(
+        (298.04917907714844, 226.5404167175293, 159.53102462768555, 93.31653274536133)
+    )
+
+
+def test_latencies_follow_the_graph_and_not_the_order() -> None:
+    """Parts 1 and 2 need part 0, part 3 needs both: 1 and 2 do not wait for each other."""
+    diamond = {(0, 1), (0, 2), (1, 3), (2, 3)}
+    ideal = latencies(PartTimes((1, 2, 4, 8), (1, 2, 4, 8)), connected=diamond)
+    assert ideal.forward == (1, 3, 5, 15)
+    assert ideal.backward == (15, 10, 12, 8)
+
+
+def test_the_longest_path_leaves_out_what_runs_beside_it() -> None:
+    sources = {1: {0}, 2: {0}, 3: {1, 2}, 4: {3}}
+    assert longest_path([1, 2, 4, 8, 100], range(0, 4), sources=sources) == 1 + 4 + 8
+    assert longest_path([1, 2, 4, 8, 100], range(1, 4), sources=sources) == 4 + 8  # from outside: nothing to wait for
+
+
+# ---- partition -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_parts_run_as_the_model(recompute: bool) -> None:
+    """Timing leaves weights and running statistics alone, and every part has as many rounds as asked for."""
+    model = zoo_model("resnet101")
+    torch.manual_seed(0)
+    module = model.build(**model.small)
+    inputs = (model.example(batch_size=2, seed=0, **model.small_input),)
+    graph = trace(module, inputs)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    costs = profile_graph(graph, inputs, repeats=1, recompute=recompute)
+    boundaries = cut_graph(costs, num_stages=3, link=Link(0, 0.0))
+    forward, backward = time_parts(graph, boundaries, inputs, iterations=2, recompute=recompute)
+    assert [len(samples.values) for samples in (*forward, *backward)] == [2] * 6
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_a_limit_that_holds_nothing_names_the_smallest_that_would() -> None:
+    model = zoo_model("gpt2_90m")
+    inputs = (model.example(batch_size=1, seed=0, **model.small_input),)
+    graph = trace(model.build(**model.small), inputs)
+    costs = profile_graph(graph, inputs, repeats=1, recompute=False)
+    with pytest.raises(
+        UserError, match=r"--memory-limit: 10 bytes hold no cut into 2 parts; give at least \d+\Z"
+    ) as told:
+        cut_graph(costs, num_stages=2, link=Link(0, 0.0), memory_limit=10)
+    least = int(str(told.value).rpartition(" ")[2])
+    assert len(cut_graph(costs, num_stages=2, link=Link(0, 0.0), memory_limit=least)) == 1
+    with pytest.raises(UserError, match=f"give at least {least}"):
+        cut_graph(costs, num_stages=2, link=Link(0, 0.0), memory_limit=least - 1)
+    with pytest.raises(UserError, match=rf"--stages: 999 exceeds the {graph.num_units} units of the model; give at mo"):
+        cut_graph(costs, num_stages=999, link=Link(0, 0.0))
+
+
+def test_the_command_prints_under_the_originals_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipetransformer.commands.partition.measure_link", lambda: Link(1000, 1.0))
+    monkeypatch.chdir(tmp_path)
+    call = ["partition", "--model", "gpt2_90m", "--size", "8", "--stages", "2", "--iterations", "2", "--output", "auto"]
+    assert main(call) == 0
+    printed = capsys.readouterr().out
+    for label in LABELS:
+        assert f"\n{label}" in printed, label
+    name = tmp_path / "gpt2_90m_2p_bs1"
+    assert name.with_suffix(".txt").read_text() in printed
+    assert name.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    figures = json.loads(name.with_suffix(".json").read_text())
+    assert figures["num_parameters"] == 89_762_304
+    assert len(figures["real"]["forward"]) == len(figures["traffic"]) == 2
+    assert f"real imbalance:\nforward {figures['imbalance']['real']['forward']}\n" in printed
+
+
+def test_words_of_a_file_become_ids_by_frequency(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("b a a c a b d d")
+    ids = token_ids(2, 4, vocabulary_size=3, path=tmp_path / "words.txt")
+    assert ids.tolist() == [[1, 0, 0, 2], [0, 1, 2, 2]]
+    with pytest.raises(UserError, match=r"words.txt has 8 words; 9 are needed"):
+        token_ids(3, 3, vocabulary_size=3, path=tmp_path / "words.txt")
+    drawn = token_ids(4, 1000, vocabulary_size=100, path=None)
+    assert drawn.shape == (4, 1000) and int(drawn.max()) < 100
+    assert (drawn == 0).sum() > 1.5 * (drawn == 1).sum() > 0  # Zipf's law
+
+
+# ---- plan ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    """Of a model of 96 blocks on 1,024 ranks that nobody has here."""
+    costs = costs_of(load_simulation(REPOSITORY / "config" / "simulation_1024.yaml"))
+    path = tmp_path / "profile.json"
+    save_profile(Profile({"device": "none", "ranks": 1024, "torch": "0"}, costs, dict(costs.by_rows), 1e9), path)
+    return str(path)
+
+
+def test_a_plan_for_every_number_of_frozen_blocks(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["plan", DIGITS, "train.batch_size=4096", "--world-size=1024", "--gpus-per-node=8", f"--profile={profile}"]
+    assert main(call) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:6].strip().isdigit()]
+    assert [int(row[0]) for row in rows] == list(range(97))
+    steps = [float(row[-3].replace(",", "")) for row in rows if len(row) >= 9]
+    assert steps[-1] < steps[0] / 10
+
+
+@pytest.mark.full
+def test_a_plan_from_costs_measured_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = tmp_path / "kept.json"
+    assert main(["plan", DIGITS, "model.kwargs.depth=2", "--world-size=2", f"--save-profile={kept}"]) == 0
+    first = capsys.readouterr().out
+    assert main(["plan", DIGITS, "model.kwargs.depth=2", "--world-size=2", f"--profile={kept}"]) == 0
+    assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (["plan", DIGITS, "--world-size=8", "--gpus-per-node=3"], "--gpus-per-node: 3 does not divide the 8 ranks"),
+        (["plan", DIGITS, "--profile=nowhere.json"], "nowhere.json: cannot be read (No such file or directory)"),
+        (
+            ["plan", DIGITS, "--world-size=0"],
+            "argument --world-size: 0 is not allowed; give a whole number of at least",
+        ),
+        (["plan", "nowhere.yaml"], "nowhere.yaml"),
+        (["partition", "--model", "resnet11"], "model: 'resnet11' is not in the zoo; did you mean resnet101? (known: "),
+        (["partition", "--model", "gpt2", "--stages", "none"], "argument --stages: none is not allowed"),
+        (["partition"], "the following arguments are required: --model"),
+    ],
+)
+def test_a_mistake_is_one_line(call: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(call) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("error: ") and line in told

@@ -1,0 +1,74 @@
+"""A plan says who holds what, and cannot say what no pipeline can do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipetransformer.pipe.schedules import SCHEDULES, admits
+from pipetransformer.plan import ParallelPlan
+
+PLAN = ParallelPlan(2, 2, 2, (4, 6, 8), 4, "interleaved", None, 8, 2)
+
+
+def test_several_stages_a_rank() -> None:
+    assert PLAN.cuts == (3, 4, 6, 8, 10)
+    assert PLAN.num_stages == 4
+    assert PLAN.stages_of(0) == PLAN.stages_of(2) == range(0, 4, 2)
+    assert PLAN.active_units_of(3) == (range(4, 6), range(8, 10))
+    assert PLAN.units_of(3) == (4, 5, 8, 9)
+    assert PLAN.ranks_by_unit()[3] == {0, 2} and PLAN.ranks_by_unit()[9] == {1, 3}
+
+
+@given(st.data())
+def test_ranks_of_units_are_units_of_ranks(data: st.DataObject) -> None:
+    pp, dp, v = (data.draw(st.integers(1, most)) for most in (4, 3, 3))
+    schedule = data.draw(st.sampled_from([*SCHEDULES]))
+    v = 1 if pp == 1 or schedule in ("gpipe", "1f1b") else max(v, 2 if schedule == "interleaved" else 1)
+    frozen = data.draw(st.integers(0, 4))
+    first = frozen + 1 if frozen else 0
+    cuts = data.draw(st.lists(st.integers(first + 1, 18), min_size=pp * v - 1, max_size=pp * v - 1, unique=True))
+    plan = ParallelPlan(frozen, pp, dp, tuple(sorted(cuts)), 4 * pp, schedule, None, 17, v)
+    held = {(unit, rank) for rank in range(pp * dp) for unit in plan.units_of(rank)}
+    assert held == {(unit, rank) for unit, ranks in plan.ranks_by_unit().items() for rank in ranks}
+    assert sorted(unit for unit, rank in held if plan.replica_of(rank) == 0) == list(range(first, 19))
+    assert all(plan.stage_of(rank) == plan.stages_of(rank)[0] for rank in range(pp * dp))
+    assert ParallelPlan.from_dict(plan.as_dict()) == plan
+
+
+WRONG: dict[str, dict[str, Any]] = {
+    "a stage too many": {"boundaries": (4, 5, 6, 8)},
+    "an empty stage": {"boundaries": (4, 4, 8)},
+    "interleaved with one stage a rank": {"stages_per_rank": 1, "boundaries": (4,)},
+    "1f1b with two": {"schedule": "1f1b"},
+    "gpipe with two": {"schedule": "gpipe"},
+    "unequal rounds": {"num_microbatches": 5},
+    "no such schedule": {"schedule": "sometimes", "stages_per_rank": 1, "boundaries": (4,)},
+    "two stages on one rank alone": {"pp": 1, "dp": 4, "boundaries": (4,)},
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_plan_that_no_pipeline_can_do(what: str) -> None:
+    with pytest.raises((AssertionError, KeyError)):
+        replace(PLAN, **WRONG[what])
+
+
+def test_events_of_older_versions_are_read() -> None:
+    plan = ParallelPlan(0, 2, 1, (3,), 2, "1f1b", None, 4)
+    fields = plan.as_dict()
+    del fields["stages_per_rank"]
+    assert ParallelPlan.from_dict(fields) == plan
+    del fields["schedule"]
+    with pytest.raises(KeyError):
+        ParallelPlan.from_dict(fields)
+
+
+def test_any_schedule_is_admitted_on_one_rank() -> None:
+    for schedule in SCHEDULES:
+        assert ParallelPlan(0, 1, 4, (), 3, schedule, None, 4).num_stages == 1
+    assert not admits("1f1b", num_ranks=4, num_microbatches=3)

@@ -1,0 +1,242 @@
+"""Schedules: orders are torch's own, evaluation goes through several stages a rank, gradients stay in their buckets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from laws import Case, configuration_file, elastic_run
+from ranks import RankPool
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from pipetransformer.adapter import Schedule, StagePart, StageTimes, build_schedule, run_schedule
+from pipetransformer.config import load_config
+from pipetransformer.distributed import World
+from pipetransformer.dp import GradientReducer
+from pipetransformer.errors import UserError
+from pipetransformer.pipe.schedules import SCHEDULES, Kind, Work, admits, orders
+
+TORCH = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zero_bubble": ScheduleInterleavedZeroBubble,
+}
+
+
+def torch_orders(schedule: str, *, num_ranks: int, num_microbatches: int, stages_per_rank: int = 1) -> list[list[Work]]:
+    """What torch's own schedule has each rank compute, in order; idle slots and sums of gradients are left out."""
+    stages: list[Any] = [
+        SimpleNamespace(
+            stage_index=index,
+            num_stages=num_ranks * stages_per_rank,
+            group_size=num_ranks,
+            group_rank=0,
+            is_first=index == 0,
+            is_last=False,
+            submod=nn.Module(),
+            has_backward=True,
+        )
+        for index in range(0, num_ranks * stages_per_rank, num_ranks)
+    ]
+    made = TORCH[schedule](stages if schedule in ("interleaved", "zero_bubble") else stages[0], num_microbatches, len)
+    found = made.pipeline_order
+    assert found is not None
+    kinds: dict[str, Kind] = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
+    return [
+        [
+            Work(kinds[action.computation_type.name], action.stage_index, action.microbatch_index)
+            for action in found[rank]
+            if action is not None and action.computation_type.name in kinds
+        ]
+        for rank in range(num_ranks)
+    ]
+
+
+SIZES = [
+    (schedule, num_ranks, stages_per_rank, num_microbatches)
+    for schedule in SCHEDULES
+    for num_ranks in (2, 3, 4, 8)
+    for stages_per_rank in (1, 2, 3)
+    for num_microbatches in (1, 2, 3, 4, 5, 6, 8, 16)
+    if admits(schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, stages_per_rank=stages_per_rank)
+]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zero_bubble"])
+def test_orders_are_torch_s(schedule: str) -> None:
+    """Not 1f1b's: what torch says of it (2.15: the last rank begins with micro-batch 1) is not what it does."""
+    sizes = [size[1:] for size in SIZES if size[0] == schedule]
+    assert sizes
+    for num_ranks, stages_per_rank, num_microbatches in sizes:
+        numbers = dict(num_ranks=num_ranks, stages_per_rank=stages_per_rank, num_microbatches=num_microbatches)
+        assert orders(schedule, **numbers) == torch_orders(schedule, **numbers), numbers
+
+
+def line() -> nn.Module:
+    return nn.Linear(4, 4)
+
+
+def schedule_of(
+    layer: Callable[[], nn.Module], world: World, kind: str, stages_per_rank: int, num_microbatches: int
+) -> Schedule:
+    """Of stages of one layer each, [2, 4] -> [2, 4]."""
+    torch.manual_seed(0)
+    example = torch.empty(2, 4, device="meta").requires_grad_()
+    num_stages = world.size * stages_per_rank
+    return build_schedule(
+        [StagePart(layer(), index, example, example) for index in range(world.rank, num_stages, world.size)],
+        kind=kind,
+        num_stages=num_stages,
+        num_microbatches=num_microbatches,
+        loss=lambda output, target: (output - target).square().sum(),
+        group=dist.group.WORLD,  # type: ignore[arg-type]
+        device=torch.device("cpu"),
+        times=StageTimes(),
+    )
+
+
+def run(world: World, schedule: Schedule, *, rows: int) -> None:
+    hidden = torch.ones(rows, 4) if world.rank == 0 else None
+    run_schedule(schedule, hidden=hidden, inputs={}, target=torch.zeros(rows, 4), training=True)
+
+
+def executed(world: World, cases: list[tuple[str, int, int]]) -> list[list[Work]]:
+    """What this rank really computed, in order, under each (schedule, stages a rank, M)."""
+    done: list[Work] = []
+
+    def noting(name: str, kind: Kind) -> Any:
+        method = getattr(PipelineStage, name)
+
+        def noted(self: PipelineStage, chunk: int, *arguments: Any, **named: Any) -> Any:
+            is_split = name == "backward_one_chunk" and not {"full_backward": arguments[1], **named}["full_backward"]
+            done.append(Work("I" if is_split else kind, self.stage_index, chunk))
+            return method(self, chunk, *arguments, **named)
+
+        return mock.patch.object(PipelineStage, name, noted)
+
+    found = []
+    with (
+        noting("forward_one_chunk", "F"),
+        noting("backward_one_chunk", "B"),
+        noting("backward_weight_one_chunk", "W"),
+    ):
+        for kind, stages_per_rank, num_microbatches in cases:
+            done.clear()
+            schedule = schedule_of(line, world, kind, stages_per_rank, num_microbatches)
+            run(world, schedule, rows=2 * num_microbatches)
+            found.append([*done])
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_orders_are_what_runs(num_ranks: int, ranks: RankPool) -> None:
+    sizes = [(s, v, m) for s, k, v, m in SIZES if k == num_ranks and v < 3 and m in (3, 4)]
+    by_rank = ranks.run(num_ranks, executed, sizes)
+    for number, (schedule, stages_per_rank, num_microbatches) in enumerate(sizes):
+        numbers = dict(num_ranks=num_ranks, stages_per_rank=stages_per_rank, num_microbatches=num_microbatches)
+        assert [found[number] for found in by_rank] == orders(schedule, **numbers), (schedule, numbers)
+
+
+def test_torch_refuses_what_is_not_admitted() -> None:
+    for schedule in ("interleaved", "zero_bubble"):
+        with pytest.raises(ValueError, match="rounds"):
+            torch_orders(schedule, num_ranks=2, num_microbatches=5, stages_per_rank=2)
+        assert not admits(schedule, num_ranks=2, num_microbatches=5, stages_per_rank=2)
+
+
+def trained(world: World, case: Case, folder: str) -> None:
+    elastic_run(world, case, "", folder)
+
+
+def test_evaluation_through_several_stages_a_rank(ranks: RankPool, tmp_path: Path) -> None:
+    found = []
+    for pp, way in ((1, ("1f1b", 1)), (2, ("interleaved", 2))):
+        ranks.run(2, trained, Case("vit", 2, ((0, 1, pp),), 4, ways=(way,)), str(tmp_path))
+        events = map(json.loads, (tmp_path / "elastic" / "events.jsonl").read_text().splitlines())
+        found += [event["metrics"] for event in events if event["event"] == "evaluation"]
+    plain, ours = found
+    assert ours["accuracy"] == plain["accuracy"]
+    assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-12)
+
+
+def reductions(world: World, folder: str) -> list[tuple[bool, bool]]:
+    """By step: whether every gradient is still a view of its bucket, and whether all sums began before the end."""
+    found = []
+    finish = GradientReducer.finish
+
+    def noting(self: GradientReducer) -> None:
+        views = all(p.grad is not None and p.grad._base is b.flat for b in self._buckets for _, p in b.members)
+        found.append((views, self._next == len(self._buckets) > 0))
+        finish(self)
+
+    moves = ((0, 0, 2), (7, 2, 2), (14, 1, 2))
+    case = Case("vit", 4, moves, 4, ways=(("zero_bubble", 2), ("zero_bubble", 1), ("interleaved", 2)))
+    with mock.patch.object(GradientReducer, "finish", noting):
+        elastic_run(world, case, "", folder)
+    return found
+
+
+def test_weights_apart_are_reduced_in_their_buckets_and_overlapped(ranks: RankPool, tmp_path: Path) -> None:
+    """Torch adds what zero_bubble computes apart to ``.grad`` itself, past autograd's hooks."""
+    for found in ranks.run(4, reductions, str(tmp_path)):
+        assert found == [(True, True)] * 20
+
+
+class TwiceUsed(nn.Module):
+    """A bias beside two weights: what zero_bubble's split would count twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.shared = (nn.Parameter(torch.ones(*shape)) for shape in ((4, 4), (4, 4), (4,)))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = nn.functional.linear(hidden, self.first, self.shared).tanh()
+        return nn.functional.linear(hidden, self.second, self.shared)
+
+
+def splits_a_shared_weight(world: World) -> str:
+    schedule = schedule_of(TwiceUsed, world, "zero_bubble", 1, 2)
+    try:
+        run(world, schedule, rows=4)
+    except UserError as error:
+        return str(error)
+    return "ran"
+
+
+def test_a_weight_that_is_used_twice_is_not_split(ranks: RankPool) -> None:
+    first, last = ranks.run(2, splits_a_shared_weight)
+    assert first == "ran"  # stage 0 has its backward whole
+    assert "zero_bubble cannot split" in last and len(last.splitlines()) == 1
+
+
+MISTAKES = {
+    "pipe.schedule=1f1b pipe.stages_per_rank=2": "pipe.stages_per_rank: 2 is not allowed; schedule 1f1b",
+    "pipe.schedule=interleaved pipe.stages_per_rank=1": "needs at least 2",
+    "pipe.schedule=interleaved pipe.initial_length=2 pipe.microbatches=5": "takes 4 or 6",
+    "pipe.schedule=zero_bubble pipe.initial_length=4 pipe.microbatches=11": "takes 10 or 12",
+    "pipe.schedule=1f1b pipe.initial_length=4 pipe.microbatches=2": "at least pipe.initial_length = 4",
+    "pipe.checkpoint=sometimes": "one of never, except_last, always, selective",
+}
+
+
+@pytest.mark.parametrize("overrides", MISTAKES)
+def test_a_bad_combination_is_one_line(overrides: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(configuration_file("vit"), overrides.split())
+    assert MISTAKES[overrides] in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1

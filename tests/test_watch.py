@@ -1,0 +1,85 @@
+"""Costs that were measured before training follow what the stages take while training, and the cut follows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ranks import RankPool
+from test_planner import even_job
+
+from pipetransformer.distributed import World
+from pipetransformer.measure import Measurements
+from pipetransformer.pipe.planner import Constraints, best_plan
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.step import PhaseSeconds
+from pipetransformer.watch import CostWatch
+
+NUM_BLOCKS, BATCH = 6, 8
+CONSTRAINTS = Constraints(
+    world_size=2, global_batch_size=BATCH, schedules=(("1f1b", 1),), microbatches=2, pipeline_lengths=(2,),
+    memory_limit=None,
+)  # fmt: skip
+
+
+def measurements() -> Measurements:
+    """Eight equal units of 10 ns forward and 20 ns backward a row."""
+    job = even_job(NUM_BLOCKS + 2)
+    return Measurements(job, {0: job.by_rows[1]}, modal_length=0, measured_lengths=(0,), memcpy_bytes_per_second=1.0)
+
+
+def watched(world: World, plan: ParallelPlan, slow: tuple[float, float], num_steps: int) -> Any:
+    """What a rank believes after steps whose stages took ``slow`` times what was expected."""
+    watch = CostWatch(measurements(), rank=world.rank, global_batch_size=BATCH)
+    batches: Any = [SimpleNamespace(length=0)] * num_steps
+    units = len(plan.units_of(world.rank))
+    rows = BATCH // plan.dp
+    forward = units * rows * 10e-9 * num_steps * slow[world.rank % 2]
+    watch.spent(PhaseSeconds(forward=forward, backward=2 * forward))
+    watch.trained(plan, batches)
+    return watch.take()
+
+
+def test_a_slow_stage_hands_over_units(ranks: RankPool) -> None:
+    plan = ParallelPlan(0, 2, 1, (4,), 2, "1f1b", None, NUM_BLOCKS)
+    first, second = ranks.run(2, watched, plan, (1.0, 3.0), 20)
+    assert first == second
+    unit, before = first.job.by_rows[1], measurements().job.by_rows[1]
+    assert sum(unit.step_ns) == pytest.approx(sum(before.step_ns), rel=0.02)  # all together: as calibrated
+    assert unit.forward_ns[7] == pytest.approx(3 * unit.forward_ns[0], rel=0.1)
+    assert first.by_length[0] == unit
+    best, _ = best_plan(0, cached=None, costs=first.job, constraints=CONSTRAINTS, num_blocks=NUM_BLOCKS, calibration={})
+    assert best is not None and best.plan.boundaries == (5,)
+
+
+def test_what_was_expected_changes_nothing(ranks: RankPool) -> None:
+    plan = ParallelPlan(2, 2, 1, (5,), 2, "1f1b", None, NUM_BLOCKS)
+    found, _ = ranks.run(2, watched, plan, (1.0, 1.0), 20)
+    assert found == measurements()
+
+
+def test_a_machine_that_is_slower_as_a_whole_changes_nothing(ranks: RankPool) -> None:
+    plan = ParallelPlan(0, 2, 1, (4,), 2, "1f1b", None, NUM_BLOCKS)
+    found, _ = ranks.run(2, watched, plan, (2.0, 2.0), 20)
+    assert found == measurements()
+
+
+def test_few_steps_tell_nothing(ranks: RankPool) -> None:
+    plan = ParallelPlan(0, 2, 1, (4,), 2, "1f1b", None, NUM_BLOCKS)
+    assert ranks.run(2, watched, plan, (1.0, 3.0), 9) == [None, None]
+
+
+def test_a_gain_that_may_be_noise_is_left() -> None:
+    from test_planner import autopipe
+
+    controller = autopipe(world_size=2, pipe={"initial_length": 2}, train={"epochs": 1, "batch_size": BATCH, "lr": 0.1})
+    costs = measurements().job
+    even = ParallelPlan(0, 2, 1, (4,), 2, "1f1b", None, NUM_BLOCKS)
+    choice = controller.first_plan(costs, {})
+    keep = dict(remaining_steps=1000, costs=costs, calibration={})
+    assert choice.plan.boundaries == (4,)
+    assert not controller.pays(choice, current=choice.plan, **keep)
+    assert controller.pays(choice, current=replace(choice.plan, boundaries=(6,)), **keep)
+    assert not controller.pays(replace(choice, transition_seconds=1.0), current=replace(even, boundaries=(6,)), **keep)
