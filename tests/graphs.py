@@ -48,7 +48,8 @@ class _Residual(nn.Module):
 
 
 class LongSkips(nn.Module):
-    """Every level of the encoder feeds the decoder past all that is deeper; the input itself is used at the end."""
+    """Every level of the encoder feeds the decoder past all that is deeper; the input itself is used at the end. One
+    tensor is changed through a view of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,6 +66,7 @@ class LongSkips(nn.Module):
             skips.append(hidden)
             hidden = F.max_pool2d(hidden, 2)
         hidden = self.bottom(hidden)
+        hidden[:, :2].add_(skips[-1].mean())
         for conv, skip in zip(reversed(self.up), reversed(skips)):
             hidden = F.interpolate(hidden, size=skip.shape[-2:])
             hidden = torch.tanh(conv(torch.cat((hidden, skip), dim=1)))
@@ -102,7 +104,7 @@ class _Cell(nn.Module):
 
 
 class TiedLanguageModel(nn.Module):
-    """Tied embeddings, position ids and a mask made of the token ids: 0 pads. A state that counts nothing."""
+    """Tied embeddings, position ids, a mask made of the token ids (0 pads) through a view, and a layer never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +120,7 @@ class TiedLanguageModel(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         steps = torch.arange(ids.shape[1], device=ids.device)
         mask = torch.zeros(ids.shape[1], ids.shape[1], dtype=self.scale.dtype)
-        mask.masked_fill_(steps[:, None] < steps[None, :], -1e9)
+        mask[:-1].masked_fill_(steps[:-1, None] < steps[None, :], -1e9)
         mask = mask + (ids == 0).to(mask.dtype)[:, None, :] * -1e9
         hidden = self.tokens(ids) + self.positions(steps)
         for block in self.blocks:
@@ -139,6 +141,24 @@ class _Attention(nn.Module):
         return self.out(torch.softmax(scores, dim=-1) @ value)
 
 
+class WithoutGradients(nn.Module):
+    """Numbers and a detached tensor, made of what the first layer gives, that the last layers need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.body = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())))
+        self.table = nn.Embedding(8, 8)
+        self.last = nn.Linear(8, 5)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.first(rows)
+        largest, scale = hidden.argmax(1), hidden.detach().std(1, keepdim=True)
+        with torch.no_grad():
+            shift = hidden.cumsum(1)
+        return self.last(self.body(hidden) * scale + self.table(largest) + shift)
+
+
 def _images(rows: int) -> Tensor:
     return torch.randn(rows, 3, 8, 8, dtype=torch.float64)
 
@@ -154,6 +174,7 @@ MODELS: dict[str, _Model] = {
     "long skips": (LongSkips, _images),
     "two inputs": (TwoInputCells, _images),
     "tied": (TiedLanguageModel, _ids),
+    "without gradients": (WithoutGradients, lambda rows: torch.randn(rows, 6, dtype=torch.float64)),
 }
 
 

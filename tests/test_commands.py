@@ -85,6 +85,17 @@ def test_the_longest_path_leaves_out_what_runs_beside_it() -> None:
 # ---- partition -------------------------------------------------------------------------------------------------------
 
 
+def test_depth_counts_levels_as_the_original_does() -> None:
+    """At depth 3 GPT-2 may be cut between the halves of its blocks."""
+    model = zoo_model("gpt2")
+    inputs = (model.example(batch_size=1, seed=0, **model.small_input),)
+    blocks, halves = (
+        [unit.name for unit in trace(model.build(**model.small), inputs, depth=depth).units] for depth in (2, 3)
+    )
+    assert blocks[2:6] == [f"transformer.h.{number}" for number in range(4)]
+    assert halves[2:6] == [f"transformer.h.0.{part}" for part in ("ln_1", "attn", "ln_2", "mlp")]
+
+
 @pytest.mark.parametrize("recompute", [True, False])
 def test_parts_run_as_the_model(recompute: bool) -> None:
     """Timing leaves weights and running statistics alone, and every part has as many rounds as asked for."""

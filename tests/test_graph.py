@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from pipetransformer.distributed import World
 from pipetransformer.errors import UserError
 from pipetransformer.graph import Graph, GraphPipeline, GraphStage, profile_graph, recomputing, trace
+from pipetransformer.graph import pipeline as pipeline_module
+from pipetransformer.graph.torch_calls import SENDS_WITHOUT_GRADIENTS
 
 EXACT = 1e-10
 
@@ -61,7 +63,7 @@ def run_apart(stages: list[GraphStage], names: tuple[str, ...], inputs: tuple[Te
 def test_every_cut_gives_the_model_s_gradients_and_statistics(name: str) -> None:
     """Stages of one process share tied weights, so autograd sums those itself."""
     _, graph = traced(name)
-    assert graph.num_units > 8
+    assert graph.num_units >= 8
     data, target = batch(name, num_microbatches=2)
     expected = reference(build(name), data, target, num_microbatches=2)
     choice = random.Random(0)
@@ -89,9 +91,9 @@ def trains(world: World, name: str, cases: list[tuple[str, int]]) -> list[dict[s
     model, graph = traced(name)
     state = copy.deepcopy(model.state_dict())
     for kind, num_microbatches in cases:
+        data, target = batch(name, num_microbatches=num_microbatches)
         model.load_state_dict(state)
         model.zero_grad()
-        data, target = batch(name, num_microbatches=num_microbatches)
         expected = reference(model, data, target, num_microbatches=num_microbatches)
         pipeline = GraphPipeline(
             graph,
@@ -102,6 +104,9 @@ def trains(world: World, name: str, cases: list[tuple[str, int]]) -> list[dict[s
             group=dist.group.WORLD,
         )
         held = {key: bool(torch.equal(value, state[key])) for key, value in pipeline.stage.state_dict().items()}
+        pipeline.train((data,), target)  # the first step may send more, to set up
+        model.load_state_dict(state)
+        pipeline.stage.zero_grad()
         with _SentBytes() as sent:
             losses = pipeline.train((data,), target)
         spec = pipeline.stage.spec
@@ -146,6 +151,8 @@ class _SentBytes:
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_on_ranks_give_the_model_s_gradients(ranks: RankPool, name: str, num_stages: int) -> None:
     cases = [("gpipe", 2), ("1f1b", 4)] if num_stages == 3 else [("gpipe", 4), ("1f1b", 2)]
+    if name == "without gradients" and not SENDS_WITHOUT_GRADIENTS:
+        pytest.skip("not in this version of torch, which says so")
     by_rank = ranks.run(num_stages, trains, name, cases)
     for number in range(len(cases)):
         results = [result[number] for result in by_rank]
@@ -165,6 +172,8 @@ def test_stages_on_ranks_give_the_model_s_gradients(ranks: RankPool, name: str, 
 def test_all_models_and_schedules(ranks: RankPool, name: str, num_stages: int) -> None:
     cases = [("gpipe", 2), ("gpipe", 4), ("1f1b", 2), ("1f1b", 4)]
     cases = [case for case in cases if case[0] == "gpipe" or case[1] >= num_stages]
+    if name == "without gradients" and not SENDS_WITHOUT_GRADIENTS:
+        pytest.skip("not in this version of torch, which says so")
     for results in ranks.run(num_stages, trains, name, cases, timeout=300):
         for result in results:
             assert max(result["errors"].values()) < EXACT, result["errors"]
@@ -199,10 +208,20 @@ def test_side_computations_and_inputs_are_never_sent() -> None:
     assert graph.crossing_bytes(graph.num_units - 3) == ROWS * 4 * 8 * 8 * 8
 
 
+def test_a_version_that_cannot_send_what_has_no_gradient_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_module, "SENDS_WITHOUT_GRADIENTS", False)
+    _, graph = traced("without gradients")
+    options: dict[str, Any] = {"num_microbatches": 2, "kind": "gpipe", "loss": loss, "group": None}
+    with pytest.raises(UserError, match="argmax, which has no gradient"):
+        GraphPipeline(graph, boundaries=(2,), **options)
+    GraphPipeline(graph, boundaries=(), **options)
+
+
 def test_depth_gives_coarser_units() -> None:
+    names = [unit.name for unit in traced("residual", depth=1)[1].units]
+    assert names == ["stem", "blocks.0", "blocks.1", "blocks.2", "ResidualNet", "head"]
     names = [unit.name for unit in traced("residual", depth=2)[1].units]
-    assert [n for n in names if n.startswith("blocks")] == ["blocks.0", "blocks.1", "blocks.2"]
-    assert len(traced("residual")[1].units) > len(names)
+    assert names[:4] == ["stem.0", "stem.1", "blocks.0.conv1", "blocks.0.norm1"]
 
 
 def test_calls_of_one_module_are_units_of_their_own_and_share_its_weight() -> None:
@@ -361,12 +380,15 @@ class _Overwrites(nn.Module):
     ("model", "named"),
     [(_Branches(), "if rows.sum() > 0"), (_Picks(), "aten."), (_Overwrites(), "changes its input rows in place")],
 )
-def test_models_that_cannot_be_cut_are_one_line(model: nn.Module, named: str) -> None:
+def test_models_that_cannot_be_cut_are_one_line(
+    model: nn.Module, named: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UserError) as caught:
         trace(model, (torch.ones(2, 4),))
     line = str(caught.value)
     assert "\n" not in line
     assert named in line and type(model).__name__ in line
+    assert capfd.readouterr() == ("", "")
 
 
 def test_modes_and_weights_are_left_alone() -> None:

@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
+from pipetransformer.errors import UserError
 from pipetransformer.graph.graph import Graph, GraphTensor
 from pipetransformer.graph.stage import GraphStage, RunSegment
 from pipetransformer.graph.tied import sum_tied_gradients
-from pipetransformer.graph.torch_calls import build_graph_schedule
+from pipetransformer.graph.torch_calls import SENDS_WITHOUT_GRADIENTS, build_graph_schedule
 
 __all__ = ["GraphPipeline"]
 
@@ -30,6 +31,9 @@ class GraphPipeline:
         kind: "gpipe" or "1f1b".
         loss: of one micro-batch's output and target; divides by the size of the whole batch itself.
         segments, run: see ``GraphStage``; ``segments`` outside the stage are ignored.
+
+    Raises:
+        UserError: a cut sends a tensor that has no gradient, and this version of torch cannot.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class GraphPipeline:
         segments: Sequence[int] = (),
         run: RunSegment | None = None,
     ) -> None:
+        _check_gradients(graph, boundaries)
         index = dist.get_rank(group) if boundaries else 0
         units = graph.stages(boundaries)[index]
         inner = [unit for unit in segments if units.start < unit < units.stop]
@@ -145,6 +150,16 @@ class GraphPipeline:
         given = [tuple(tensor.shape) for tensor in inputs]
         if given != expected:
             raise RuntimeError(f"stage {self._index} was built for inputs {expected} and got {given}")
+
+
+def _check_gradients(graph: Graph, boundaries: Sequence[int]) -> None:
+    """The same on all ranks: one that gave up alone would leave the others waiting."""
+    without = next((t.name for cut in boundaries for t in graph.crossing(cut) if not t.requires_grad), None)
+    if without is not None and not SENDS_WITHOUT_GRADIENTS:
+        raise UserError(
+            f"the cut sends {without}, which has no gradient, and pipelines of torch {torch.__version__} cannot; "
+            "update torch or cut elsewhere"
+        )
 
 
 def _examples(tensors: Sequence[GraphTensor], *, training: bool) -> list[Tensor]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,12 @@ from torch import Tensor, fx, nn
 
 # Note: tensors without data have no public name.
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, _utils
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.export import ExportedProgram
 
 __all__ = [
+    "SENDS_WITHOUT_GRADIENTS",
     "aliases",
     "build_graph_schedule",
     "export",
@@ -29,14 +33,29 @@ __all__ = [
     "written",
 ]
 
+# Note: stages of torch 2.11 take all that they receive to have a gradient; later ones look, in metadata of their own.
+SENDS_WITHOUT_GRADIENTS = hasattr(_utils, "_StageMeta")
+
 
 def export(model: nn.Module, example: tuple[Tensor, ...]) -> ExportedProgram:
     """The training graph of ``model`` for the shapes of ``example``; raises whatever torch.export raises.
 
     Note: ``strict=False`` runs the model's Python as it is; it is not the default everywhere. The graph that comes out
-    is the training one: in-place changes, dropout and ``batch_norm(training=True)`` are as the model wrote them.
+    is the training one: in-place changes, dropout and ``batch_norm(training=True)`` are as the model wrote them. Where
+    it fails it prints the graph so far and logs a traceback beside the error that it raises.
     """
-    return torch.export.export(model, example, strict=False)
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()), _no_logging():
+        return torch.export.export(model, example, strict=False)
+
+
+@contextmanager
+def _no_logging() -> Iterator[None]:
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
 
 
 def export_failure(error: BaseException) -> tuple[str, str, str]:
@@ -71,9 +90,22 @@ def module_call(node: fx.Node, depth: int | None) -> tuple[str, str] | None:
     stack: Mapping[str, tuple[str, Any]] | None = node.meta.get("nn_module_stack")
     if not stack:
         return None
-    path = ".".join(list(stack.values())[-1][0].split(".")[:depth])
+    called = [path for path, _ in stack.values()]
+    path = _cut_path(called[-1], depth, called=called)
     call = next((key.partition("@")[2] for key, (entered, _) in stack.items() if entered == path), "")
     return path, call
+
+
+def _cut_path(path: str, depth: int | None, *, called: Sequence[str]) -> str:
+    """The first ``depth`` levels of ``path``. A module of a list is one level with it, as h.0: a list is never called,
+    as a sequence of layers is."""
+    levels: list[str] = []
+    for name in path.split("."):
+        if name.isdigit() and levels and ".".join(levels) not in called:
+            levels[-1] += f".{name}"
+        else:
+            levels.append(name)
+    return ".".join(levels[:depth])
 
 
 def _schema(node: fx.Node) -> Any:

@@ -34,8 +34,8 @@ def trace(model: nn.Module, example: tuple[Tensor, ...], *, depth: int | None = 
 
     Args:
         example: the model's positional inputs, dimension 0 being the batch.
-        depth: levels of the module tree that units tell apart; 1 are the model's direct children. None: all, down to
-            single layers.
+        depth: levels of the module tree that units tell apart; 1 are the model's direct children, and the modules of a
+            ModuleList are one level with it. None: all, down to single layers.
 
     Raises:
         UserError: the model cannot be exported or cut; names the operator.
@@ -77,7 +77,8 @@ def trace(model: nn.Module, example: tuple[Tensor, ...], *, depth: int | None = 
 def _unexportable(model: nn.Module, error: Exception) -> str:
     operator, place, reason = export_failure(error)
     where = "".join((f" at {operator}" if operator else "", f", line `{place}`" if place else ""))
-    return f"unexportable model: {type(model).__name__} fails{where}: {reason.rstrip('.')}; see torch.export's limits"
+    remedy = "rewrite that line" if place else "rewrite it"
+    return f"unexportable model: {type(model).__name__} fails{where}: {reason.rstrip('.')}; {remedy} for torch.export"
 
 
 def _calls(program: Program, depth: int | None) -> list[tuple[str, str]]:
