@@ -411,5 +411,17 @@ def _validated(values: dict[str, Any]) -> Config:
         raise UserError(explain(error, schema=Config, values=values)) from None
 
 
+def config_page() -> str:
+    """docs/config.md."""
+    head = (
+        "# Configuration",
+        "",
+        "A configuration is a YAML file of sections. Any key can be set on the command line, after the file:",
+        "`train.lr=1e-3`, `'model.kwargs={patch_size: 4}'`, `model.kwargs.patch_size=4`, `run.id=null`. The value is",
+        "YAML; a mapping replaces the one in the file. A key that is not listed here is refused.",
+    )
+    return reference(Config, head=head, command="python -m pipetransformer.config > docs/config.md")
+
+
 if __name__ == "__main__":
-    print(reference(Config), end="")
+    print(config_page(), end="")

@@ -75,19 +75,15 @@ def explain(error: ValidationError, *, schema: type[BaseModel], values: Mapping[
     return f"{key}: {_quote(given)} is not allowed; give {expected}"
 
 
-def reference(schema: type[BaseModel]) -> str:
-    """The documentation of every key, as Markdown."""
-    lines = [
-        "# Configuration",
-        "",
-        "A configuration is a YAML file of sections. Any key can be set on the command line, after the file:",
-        "`train.lr=1e-3`, `'model.kwargs={patch_size: 4}'`, `model.kwargs.patch_size=4`, `run.id=null`. The value is",
-        "YAML; a mapping replaces the one in the file. A key that is not listed here is refused.",
-        "",
-        "This page is written by `python -m pipetransformer.config > docs/config.md`: edit the schema, not the page.",
-        "",
-        *_table((name, field) for name, field in schema.model_fields.items() if not _fields(field.annotation)),
-    ]
+def reference(schema: type[BaseModel], *, head: Sequence[str], command: str) -> str:
+    """The documentation of every key, as Markdown.
+
+    Args:
+        head: lines above the tables. command: what writes the page.
+    """
+    lines = [*head, "", f"This page is written by `{command}`: edit the schema, not the page."]
+    if top := [(name, field) for name, field in schema.model_fields.items() if not _fields(field.annotation)]:
+        lines += ["", *_table(top)]
     for name, field in schema.model_fields.items():
         if fields := _fields(field.annotation):
             lines += ["", f"## `{name}`: {field.description}", "", *_table(fields.items())]

@@ -14,9 +14,9 @@ class UserError(Exception):
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """While inside, an OSError is a user's mistake: a full disk, a folder without permission."""
+def writing(path: Path, *, key: str = "run.dir") -> Iterator[None]:
+    """While inside, an OSError is a user's mistake with ``key``: a full disk, a folder without permission."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"run.dir: {path} cannot be written ({error.strerror or error})") from error
+        raise UserError(f"{key}: {path} cannot be written ({error.strerror or error})") from error

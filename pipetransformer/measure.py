@@ -7,11 +7,11 @@ user's cache, and the next job of the same shapes on the same kind of machine st
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from pipetransformer.config import Config, TrainConfig
 from pipetransformer.data import Batch, Dataset, cache_folder
-from pipetransformer.distributed import World, synchronize
+from pipetransformer.distributed import World, device_memory, synchronize
 from pipetransformer.errors import UserError
 from pipetransformer.links import median_seconds, reduction_seconds, send_seconds
 from pipetransformer.models import Chain
@@ -31,9 +31,18 @@ from pipetransformer.pipe.planner import microbatch_choices
 from pipetransformer.pipe.profile import profile_units
 from pipetransformer.pipe.profile_file import Profile, file_name, load_profile, save_profile
 
-__all__ = ["Measurements", "Workload", "full_batches", "measure_profile", "samples_by_length"]
+__all__ = [
+    "Measurements",
+    "Workload",
+    "costs_key",
+    "device_name",
+    "full_batches",
+    "measure_profile",
+    "samples_by_length",
+]
 
 _UPDATE_BYTES = 2**26  # far more than a cache holds, as weights and moments are
+_CONTENTION_REPEATS = 15
 _RARE = 0.1
 """A padded length of a smaller share of samples is not measured."""
 
@@ -127,55 +136,70 @@ def measure_profile(
     chain: Chain, dataset: Dataset, *, batches: Sequence[Batch], workload: Workload, config: Config, world: World
 ) -> Profile:
     """Collective. What was kept of an earlier job, or else profiles the chain, whole on every rank, on real samples."""
-    key = _key(chain, workload=workload, config=config, world=world)
-    path = cache_folder() / "profiles" / file_name(key)
-    found: list[Profile | None] = [_kept(path) if world.rank == 0 else None]
+    key = _key(workload=workload, config=config, world=world)
+    found: list[Profile | None] = [_kept(key) if world.rank == 0 else None]
     if world.size > 1:
         dist.broadcast_object_list(found, src=0)
     if found[0] is not None:
         return found[0]
     profile = _measure(chain, dataset, key=key, batches=batches, workload=workload, config=config, world=world)
     if world.rank == 0:
-        with contextlib.suppress(UserError):  # the next job measures anew then
-            save_profile(profile, path)
+        with contextlib.suppress(UserError, RuntimeError):  # no place to keep it: the next job measures anew
+            save_profile(profile, _path(key))
     return profile
 
 
-def _kept(path: Path) -> Profile | None:
+def _path(key: Mapping[str, object]) -> Path:
+    return cache_folder() / "profiles" / file_name(key)
+
+
+def _kept(key: Mapping[str, object]) -> Profile | None:
     try:
-        return load_profile(path)
-    except UserError:
+        return load_profile(_path(key))
+    except (UserError, RuntimeError):
         return None
 
 
-def _key(chain: Chain, *, workload: Workload, config: Config, world: World) -> dict[str, object]:
-    """All that the costs depend on."""
-    train = config.train
-    shapes = [(name, list(p.shape)) for name, p in chain.named_parameters(range(chain.num_units)).items()]
-    on_gpu = world.device.type == "cuda"
+def costs_key(config: Config) -> dict[str, object]:
+    """What of a configuration the costs depend on."""
     return {
-        "model": f"{type(chain.model).__name__} {hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]}",
-        "rows": list(workload.rows),
-        "lengths": list(workload.lengths),
-        "precision": train.precision,
-        "optimizer": train.optimizer,
-        "momentum": train.momentum > 0,
-        "device": torch.cuda.get_device_name(world.device) if on_gpu else f"{platform.machine()} {_processor()}",
-        "threads": torch.get_num_threads(),
-        "ranks": world.size,
-        "nodes": world.num_nodes,
-        "torch": torch.__version__,
+        "model": config.model.model_dump(mode="json", exclude={"pretrained"}),
+        "image_size": config.data.image_size,
+        "precision": config.train.precision,
+        "optimizer": [config.train.optimizer, config.train.momentum > 0],
         "weights_apart": _weights_apart(config),
         "checkpoint": config.pipe.checkpoint,
     }
 
 
-def _processor() -> str:
+def _key(*, workload: Workload, config: Config, world: World) -> dict[str, object]:
+    """All that the costs depend on."""
+    device = device_name(world.device)
+    devices = [device] * world.size
+    if world.size > 1:
+        dist.all_gather_object(devices, device)
+    return {
+        **costs_key(config),
+        "rows": list(workload.rows),
+        "lengths": list(workload.lengths),
+        "device": ", ".join(sorted(set(devices))),
+        "threads": torch.get_num_threads(),
+        "ranks": world.size,
+        "nodes": world.num_nodes,
+        **{name: version(name) for name in ("torch", "timm", "transformers")},
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Of the GPU or the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+        lines = []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+    return f"{platform.machine()} {name}"
 
 
 def _weights_apart(config: Config) -> bool:
@@ -240,9 +264,33 @@ def _measure(
         send=send,
         reduction=reduction,
         num_ranks=world.size,
+        contention=_contention(chain, dataset, example[modal], rows=workload.share, world=world),
         recompute=config.pipe.checkpoint,
     )
-    return Profile(key, job, measured, 1.0 / memcpy_s)
+    return Profile(key, job, measured, 1.0 / memcpy_s, device_memory(world.device))
+
+
+def _contention(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int, world: World) -> float:
+    """Collective. How long a forward takes while all ranks of a node compute, over what it takes one alone."""
+    if world.local_size == 1 or world.device.type == "cuda":
+        return 1.0
+    raw = dataset.inputs(np.resize(batch.ids, rows), length=batch.length, epoch=0)
+    inputs = {key: raw[key] for key in chain.input_keys}
+
+    def forward() -> None:
+        with torch.no_grad():
+            chain.run(range(0, 2), raw[chain.family.main_input], inputs)
+
+    dist.barrier()
+    together, alone = median_seconds(forward, repeats=_CONTENTION_REPEATS), 0.0
+    for rank in range(world.local_size):
+        dist.barrier()
+        if world.local_rank == rank:
+            alone = median_seconds(forward, repeats=_CONTENTION_REPEATS)
+    dist.barrier()
+    ratio = torch.tensor(together / alone, dtype=torch.float64)
+    dist.all_reduce(ratio, op=dist.ReduceOp.MAX)
+    return max(1.0, float(ratio))
 
 
 def _maximum(costs: UnitCosts) -> UnitCosts:

@@ -16,7 +16,7 @@ from pipetransformer.layout import Layout, Move
 from pipetransformer.measure import Measurements, Workload, measure_profile
 from pipetransformer.models import Chain
 from pipetransformer.pipe.controller import AutoPipe, Choice
-from pipetransformer.pipe.planner import divisors
+from pipetransformer.pipe.planner import divisors, predict
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.step import PhaseSeconds, Stepper
 from pipetransformer.watch import CostWatch
@@ -77,6 +77,7 @@ class Planning:
         self.calibration = calibrate(
             self._autopipe.static_layouts, enter_plan=enter, stepper=stepper, measurements=self._costs, batches=batches
         )
+        self._corrections = dict(self.calibration.corrections)
         if self._world.device.type == "cpu":
             self._watch = CostWatch(self._costs, rank=self._world.rank, global_batch_size=batch_size)
 
@@ -90,15 +91,29 @@ class Planning:
         if self._watch is not None:
             self._watch.trained(plan, batches)
 
-    def remeasure(self) -> None:
-        """Collective. From now on plans are chosen by what stages took in training."""
+    def entered(self) -> None:
+        """Another plan is at work: what its stages take is not what the ones before took."""
         if self._watch is not None:
-            self._costs = self._watch.take() or self._costs
+            self._watch.clear()
+
+    def remeasure(self) -> bool:
+        """Collective. From now on plans are chosen by what stages took in training; whether that was news.
+
+        The corrections are those of the timed layouts, by the costs as they are now.
+        """
+        costs = self._watch.take() if self._watch is not None else None
+        if costs is None:
+            return False
+        assert self.calibration is not None
+        self._costs, batch_size = costs, self._config.train.batch_size
+        for pp, plan in self.calibration.static_plans.items():
+            expected = predict(plan, costs=costs.job, global_batch_size=batch_size).step_seconds
+            self._corrections[pp] = self.calibration.static_seconds[pp][costs.modal_length] / expected
+        return True
 
     def first(self) -> Choice:
         """The plan to start with."""
-        assert self.calibration is not None
-        return self._autopipe.first_plan(self._costs.job, self.calibration.corrections)
+        return self._autopipe.first_plan(self._costs.job, self._corrections)
 
     def choose(self, frozen: int, *, step: int, current: ParallelPlan) -> Choice | None:
         """The plan for ``frozen`` blocks over the rest of the run; None where no layout fits in memory."""
@@ -117,14 +132,13 @@ class Planning:
 
     def replan(self, *, step: int, current: ParallelPlan) -> Choice | None:
         """Another plan for the blocks that are frozen already, where costs measured in training make it pay."""
-        assert self.calibration is not None
         choice = self._ask(current.frozen, {current.cached: 0.0}, step=step, current=current)
         if choice is None or not self._autopipe.pays(
             choice,
             current=current,
             remaining_steps=self._agenda.total_steps - step,
             costs=self._costs.job,
-            calibration=self.calibration.corrections,
+            calibration=self._corrections,
         ):
             return None
         return choice
@@ -137,6 +151,6 @@ class Planning:
             remaining_steps=self._agenda.total_steps - step,
             current=current,
             costs=self._costs.job,
-            calibration=self.calibration.corrections,
+            calibration=self._corrections,
             fixed_seconds=self._fastest_move,
         )

@@ -210,15 +210,21 @@ def _check_agreement(chain: Chain, datasets: Mapping[str, Dataset], *, world: Wo
                 )
 
 
-def check_layout(config: Config, *, world: World, num_units: int) -> None:
-    """Refuses pipeline settings that no layout of this job can have. Raises UserError."""
-    pipe, batch_size, world_size = config.pipe, config.train.batch_size, world.size
+def check_layout(config: Config, *, world_size: int, local_size: int, num_units: int) -> None:
+    """Refuses pipeline settings that no layout of this job can have. Raises UserError.
+
+    Args:
+        local_size: ranks of a node, which holds whole pipelines.
+    """
+    pipe, batch_size = config.pipe, config.train.batch_size
     if isinstance(pipe.initial_length, int):
-        if world.local_size % pipe.initial_length:
-            allowed = ", ".join(str(d) for d in divisors(world.local_size))
-            whole = "world size" if world.num_nodes == 1 else "number of ranks of a node, which holds whole pipelines:"
+        if local_size % pipe.initial_length:
+            allowed = ", ".join(str(d) for d in divisors(local_size))
+            whole = (
+                "world size" if local_size == world_size else "number of ranks of a node, which holds whole pipelines:"
+            )
             raise UserError(
-                f"pipe.initial_length: {pipe.initial_length} does not divide the {whole} {world.local_size}; "
+                f"pipe.initial_length: {pipe.initial_length} does not divide the {whole} {local_size}; "
                 f"give one of {allowed}"
             )
         if pipe.initial_length > num_units:
@@ -228,9 +234,11 @@ def check_layout(config: Config, *, world: World, num_units: int) -> None:
             )
         per_rank = min(stages for _, stages in schedules_of(config))
         if pipe.initial_length > 1 and pipe.initial_length * per_rank > num_units:
+            most = num_units // pipe.initial_length
+            remedy = f"at most {most}" if most > 1 else "a smaller pipe.initial_length, or pipe.schedule 1f1b"
             raise UserError(
                 f"pipe.stages_per_rank: {per_rank} x pipe.initial_length {pipe.initial_length} exceeds the {num_units} "
-                f"units (stem, blocks, head) of the model; give at most {num_units // pipe.initial_length}"
+                f"units (stem, blocks, head) of the model; give {remedy}"
             )
     first_dp = world_size // pipe.initial_length if isinstance(pipe.initial_length, int) else 1
     may_grow = config.freeze.policy != "none" and pipe.enabled and config.dp.enabled

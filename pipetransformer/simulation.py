@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError
 
 from pipetransformer.config import Count, CountOrZero, NotNegative, NumBytes, Positive, Section, Share
-from pipetransformer.config_words import Allowed, explain, text_keys
+from pipetransformer.config_words import Allowed, explain, reference, text_keys
 from pipetransformer.config_yaml import parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.policies import SchedulePolicy
@@ -22,7 +22,7 @@ from pipetransformer.pipe.planner import Constraints, divisors
 from pipetransformer.pipe.run_simulator import CacheCosts, Segment, SimulatedRun, simulate_run
 from pipetransformer.pipe.schedules import SCHEDULES
 
-__all__ = ["SimulationConfig", "load_simulation", "run_simulation"]
+__all__ = ["SimulationConfig", "costs_of", "load_simulation", "run_simulation", "simulation_page"]
 
 Frozen = Annotated[list[int], Allowed("a list of whole numbers, n by epoch, none below the one before")]
 
@@ -131,6 +131,8 @@ def load_simulation(path: str | Path, overrides: Sequence[str] = ()) -> Simulati
             f"freeze.frozen: {list(frozen)} is not allowed; give train.epochs = {config.train.epochs} numbers from 0 "
             f"to {blocks}, none below the one before"
         )
+    if not config.pipe.schedules:
+        raise UserError(f"pipe.schedules: it is empty; give some of {', '.join(SCHEDULES)}")
     for name in config.pipe.schedules:
         if name not in SCHEDULES:
             raise UserError(f"pipe.schedules: {name} is not known; give some of {', '.join(SCHEDULES)}")
@@ -212,9 +214,24 @@ def run_simulation(config: SimulationConfig) -> tuple[Segment, ...]:
         return segments
     if simulate(None) is None:
         raise UserError(
-            f"pipe.schedules: {', '.join(pipe.schedules)} with pipe.microbatches {pipe.microbatches} admit no layout; "
-            "set pipe.microbatches to null"
+            f"pipe: no layout of {config.model.blocks + 2} units takes schedules {', '.join(pipe.schedules)} with "
+            f"initial_length {pipe.initial_length} and microbatches {pipe.microbatches}; set both to null"
         )
     assert cluster.memory is not None
     least = smallest_limit(lambda limit: simulate(limit) is not None, refused=cluster.memory)
     raise UserError(f"cluster.memory: {cluster.memory} bytes hold no layout of this model; give at least {least}")
+
+
+def simulation_page() -> str:
+    """docs/simulation.md."""
+    head = (
+        "# A run on a cluster that is not there",
+        "",
+        "What `pipetransformer simulate FILE [key=value ...]` reads: a YAML file of sections. Links have",
+        "`bytes_per_second` (a size) and `latency_us` (10 if not given). Assumptions: [simulator.md](simulator.md).",
+    )
+    return reference(SimulationConfig, head=head, command="python -m pipetransformer.simulation > docs/simulation.md")
+
+
+if __name__ == "__main__":
+    print(simulation_page(), end="")

@@ -66,7 +66,7 @@ class Trainer:
         job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
         self.chain, self.built, self.datasets = job.chain, job.built, job.datasets
         self.train_data = self.datasets["train"]
-        check_layout(config, world=world, num_units=self.chain.num_units)
+        check_layout(config, world_size=world.size, local_size=world.local_size, num_units=self.chain.num_units)
         batches_per_epoch = len(self._train_batches(0))
         self.agenda = Agenda(batches_per_epoch, train.epochs, train.eval_every, config.checkpoint.every)
         self.total_steps = self.agenda.total_steps
@@ -175,7 +175,7 @@ class Trainer:
         self.report.decided(decision)
         now = self._plan.frozen
         most = min(decision.frozen, self.autopipe.max_frozen(self._plan))
-        self.planning.remeasure()
+        has_news = self.planning.remeasure()
         # Every rank holds the prefix: under pipe.memory_limit a longer one may fit in no layout.
         candidates = range(most, now, -1) if most > now else range(most, min(most + 1, now))
         choice = next((choice for frozen in candidates if (choice := self._choose(frozen)) is not None), None)
@@ -187,10 +187,11 @@ class Trainer:
                 else "no layout fits pipe.memory_limit"
             )
             self.report.held(self.step, frozen=frozen, wanted=decision.frozen, reason=why)
+        reason: str = self.config.freeze.policy
+        if most == now and has_news:
+            choice, reason = self.planning.replan(step=self.step, current=self._plan), "measured"
         if choice is not None:
-            self._enter(choice.plan, reason=self.config.freeze.policy, evidence={"choice": choice})
-        elif most == now and (choice := self.planning.replan(step=self.step, current=self._plan)) is not None:
-            self._enter(choice.plan, reason="measured", evidence={"choice": choice})
+            self._enter(choice.plan, reason=reason, evidence={"choice": choice})
 
     def _choose(self, frozen: int) -> Choice | None:
         return self.planning.choose(frozen, step=self.step, current=self._plan)
@@ -207,6 +208,7 @@ class Trainer:
         if plan.cached is not None and plan.cached != self.autocache.boundary:
             self._advance(plan.cached)
         self._open_feeds()
+        self.planning.entered()
 
     def _with_cache(self, plan: ParallelPlan) -> ParallelPlan:
         """``plan`` with the cache's memory reserved, or without a cache where that is declined; told once."""

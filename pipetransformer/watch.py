@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pipetransformer.data import Batch
 from pipetransformer.measure import Measurements
 from pipetransformer.pipe.costs import UnitCosts
-from pipetransformer.pipe.planner import unit_costs
+from pipetransformer.pipe.planner import recomputed_share, unit_costs
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.step import PhaseSeconds
 
@@ -34,10 +34,11 @@ class CostWatch:
     def __init__(self, measurements: Measurements, *, rank: int, global_batch_size: int) -> None:
         self._original = measurements
         self._rank, self._global_batch_size = rank, global_batch_size
-        self._plan: ParallelPlan | None = None
-        self._clear()
+        self.clear()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Forgets the steps that were seen: what comes is of another plan."""
+        self._plan: ParallelPlan | None = None
         self._num_steps = 0
         self._spent = [0.0, 0.0]
         self._expected = [0.0, 0.0]
@@ -51,19 +52,20 @@ class CostWatch:
         """The batches of these steps."""
         job, by_length = self._original.job, self._original.by_length
         unit = unit_costs(plan, job, global_batch_size=self._global_batch_size)
+        share = recomputed_share(job, plan.num_microbatches)
         modal = sum(by_length[self._original.modal_length].step_ns)
         weight = sum(sum(by_length[batch.length].step_ns) / modal for batch in batches) * plan.num_microbatches / 1e9
         for units in plan.active_units_of(self._rank):
             self._expected[0] += weight * sum(unit.forward_ns[units.start : units.stop])
             self._expected[1] += weight * sum(unit.backward_ns[units.start : units.stop])
-            self._expected[1] += weight * sum(unit.recompute_ns[units.start : units.stop])
+            self._expected[1] += weight * share * sum(unit.recompute_ns[units.start : units.stop])
         self._plan = plan
         self._num_steps += len(batches)
 
     def take(self) -> Measurements | None:
         """Collective. The measurements as the steps since the last call have them, of the slowest replica; None where
-        these were too few."""
-        if self._plan is None or self._num_steps < _FEWEST_STEPS:
+        these were too few, or where one stage has nothing to be compared with."""
+        if self._plan is None or self._num_steps < _FEWEST_STEPS or self._plan.pp == 1:
             return None
         num_units = self._plan.num_units
         ratios = torch.zeros(2, num_units, dtype=torch.float64)
@@ -75,7 +77,7 @@ class CostWatch:
         expected = torch.tensor([unit.forward_ns, unit.backward_ns], dtype=torch.float64)[:, first:]
         ratios[:, first:] *= expected.sum() / (expected * ratios[:, first:]).sum()
         ratios[:, :first] = 1.0
-        self._clear()
+        self.clear()
         forward, backward = ratios.tolist()
         scaled = {rows: _scaled(costs, forward, backward) for rows, costs in self._original.job.by_rows.items()}
         return replace(

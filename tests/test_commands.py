@@ -27,6 +27,7 @@ from pipetransformer.zoo import zoo_model
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DIGITS = str(REPOSITORY / "config" / "train_config_digits_all_in_one.yaml")
+PROFILE = "--profile of a file that is there"
 LABELS = (
     "number of cutting edges: ",
     "backward times include recomputation",
@@ -168,17 +169,19 @@ def profile(tmp_path: Path) -> str:
     """Of a model of 96 blocks on 1,024 ranks that nobody has here."""
     costs = costs_of(load_simulation(REPOSITORY / "config" / "simulation_1024.yaml"))
     path = tmp_path / "profile.json"
-    save_profile(Profile({"device": "none", "ranks": 1024, "torch": "0"}, costs, dict(costs.by_rows), 1e9), path)
+    key = {"device": "none", "ranks": 1024, "torch": "0", "precision": "float32"}
+    save_profile(Profile(key, costs, dict(costs.by_rows), 1e9), path)
     return str(path)
 
 
 def test_a_plan_for_every_number_of_frozen_blocks(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
     call = ["plan", DIGITS, "train.batch_size=4096", "--world-size=1024", "--gpus-per-node=8", f"--profile={profile}"]
     assert main(call) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:6].strip().isdigit()]
-    assert [int(row[0]) for row in rows] == list(range(97))
-    steps = [float(row[-3].replace(",", "")) for row in rows if len(row) >= 9]
-    assert steps[-1] < steps[0] / 10
+    _, titles, _, *lines = capsys.readouterr().out.splitlines()
+    assert [int(line.split()[0]) for line in lines] == list(range(97))
+    stop = titles.index("step ms") + len("step ms")
+    first, last = (float(line[:stop].split()[-1].replace(",", "")) for line in (lines[0], lines[-1]))
+    assert 0 < last < first / 10
 
 
 @pytest.mark.full
@@ -202,10 +205,29 @@ def test_a_plan_from_costs_measured_here(tmp_path: Path, capsys: pytest.CaptureF
         (["plan", "nowhere.yaml"], "nowhere.yaml"),
         (["partition", "--model", "resnet11"], "model: 'resnet11' is not in the zoo; did you mean resnet101? (known: "),
         (["partition", "--model", "gpt2", "--stages", "none"], "argument --stages: none is not allowed"),
+        (
+            ["partition", "--model", "gpt2", "--microbatches", "2"],
+            "--microbatches: 2 is fewer than the 4 stages that 1F1B",
+        ),
+        (
+            ["partition", "--model", "gpt2", "--dataset", "cifar10"],
+            "--dataset: cifar10 has images and gpt2 reads tokens",
+        ),
+        (
+            ["partition", "--model", "gpt2", "--size", "2048"],
+            "--size: 2048 is more than the 1024 tokens that gpt2 reads",
+        ),
+        (["simulate", "nowhere.yaml", "--picture", "x.foo"], "--picture: x.foo is no PNG file; give a name that ends"),
+        (
+            ["plan", DIGITS, "pipe.initial_length=4", "--world-size=2", PROFILE],
+            "pipe.initial_length: 4 does not divide",
+        ),
+        (["plan", DIGITS, "--world-size=1024", PROFILE], "train.batch_size: 64 is smaller than dp x M = 1024 x 1"),
+        (["plan", DIGITS, "train.precision=float64", PROFILE], "was measured with precision float32, and"),
         (["partition"], "the following arguments are required: --model"),
     ],
 )
-def test_a_mistake_is_one_line(call: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(call) == 2
+def test_a_mistake_is_one_line(call: list[str], line: str, profile: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"--profile={profile}" if part == PROFILE else part for part in call]) == 2
     (told,) = capsys.readouterr().err.splitlines()
     assert told.startswith("error: ") and line in told

@@ -14,14 +14,19 @@ NUM_CHAINS = 1000
 
 
 def brute_force(
-    costs: list[int], num_stages: int, crossing: list[int], memory: list[list[int]], limit: int | None
+    costs: list[int],
+    num_stages: int,
+    crossing: list[int],
+    memory: list[list[int]],
+    largest: list[int],
+    limit: int | None,
 ) -> tuple[int, tuple[int, ...]] | None:
     """(cost of the slowest stage, boundaries) of the best cut that fits: it orders as ``partition`` says."""
     n = len(costs)
     found = []
     for boundaries in combinations(range(1, n), num_stages - 1):
         stages = list(zip((0, *boundaries), (*boundaries, n)))
-        if limit is not None and any(sum(row[a:b]) > limit for row, (a, b) in zip(memory, stages)):
+        if limit is not None and any(sum(row[a:b]) + max(largest[a:b]) > limit for row, (a, b) in zip(memory, stages)):
             continue
         each = [
             sum(costs[a:b]) + (crossing[a - 1] if a > 0 else 0) + (crossing[b - 1] if b < n else 0) for a, b in stages
@@ -43,9 +48,12 @@ def test_partition_equals_brute_force(largest_cost: int) -> None:
         costs = [random.randint(0, largest_cost) for _ in range(n)]
         crossing = [random.choice([0, random.randint(0, largest_cost)]) for _ in range(n)]
         memory = [[random.randint(0, 9) for _ in range(n)] for _ in range(num_stages)]
+        largest = [random.choice([0, random.randint(0, 9)]) for _ in range(n)]
         limit = random.choice([None, random.randint(5, 60)])
-        expected = brute_force(costs, num_stages, crossing, memory, limit)
-        found = partition(costs, num_stages=num_stages, crossing=crossing, memory=memory, memory_limit=limit)
+        expected = brute_force(costs, num_stages, crossing, memory, largest, limit)
+        found = partition(
+            costs, num_stages=num_stages, crossing=crossing, memory=memory, largest=largest, memory_limit=limit
+        )
         assert found == (None if expected is None else expected[1]), (costs, num_stages, crossing, memory, limit)
         if found is not None and expected is not None:
             assert bottleneck(costs, found, crossing=crossing) == expected[0]

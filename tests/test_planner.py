@@ -25,17 +25,16 @@ def unit_costs(rows: int, step_ns: list[int], *, activation: list[int], boundary
     backward = [ns - f for ns, f in zip(step_ns, forward)]
     prefix = [ns // 4 for ns in step_ns]
     weights = [ns // 2 for ns in backward]
-    again = [0] * len(step_ns)
-    return UnitCosts(
-        rows, 0, *map(tuple, (forward, backward, activation, boundary, prefix, weights, again, activation))
-    )
+    again, kept = [ns // 5 for ns in step_ns], [num_bytes // 4 for num_bytes in activation]
+    return UnitCosts(rows, 0, *map(tuple, (forward, backward, activation, boundary, prefix, weights, again, kept)))
 
 
 def even_job(num_units: int, **changes: object) -> JobCosts:
     """A chain of equal units: 30 ns and 1 byte of activations a row, 10 bytes of weights, free links."""
     ones = [1] * num_units
+    unit = unit_costs(1, [30] * num_units, activation=ones, boundary=ones)
     job = JobCosts(
-        by_rows={1: unit_costs(1, [30] * num_units, activation=ones, boundary=ones)},
+        by_rows={1: replace(unit, kept_bytes=unit.activation_bytes)},
         parameter_bytes=(10,) * num_units,
         optimizer_factor=3.0,
         update_ns_per_byte=0.0,
@@ -54,8 +53,12 @@ def random_job(random: Random, num_units: int) -> JobCosts:
         rows: unit_costs(rows, draw(10**6), activation=draw(1000), boundary=draw(1000))
         for rows in random.sample([1, 2, 3, 4, 8, 16, 32], k=random.randint(1, 3))
     }
+    recompute = random.choice(["never", "never", "except_last", "always"])
+    if recompute == "never":
+        by_rows = {rows: replace(costs, kept_bytes=costs.activation_bytes) for rows, costs in by_rows.items()}
     return JobCosts(
         by_rows=by_rows,
+        recompute=recompute,
         parameter_bytes=tuple(draw(1000)),
         optimizer_factor=random.choice([1.0, 2.0, 3.0]),
         update_ns_per_byte=random.uniform(0, 100),
@@ -107,14 +110,20 @@ def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, correction: floa
         forward, backward, weight = (
             sum(column[u] for u in units) for column in (unit.forward_ns, unit.backward_ns, unit.weight_ns)
         )
+        share = 0.0
+        if costs.recompute != "never":
+            share = (plan.num_microbatches - (costs.recompute == "except_last")) / plan.num_microbatches
+        again = sum(round(unit.recompute_ns[u] * share) for u in units)
         received, sent = (unit.boundary_bytes[u] for u in (units.start - 1, units.stop - 1))
         crossing = [received] * (stage > 0) + [sent] * (stage < last)
-        stage_ns.append(forward + backward + sum(2 * costs.send.ns(num_bytes) for num_bytes in crossing))
+        stage_ns.append(forward + backward + again + sum(2 * costs.send.ns(num_bytes) for num_bytes in crossing))
+        backward += round(sum(unit.recompute_ns[u] for u in units) * share)
+        apart = weight if costs.recompute == "never" else 0
         stages.append(
             StageCosts(
                 forward,
                 backward,
-                weight if stage else backward,
+                apart if stage else backward,
                 costs.send.bytes_ns(sent),
                 costs.send.bytes_ns(received) if stage else 0,
             )
@@ -126,7 +135,9 @@ def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, correction: floa
             if plan.schedule == "zero_bubble":  # it keeps what weights need for as long as it puts them off
                 alive = min(plan.num_microbatches, plan.pp)
             alive = 1 if plan.pp == 1 else alive
-            held[stage] += alive * sum(unit.activation_bytes[u] for u in units)
+            whole, kept = (sum(column[u] for u in units) for column in (unit.activation_bytes, unit.kept_bytes))
+            held[stage] += (alive - 1) * kept + (whole if costs.recompute == "except_last" else kept)
+            held[stage] += max(unit.activation_bytes[u] for u in units) if share else 0
     computed_prefix = [u for u in range(plan.first_active) if plan.cached is None or u > plan.cached]
     timeline = simulate(
         "1f1b" if plan.pp == 1 else plan.schedule,
@@ -309,6 +320,7 @@ def test_initial_length_holds_for_the_first_plan_alone(initial_length: object, f
     controller = autopipe(pipe={"initial_length": initial_length})
     plan = controller.first_plan(JOB, {}).plan
     assert (plan.pp, plan.dp) == (first, 4 // first)
+    assert plan_after(controller, 0, plan).pp == first
     assert plan_after(controller, 2, plan).pp == 1
     assert controller.max_frozen(plan) == 6
 

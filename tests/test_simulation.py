@@ -16,7 +16,7 @@ from pipetransformer.pipe.planner import Constraints, best_plan
 from pipetransformer.pipe.profile_file import Profile, file_name, load_profile, save_profile
 from pipetransformer.pipe.transition import transition_bytes, transition_seconds
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.simulation import costs_of, load_simulation, run_simulation
+from pipetransformer.simulation import costs_of, load_simulation, run_simulation, simulation_page
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SIMULATIONS = sorted((REPOSITORY / "config").glob("simulation_*.yaml"))
@@ -73,6 +73,13 @@ def test_a_ring_moves_twice_the_rest_of_the_bytes(replicas: int) -> None:
     assert shared.reduction_ns(1000, num_replicas=replicas) == pytest.approx(expected, abs=1)
 
 
+def test_fewer_busy_ranks_are_faster_in_proportion_where_cores_are_shared() -> None:
+    costs = replace(costs_of(load_simulation(LARGE)), num_ranks=4, contention=2.0)
+    assert costs.busy_factors(4) == pytest.approx((0.5, 2 / 3, 5 / 6, 1.0))
+    assert costs.busy_factors(2) == pytest.approx((2 / 3, 1.0))  # one of each of two pipelines
+    assert replace(costs, contention=1.0).busy_factors(4) is None
+
+
 # ---- transitions -----------------------------------------------------------------------------------------------------
 
 
@@ -85,6 +92,9 @@ def test_a_transition_counts_what_the_fullest_rank_receives() -> None:
     # Rank 0 held units 0..2: it receives 3..5 with two moments each. Rank 1 held 3..5: it receives the prefix alone.
     assert transition_bytes(old, new, costs=costs) == 3 * (40 + 50 + 60)
     assert transition_seconds(old, new, costs=costs, fixed_seconds=1.0) == pytest.approx(1.0 + (1000 + 900) / 1e9)
+    # Pipelines of 2 and 3 on 6 ranks: rank 3 comes from the second place to the first, and holds nothing of it.
+    two, three = ParallelPlan(0, 2, 3, (1,), 2, "1f1b", None, 4), ParallelPlan(0, 3, 2, (3, 5), 3, "1f1b", None, 4)
+    assert transition_bytes(two, three, costs=costs) == 3 * max(20 + 30, 10, 40 + 50)
     assert transition_seconds(new, new, costs=costs, fixed_seconds=1.0) == 0.0
 
 
@@ -164,12 +174,22 @@ def test_a_profile_is_read_as_it_was_saved(tmp_path: Path) -> None:
     assert file_name({"rows": [4], "model": "m"}) == path.name != file_name({"rows": [5], "model": "m"})
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[1]", '{"version": 1, "job": {}, "key": {}}', '{"job": 3}'])
+NO_PROFILES = (
+    *("", "{}", "[1]", '{"job": 3}'),
+    *(f'{{"version": {number}, "job": {{}}, "key": {{}}}}' for number in (1, 2)),
+)
+
+
+@pytest.mark.parametrize("content", NO_PROFILES)
 def test_what_is_no_profile_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(content)
     with pytest.raises(UserError, match=r"\A[^\n]*profile.json: is no profile that this version reads[^\n]*\Z"):
         load_profile(path)
+
+
+def test_the_page_of_keys_is_the_schema() -> None:
+    assert (REPOSITORY / "docs" / "simulation.md").read_text() == simulation_page(), "run the command that it names"
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------
@@ -181,6 +201,8 @@ def test_what_is_no_profile_is_refused(content: str, tmp_path: Path) -> None:
         ("freeze.frozen=[0,1]", r"freeze.frozen: \[0, 1\] is not allowed; give train.epochs = 4 numbers from 0 to 4"),
         ("freeze.frozen=[0,3,1,4]", r"freeze.frozen: .* none below the one before"),
         ("pipe.schedules=[pipedream]", r"pipe.schedules: pipedream is not known; give some of gpipe, 1f1b, inter"),
+        ("pipe.schedules=[]", r"pipe.schedules: it is empty; give some of gpipe, 1f1b"),
+        ("pipe.microbatches=99", r"pipe: no layout of 6 units takes schedules 1f1b, .* microbatches 99; set both to"),
         ("train.batch_size=3", r"train.batch_size: 3 is smaller than the 4 ranks; give at least 4"),
         ("pipe.initial_length=3", r"pipe.initial_length: 3 does not divide cluster.devices_per_node 4; give one of 1"),
         ("cluster.nodes=2", r"cluster.between: missing; give the link of a node to others"),

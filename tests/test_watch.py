@@ -83,3 +83,7 @@ def test_a_gain_that_may_be_noise_is_left() -> None:
     assert not controller.pays(choice, current=choice.plan, **keep)
     assert controller.pays(choice, current=replace(choice.plan, boundaries=(6,)), **keep)
     assert not controller.pays(replace(choice, transition_seconds=1.0), current=replace(even, boundaries=(6,)), **keep)
+    step = choice.prediction.step_seconds
+    for gain, pays in ((0.04, False), (0.06, True)):
+        better = replace(choice, prediction=replace(choice.prediction, step_seconds=step * (1 - gain)))
+        assert controller.pays(better, current=even, **keep) is pays

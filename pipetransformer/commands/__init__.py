@@ -33,4 +33,5 @@ def _run(argv: Sequence[str]) -> None:
         description = (module.__doc__ or "").splitlines()[0]
         module.add_arguments(commands.add_parser(name, help=description, description=description))
     arguments = parser.parse_args(argv)
+    arguments.call = argv
     _COMMANDS[arguments.command].run(arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -16,7 +17,9 @@ __all__ = ["measure_link"]
 
 
 def measure_link() -> Link:
-    """Between two ranks of this machine: GPUs, or processes over loopback. Raises UserError where they fail."""
+    """Between two ranks of this machine: GPUs, or processes over loopback where there is one. Raises UserError."""
+    import torch
+
     from pipetransformer.adapter import run_ranks
     from pipetransformer.launch import free_port, prepare_ranks
 
@@ -25,7 +28,7 @@ def measure_link() -> Link:
         path = Path(folder) / "link.json"
         ends = run_ranks(
             Path(__file__),
-            [str(path)],
+            [str(path), "cuda" if torch.cuda.device_count() > 1 else "cpu"],
             num_ranks=2,
             num_nodes=1,
             node_rank=0,
@@ -38,7 +41,9 @@ def measure_link() -> Link:
         return Link(**json.loads(path.read_text()))
 
 
-def _measure(path: Path) -> None:
+def _measure(path: Path, device: str) -> None:
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks for devices
     from pipetransformer.distributed import close_world, init_world
     from pipetransformer.links import send_seconds
 
@@ -50,4 +55,4 @@ def _measure(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_guarded(lambda: _measure(Path(sys.argv[1]))))
+    sys.exit(run_guarded(lambda: _measure(Path(sys.argv[1]), sys.argv[2])))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
-import sys
 from pathlib import Path
 
+import torch
+
+from pipetransformer.analysis.cut import analyse_model
 from pipetransformer.commands.arguments import count
 from pipetransformer.commands.link import measure_link
-from pipetransformer.errors import writing
+from pipetransformer.errors import UserError, writing
+from pipetransformer.measure import device_name
 from pipetransformer.zoo import zoo_model
 
 __all__ = ["add_arguments", "run"]
@@ -30,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-limit", type=count, metavar="BYTES", help="of a part: weights, gradients, activations"
     )
-    parser.add_argument("--microbatches", type=count, default=8, help="of the simulated step (default 8)")
+    parser.add_argument("--microbatches", type=count, help="of the simulated step (default: two for each stage)")
     parser.add_argument(
         "--size", type=count, help="height and width of images, or tokens; the model's own if not given"
     )
@@ -41,30 +43,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     model = zoo_model(arguments.model)
-    import torch
-
-    from pipetransformer.analysis.cut import analyse_model
-
+    num_microbatches = arguments.microbatches or 2 * arguments.stages
+    if num_microbatches < arguments.stages:
+        raise UserError(
+            f"--microbatches: {num_microbatches} is fewer than the {arguments.stages} stages that 1F1B fills; give "
+            f"at least {arguments.stages}"
+        )
+    if arguments.dataset is not None and model.kind == "tokens":
+        raise UserError(
+            f"--dataset: {arguments.dataset} has images and {model.name} reads tokens; give --train-data-file"
+        )
+    size = arguments.size or _SIZES.get(arguments.dataset)
+    if model.kind == "tokens" and size is not None and size > model.size:
+        raise UserError(f"--size: {size} is more than the {model.size} tokens that {model.name} reads; give fewer")
     torch.set_num_threads(1)  # as a rank has
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    title = "pipetransformer partition " + " ".join(sys.argv[2:])
     report, graph = analyse_model(
         model,
         device=device,
         batch_size=arguments.batch_size,
-        size=arguments.size or _SIZES.get(arguments.dataset),
+        size=size,
         num_stages=arguments.stages,
         iterations=arguments.iterations,
         depth=arguments.depth,
         recompute=not arguments.no_recomputation,
         memory_limit=arguments.memory_limit,
-        num_microbatches=arguments.microbatches,
+        num_microbatches=num_microbatches,
         token_file=arguments.train_data_file,
         link=measure_link(),
-        title=title,
-        device_name=torch.cuda.get_device_name()
-        if device.type == "cuda"
-        else f"CPU {platform.processor() or platform.machine()}",
+        title=f"pipetransformer {' '.join(arguments.call)}",
+        device_name=device_name(device),
     )
     text = report.text()
     print(text)
@@ -76,7 +84,7 @@ def run(arguments: argparse.Namespace) -> None:
     if name == "auto":
         name = f"{model.name}_{arguments.stages}p_bs{arguments.batch_size}"
     base = Path(name)
-    with writing(base):
+    with writing(base, key="--output"):
         base.parent.mkdir(parents=True, exist_ok=True)
         base.with_name(f"{base.name}.txt").write_text(f"{text}\n")
         base.with_name(f"{base.name}.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")

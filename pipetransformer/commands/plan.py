@@ -15,9 +15,11 @@ from pipetransformer.commands.measure import MEASURE, local_ranks
 from pipetransformer.commands.tables import make_console, make_table
 from pipetransformer.config import Config, load_config
 from pipetransformer.errors import UserError
+from pipetransformer.measure import costs_key
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.planner import Prediction
 from pipetransformer.pipe.profile_file import Profile, load_profile, save_profile
+from pipetransformer.setup import check_layout
 
 __all__ = ["add_arguments", "run"]
 
@@ -47,8 +49,15 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             "--world-size: costs measured on one rank tell nothing of links; give --profile with one of several ranks"
         )
+    _check(profile, config, arguments)
+    check_layout(
+        config,
+        world_size=world_size,
+        local_size=local_size,
+        num_units=len(profile.job.parameter_bytes),
+    )
     if arguments.save_profile is not None:
-        save_profile(profile, arguments.save_profile)
+        save_profile(profile, arguments.save_profile, key="--save-profile")
     console = make_console()
     measured_on = profile.key.get("device"), profile.key.get("ranks"), profile.key.get("torch")
     console.print("costs measured on {}, {} ranks, torch {}".format(*measured_on))
@@ -64,13 +73,29 @@ def plans(config: Config, profile: Profile, *, world_size: int, local_size: int)
     """
     num_blocks = len(profile.job.parameter_bytes) - 2
     costs = profile.job
-    controller = AutoPipe(config, num_blocks=num_blocks, world_size=world_size, local_size=local_size)
+    controller = AutoPipe(
+        config,
+        num_blocks=num_blocks,
+        world_size=world_size,
+        local_size=local_size,
+        device_memory=profile.device_memory,
+    )
     controller.first_plan(costs, {})  # where none fits, this tells so
     return tuple(
         found
         for frozen in range(num_blocks + 1)
         if (found := controller.steady_plan(frozen, costs=costs, has_cache=config.cache.enabled)) is not None
     )
+
+
+def _check(profile: Profile, config: Config, arguments: argparse.Namespace) -> None:
+    """Refuses costs of something else than ``config``."""
+    for name, wanted in costs_key(config).items():
+        if name in profile.key and profile.key[name] != wanted:
+            raise UserError(
+                f"--profile: {arguments.profile} was measured with {name} {profile.key[name]}, and "
+                f"{arguments.config} says {wanted}; measure it anew with --save-profile"
+            )
 
 
 def _measured(arguments: argparse.Namespace, *, world_size: int, local_size: int) -> Profile:

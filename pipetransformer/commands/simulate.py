@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from pipetransformer.commands.tables import make_console, make_table
-from pipetransformer.errors import writing
+from pipetransformer.errors import UserError, writing
 from pipetransformer.pipe.planner import simulate_plan
 from pipetransformer.pipe.run_simulator import Segment
 from pipetransformer.simulation import costs_of, load_simulation, run_simulation
@@ -17,12 +17,15 @@ __all__ = ["add_arguments", "run"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("simulation", metavar="FILE", help="YAML file; its keys are documented in docs/simulator.md")
+    parser.add_argument("simulation", metavar="FILE", help="YAML file; its keys are in docs/simulation.md")
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="e.g. cluster.nodes=128")
     parser.add_argument("--picture", metavar="PNG", type=Path, help="where to draw the run and its first step")
 
 
 def run(arguments: argparse.Namespace) -> None:
+    picture = arguments.picture
+    if picture is not None and picture.suffix != ".png":
+        raise UserError(f"--picture: {picture} is no PNG file; give a name that ends with .png")
     config = load_simulation(arguments.simulation, arguments.overrides)
     segments = run_simulation(config)
     console = make_console()
@@ -34,15 +37,15 @@ def run(arguments: argparse.Namespace) -> None:
         f"{config.world_size:,} ranks, {config.model.blocks} blocks, {steps:,} steps: {_duration(total)}; "
         f"without freezing {_duration(baseline)}, {baseline / total:.2f} times as long"
     )
-    if arguments.picture is not None:
+    if picture is not None:
         from pipetransformer.pictures import draw_run  # imports matplotlib: only where something is drawn
 
         timeline = simulate_plan(
             segments[0].prediction.plan, costs=costs_of(config), global_batch_size=config.train.batch_size
         )
-        with writing(arguments.picture):
-            draw_run(segments, timeline, path=arguments.picture)
-        console.print(f"drawn in {arguments.picture}")
+        with writing(picture, key="--picture"):
+            draw_run(segments, timeline, path=picture)
+        console.print(f"drawn in {picture}")
 
 
 def _table(segments: tuple[Segment, ...]) -> Table:

@@ -113,7 +113,7 @@ class GraphPipeline:
     ) -> Tensor | None:
         training = target is not None
         if training not in self._schedules:
-            self._schedules[training] = self._build(training=training)
+            self._schedules[training] = self._build(training=training, device=inputs[0].device)
         named = dict(zip(self._input_names, inputs, strict=True))
         needed: dict[str, Any] = {name: named[name] for name in self.stage.spec.model_inputs if self._index > 0}
         output: Tensor | None = self._schedules[training].step(
@@ -125,7 +125,7 @@ class GraphPipeline:
         )
         return output
 
-    def _build(self, *, training: bool) -> PipelineScheduleSingle:
+    def _build(self, *, training: bool, device: torch.device) -> PipelineScheduleSingle:
         spec = self.stage.spec
         assert self._group is not None
         return build_graph_schedule(
@@ -138,7 +138,7 @@ class GraphPipeline:
             example_outputs=_examples(spec.outputs, training=training) if spec.outputs else self._output_examples,
             loss=self._loss if training else None,
             group=self._group,
-            device=next(self.stage.parameters()).device,
+            device=device,
         )
 
     def _parameters(self) -> dict[str, nn.Parameter]:

@@ -79,7 +79,10 @@ class AutoPipe:
 
     def max_frozen(self, first_plan: ParallelPlan) -> int:
         """The most blocks that may freeze: all, or as many as leave the kept pipeline a unit a stage."""
-        most = self._num_blocks + 1 - first_plan.num_stages if self._keeps_length else self._num_blocks
+        fewest = first_plan.num_stages
+        if not self._keeps_cut and first_plan.pp > 1:
+            fewest = first_plan.pp * min(per_rank for _, per_rank in self._first.schedules)
+        most = self._num_blocks + 1 - fewest if self._keeps_length else self._num_blocks
         return min(max(most, 0), self._num_blocks)
 
     def static_layouts(self, costs: JobCosts) -> tuple[Prediction, ...]:
@@ -139,7 +142,7 @@ class AutoPipe:
                 it costs to get there and outside of steps.
             fixed_seconds: what any transition takes beside moving weights.
         """
-        constraints = self._later
+        constraints = self._later if frozen or current.frozen else self._first
         if self._keeps_length:
             constraints = replace(constraints, pipeline_lengths=(current.pp,))
         if self._keeps_cut:

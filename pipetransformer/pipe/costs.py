@@ -90,6 +90,8 @@ class JobCosts:
         update_ns_per_byte: optimizer step, per byte of weight.
         send: between ranks of a node. reduction: the sum of gradients over ``num_ranks`` ranks.
         overlap: how much of the last micro-batch's backward can hide a reduction, 0 to 1.
+        contention: how long work takes while all ranks are busy, as all costs were measured, over what it takes a rank
+            alone: above 1 where ranks share cores.
         recompute: which micro-batches are recomputed, one of ``pipe.recompute.MODES``.
         shares_reduction: the sums of a pipeline's stages go over one link of their node at the same time.
     """
@@ -103,6 +105,7 @@ class JobCosts:
     num_ranks: int
     overlap: float = 0.0
     shares_reduction: bool = False
+    contention: float = 1.0
     recompute: str = "never"
 
     @property
@@ -113,6 +116,19 @@ class JobCosts:
     def unit_costs(self, rows: int) -> UnitCosts:
         """For micro-batches of ``rows``: of the nearest size that was measured, in proportion."""
         return self.by_rows[min(self.by_rows, key=lambda have: (abs(have - rows), have))].scaled(rows)
+
+    def busy_factors(self, pp: int) -> tuple[float, ...] | None:
+        """While 1, 2, ... ``pp`` ranks of each pipeline are busy: how long work takes over what the costs say.
+
+        In between it is linear in the number of busy ranks. None where ranks do not share cores.
+        """
+        if self.contention <= 1.0 or self.num_ranks == 1:
+            return None
+        alone = 1 / self.num_ranks
+        return tuple(
+            (1 + (self.contention - 1) * max(0.0, k / pp - alone) / (1 - alone)) / self.contention
+            for k in range(1, pp + 1)
+        )
 
     def reduction_ns(self, num_bytes: int, *, num_replicas: int) -> int:
         """Sum of ``num_bytes`` of gradients over some of the ranks: a ring moves 2 (d - 1) / d of them.

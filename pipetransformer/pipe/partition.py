@@ -26,6 +26,7 @@ def partition(
     num_stages: int,
     crossing: Sequence[int] | None = None,
     memory: Sequence[Sequence[int]] | None = None,
+    largest: Sequence[int] | None = None,
     memory_limit: int | None = None,
 ) -> tuple[int, ...] | None:
     """Cuts ``costs`` into ``num_stages`` contiguous non-empty stages so that the slowest is fastest.
@@ -35,7 +36,8 @@ def partition(
         crossing: cost of sending what leaves unit i (added to the stage that ends with it and to the one that starts
             after it); zeros if not given. The last entry is never used.
         memory: bytes that each unit takes on each stage, [num_stages][units]; earlier stages of 1F1B keep more
-            micro-batches alive. memory_limit: bytes that a stage may take; no limit if not given.
+            micro-batches alive. largest: bytes that a stage needs of the unit alone that has most, beside these.
+        memory_limit: bytes that a stage may take; no limit if not given.
 
     Returns:
         The first unit of stages 1..num_stages-1; None if no cut fits. Of equally good ones, that whose fastest stage is
@@ -46,7 +48,7 @@ def partition(
     if num_stages > n:
         return None
     cost = _stage_matrix(costs, crossing)
-    allowed = _memory_masks(memory, memory_limit, num_stages=num_stages, num_units=n)
+    allowed = _memory_masks(memory, largest, memory_limit, num_stages=num_stages, num_units=n)
     # slowest[stage][start]: the least that the slowest stage costs where units[start:] go to the stages from this on.
     slowest = [np.full(n + 1, _NEVER) for _ in range(num_stages)]
     last = num_stages - 1
@@ -120,11 +122,19 @@ def _stage_matrix(costs: Sequence[int], crossing: Sequence[int] | None) -> Matri
 
 
 def _memory_masks(
-    memory: Sequence[Sequence[int]] | None, limit: int | None, *, num_stages: int, num_units: int
+    memory: Sequence[Sequence[int]] | None,
+    largest: Sequence[int] | None,
+    limit: int | None,
+    *,
+    num_stages: int,
+    num_units: int,
 ) -> list[Matrix]:
     """By stage [start, stop]: whether such a stage is not empty and fits."""
     after = np.arange(num_units + 1)[None, :] > np.arange(num_units + 1)[:, None]
     if memory is None or limit is None:
         return [after] * num_stages
     totals = [np.array([0, *accumulate(row)], dtype=np.int64) for row in memory]
-    return [after & (total[None, :] - total[:, None] <= limit) for total in totals]
+    single = np.zeros((num_units + 1, num_units + 1), dtype=np.int64)
+    if largest is not None:  # [start, stop]: the maximum of largest[start:stop]
+        single[:, 1:] = np.maximum.accumulate(np.where(after[:, 1:], np.array(largest)[None, :], 0), axis=1)
+    return [after & (total[None, :] - total[:, None] + single <= limit) for total in totals]

@@ -24,6 +24,7 @@ __all__ = [
     "divisors",
     "microbatch_choices",
     "predict",
+    "recomputed_share",
     "simulate_plan",
     "unit_costs",
 ]
@@ -158,24 +159,42 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, corr
     timeline = simulate_plan(plan, costs=costs, global_batch_size=global_batch_size)
     prefix_bytes = sum(costs.parameter_bytes[: plan.first_active])
     kept = [_total(unit.kept_bytes, plan.stage_units(stage)) for stage in range(plan.num_stages)]
+    whole = [_total(unit.activation_bytes, plan.stage_units(stage)) for stage in range(plan.num_stages)]
+    last = plan.num_microbatches - 1 if costs.recompute == "except_last" else None
+
+    def size(work: Work) -> int:
+        return whole[work.stage] if work.microbatch == last else kept[work.stage]
+
     memory = []
     for rank, order in enumerate(_orders(plan)):
-        held = sum(costs.state_bytes[unit] for unit in plan.units_of(rank))
-        again = 0 if costs.recompute == "never" else max(unit.activation_bytes[u] for u in plan.units_of(rank))
-        memory.append(prefix_bytes + held + peak_alive(order, kept.__getitem__) + again)
+        units = plan.units_of(rank)
+        held = sum(costs.state_bytes[unit] for unit in units)
+        again = _recomputed_bytes([unit.activation_bytes[u] for u in units], costs, plan.num_microbatches)
+        memory.append(prefix_bytes + held + peak_alive(order, size) + again)
     return Prediction(plan, round(timeline.total * correction) / 1e9, tuple(memory), timeline.bubble)
+
+
+def _recomputed_bytes(activation_bytes: Sequence[int], costs: JobCosts, num_microbatches: int) -> int:
+    """What is alive again for a moment: one unit of one micro-batch."""
+    return max(activation_bytes) if recomputed_share(costs, num_microbatches) else 0
+
+
+def recomputed_share(costs: JobCosts, num_microbatches: int) -> float:
+    """Which share of a step's micro-batches is recomputed."""
+    if costs.recompute == "never":
+        return 0.0
+    return (num_microbatches - (costs.recompute == "except_last")) / num_microbatches
 
 
 def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int) -> Timeline:
     """The step of one of the plan's pipelines; all replicas take the same."""
     unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
-    # Of the micro-batches; each takes the mean.
-    recomputed = (plan.num_microbatches - (costs.recompute == "except_last")) / plan.num_microbatches
+    share = recomputed_share(costs, plan.num_microbatches)  # each micro-batch takes the mean
     stages = []
     for stage in range(plan.num_stages):
         units = plan.stage_units(stage)
         received = unit.boundary_bytes[units.start - 1] if stage else 0
-        backward = _total(unit.backward_ns, units) + round(_total(unit.recompute_ns, units) * recomputed)
+        backward = _total(unit.backward_ns, units) + round(_total(unit.recompute_ns, units) * share)
         stages.append(
             StageCosts(
                 forward=_total(unit.forward_ns, units),
@@ -197,6 +216,7 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
         reduce=[costs.reduction_ns(num_bytes, num_replicas=plan.dp) for num_bytes in weights],
         update=[round(num_bytes * costs.update_ns_per_byte) for num_bytes in weights],
         overlap=costs.overlap,
+        contention=costs.busy_factors(plan.pp) if plan.pp > 1 else None,
     )
 
 
@@ -244,21 +264,27 @@ def _cut(
     num_units = len(unit.forward_ns)
     if constraints.fixed_cut is not None:
         return _kept_cut(constraints.fixed_cut, first=first, num_units=num_units)
+    num_microbatches = sum(work.kind == "F" and work.stage == 0 for work in order[0])
+    share = recomputed_share(costs, num_microbatches)
     memory = limit = None
     if constraints.memory_limit is not None and num_stages == len(order):
         limit = constraints.memory_limit - sum(costs.parameter_bytes[:first])
+        last = costs.recompute == "except_last"  # is among those alive at the peak, and kept whole
         memory = [
             [
-                state + kept * peak_alive(of_rank)
-                for state, kept in zip(costs.state_bytes[first:], unit.kept_bytes[first:])
+                state + kept * (peak_alive(of_rank) - last) + activations * last
+                for state, kept, activations in zip(
+                    costs.state_bytes[first:], unit.kept_bytes[first:], unit.activation_bytes[first:]
+                )
             ]
             for of_rank in order
         ]
     cut = partition(
-        [step + again for step, again in zip(unit.step_ns[first:], unit.recompute_ns[first:])],
+        [step + round(again * share) for step, again in zip(unit.step_ns[first:], unit.recompute_ns[first:])],
         num_stages=num_stages,
         crossing=[2 * costs.send.ns(num_bytes) for num_bytes in unit.boundary_bytes[first:]],
         memory=memory,
+        largest=unit.activation_bytes[first:] if share else None,
         memory_limit=limit,
     )
     return None if cut is None else tuple(first + boundary for boundary in cut)

@@ -61,8 +61,11 @@ def profile_units(
                 source = hidden.detach()
                 if source.is_floating_point() and unit > 0:
                     source.requires_grad_()
-                start = _now(chain.device)
+                parameters = chain.named_parameters([unit]).values()
+                for parameter in parameters:  # a step adds to gradients that are there
+                    parameter.grad = torch.zeros_like(parameter)
                 saved = _SavedBytes()
+                start = _now(chain.device)
                 if repeat == 0:  # the warm-up also counts bytes; hooks would disturb a timed run
                     with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
                         output = chain.run(only, source, inputs)
@@ -92,7 +95,7 @@ def profile_units(
                         start = _now(chain.device)
                         torch.autograd.grad(output, source, torch.ones_like(output))
                         of_inputs[unit].append(_now(chain.device) - start)
-                for parameter in chain.named_parameters([unit]).values():
+                for parameter in parameters:
                     parameter.grad = None  # at once: all units' gradients together may not fit
                 hidden = output
         prefix = _time_prefix(chain, main, inputs, repeats=len(forward[0]))

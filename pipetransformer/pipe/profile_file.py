@@ -1,6 +1,6 @@
 """Measured costs as a file: kept in the user's cache for the next run, or carried to where the hardware is not.
 
-A profile belongs to a model's shapes, the micro-batches' shape, the precision, the device and the version of torch:
+A profile belongs to a model, the micro-batches' shape, the precision, the device and the versions of the libraries:
 ``key`` holds them all, and names the file.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from pipetransformer.pipe.costs import JobCosts, Link, UnitCosts
 
 __all__ = ["Profile", "file_name", "load_profile", "save_profile"]
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +28,14 @@ class Profile:
     Attributes:
         key: what it belongs to. job: costs at the padded length that most of the work has.
         measured: unit costs by padded length, of the lengths that were timed.
-        memcpy_bytes_per_second: of the host.
+        memcpy_bytes_per_second: of the host. device_memory: bytes that plans may fill, or None.
     """
 
     key: Mapping[str, object]
     job: JobCosts
     measured: Mapping[int, UnitCosts]
     memcpy_bytes_per_second: float
+    device_memory: int | None = None
 
 
 def file_name(key: Mapping[str, object]) -> str:
@@ -41,11 +43,11 @@ def file_name(key: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps([_VERSION, dict(key)], sort_keys=True).encode()).hexdigest()[:32] + ".json"
 
 
-def save_profile(profile: Profile, path: Path) -> None:
-    """All of the file or nothing: another job may be writing it. Raises UserError."""
-    with writing(path):
+def save_profile(profile: Profile, path: Path, *, key: str = "PIPETRANSFORMER_CACHE") -> None:
+    """All of the file or nothing: another job may be writing it. Raises UserError, which names ``key``."""
+    with writing(path, key=key):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{id(profile):x}.part")
+        part = path.with_suffix(f".{os.getpid()}.part")
         part.write_text(json.dumps({"version": _VERSION, **asdict(profile)}, indent=1))
         part.replace(path)
 
@@ -68,6 +70,7 @@ def load_profile(path: Path) -> Profile:
             ),
             measured=_by_number(fields["measured"]),
             memcpy_bytes_per_second=fields["memcpy_bytes_per_second"],
+            device_memory=fields["device_memory"],
         )
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give a profile that was saved") from error

@@ -51,16 +51,16 @@ def admits(schedule: str, *, num_ranks: int, num_microbatches: int, stages_per_r
     return stages_per_rank >= least and num_microbatches % max(1, num_microbatches // num_ranks) == 0
 
 
-def peak_alive(order: Sequence[Work], size: Callable[[int], int] = lambda stage: 1) -> int:
-    """The most that a rank keeps for backwards at once: summed over micro-batches, ``size(stage)`` for each."""
+def peak_alive(order: Sequence[Work], size: Callable[[Work], int] = lambda work: 1) -> int:
+    """The most that a rank keeps for backwards at once: ``size`` of every forward whose backward is to come."""
     alive = most = 0
-    whole = any(work.kind == "B" for work in order)
+    ends: Kind = "B" if any(work.kind == "B" for work in order) else "W"
     for work in order:
         if work.kind == "F":
-            alive += size(work.stage)
+            alive += size(work)
             most = max(most, alive)
-        elif work.kind == ("B" if whole else "W"):
-            alive -= size(work.stage)
+        elif work.kind == ends:
+            alive -= size(work)
     return most
 
 

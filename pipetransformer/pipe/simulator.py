@@ -2,7 +2,8 @@
 
 A rank does one piece of work at a time, in the order of its schedule, each as soon as its input is there. What a stage
 sends occupies the link to its neighbour, one message at a time in each direction, while the rank goes on; it arrives a
-latency later. Stages on one rank pass tensors on for nothing. After its last backward a rank sums its gradients over
+latency later. Stages on one rank pass tensors on for nothing. Ranks that share cores may be faster while others wait.
+After its last backward a rank sums its gradients over
 the replicas: a share of that hides behind the last micro-batch's backward, whose first gradients are ready early. Then
 it updates its weights, which all ranks begin together where gradients are clipped.
 """
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipetransformer.pipe.schedules import Work, orders
+from pipetransformer.pipe.schedules import Kind, Work, orders
 
 __all__ = ["Span", "StageCosts", "Timeline", "simulate"]
 
@@ -76,6 +77,7 @@ def simulate(
     reduce: Sequence[int] | None = None,
     update: Sequence[int] | None = None,
     overlap: float = 0.0,
+    contention: Sequence[float] | None = None,
 ) -> Timeline:
     """One step of a pipeline.
 
@@ -84,6 +86,8 @@ def simulate(
         latency: of a message between two ranks. first: what rank 0 does before its first forward (the prefix).
         reduce, update: of each rank: gradients over the replicas, weights.
         overlap: how much of the last micro-batch's backward can hide the reduction, 0 to 1.
+        contention: where ranks share cores, how long work takes while 1, 2, ... ``num_ranks`` of them are busy, over
+            what the costs say; None where they do not.
     """
     num_stages = len(stages)
     assert num_stages % num_ranks == 0
@@ -93,7 +97,12 @@ def simulate(
         num_microbatches=num_microbatches,
         stages_per_rank=num_stages // num_ranks,
     )
-    spans = _run(work, stages, latency=latency, first=first, num_microbatches=num_microbatches)
+    mail = _Mail(stages, num_ranks=num_ranks, num_microbatches=num_microbatches, latency=latency)
+    spans = (
+        _run(work, stages, mail, first=first)
+        if contention is None
+        else _run_contended(work, stages, mail, first=first, contention=contention)
+    )
     busy = tuple(sum(span.stop - span.start for span in of_rank) for of_rank in spans)
     reduced = []
     for rank, of_rank in enumerate(spans):
@@ -110,52 +119,115 @@ def simulate(
     )
 
 
+class _Mail:
+    """What waits for each stage, and when it arrives."""
+
+    def __init__(self, stages: Sequence[StageCosts], *, num_ranks: int, num_microbatches: int, latency: int) -> None:
+        self._stages, self._num_ranks, self._latency = stages, num_ranks, latency
+        last = len(stages) - 1
+        # Inputs of forwards, gradients for backwards: None where it is not yet known when.
+        self._inputs: list[list[int | None]] = [[None if s else 0] * num_microbatches for s in range(last + 1)]
+        self._gradients: list[list[int | None]] = [
+            [None if s < last else 0] * num_microbatches for s in range(last + 1)
+        ]
+        self._link_free: dict[tuple[int, int], int] = {}  # by (sender, receiver)
+
+    def ready(self, work: Work) -> int | None:
+        """When what ``work`` needs is there."""
+        if work.kind == "W":
+            return 0
+        return (self._inputs if work.kind == "F" else self._gradients)[work.stage][work.microbatch]
+
+    def post(self, work: Work, now: int) -> int | None:
+        """Sends on what ``work`` gave; returns the rank that receives it, if there is one."""
+        if work.kind == "W":
+            return None
+        back = work.kind != "F"
+        stage, target = work.stage, work.stage + (-1 if back else 1)
+        if not 0 <= target < len(self._stages):
+            return None
+        inbox = self._gradients if back else self._inputs
+        rank, peer = stage % self._num_ranks, target % self._num_ranks
+        if peer == rank:
+            inbox[target][work.microbatch] = now
+            return peer
+        costs, link = self._stages[stage], (rank, peer)
+        self._link_free[link] = max(now, self._link_free.get(link, 0)) + (costs.send_back if back else costs.send)
+        inbox[target][work.microbatch] = self._link_free[link] + self._latency
+        return peer
+
+
+def _durations(stages: Sequence[StageCosts]) -> list[dict[Kind, int]]:
+    return [{"F": s.forward, "B": s.backward, "I": s.backward - s.weight, "W": s.weight} for s in stages]
+
+
 def _run(
-    work: Sequence[Sequence[Work]], stages: Sequence[StageCosts], *, latency: int, first: int, num_microbatches: int
+    orders_by_rank: Sequence[Sequence[Work]], stages: Sequence[StageCosts], mail: _Mail, *, first: int
 ) -> list[list[Span]]:
-    num_ranks, num_stages = len(work), len(stages)
-    durations = [{"F": s.forward, "B": s.backward, "I": s.backward - s.weight, "W": s.weight} for s in stages]
-    # When the input of a forward, and the gradient for a backward, is there; None: not yet known.
-    arrives: list[list[int | None]] = [[0 if s == 0 else None] * num_microbatches for s in range(num_stages)]
-    returns: list[list[int | None]] = [
-        [0 if s == num_stages - 1 else None] * num_microbatches for s in range(num_stages)
-    ]
-    link_free = [[0] * num_stages, [0] * num_stages]  # of what leaves a stage forwards, backwards
+    num_ranks, durations = len(orders_by_rank), _durations(stages)
     clock, done = [first, *[0] * (num_ranks - 1)], [0] * num_ranks
     spans: list[list[Span]] = [[] for _ in range(num_ranks)]
     waiting = deque(range(num_ranks))
     while waiting:
         rank = waiting.popleft()
-        order, now = work[rank], clock[rank]
+        order, now = orders_by_rank[rank], clock[rank]
         while done[rank] < len(order):
-            piece = order[done[rank]]
-            kind, stage, microbatch = piece
-            ready: int | None = 0
-            if kind == "F":
-                ready = arrives[stage][microbatch]
-            elif kind != "W":
-                ready = returns[stage][microbatch]
+            work = order[done[rank]]
+            ready = mail.ready(work)
             if ready is None:
                 break
             start = max(now, ready)
-            now = start + durations[stage][kind]
-            spans[rank].append(Span(rank, piece, start, now))
+            now = start + durations[work.stage][work.kind]
+            spans[rank].append(Span(rank, work, start, now))
             done[rank] += 1
-            if kind == "W":
-                continue
-            back = kind != "F"
-            target = stage - 1 if back else stage + 1
-            if not 0 <= target < num_stages:
-                continue
-            inbox = returns if back else arrives
-            peer = target % num_ranks
-            if peer == rank:
-                inbox[target][microbatch] = now
-            else:
-                leaves = max(now, link_free[back][stage])
-                link_free[back][stage] = leaves + (stages[stage].send_back if back else stages[stage].send)
-                inbox[target][microbatch] = link_free[back][stage] + latency
+            peer = mail.post(work, now)
+            if peer is not None and peer != rank:
                 waiting.append(peer)
         clock[rank] = now
-    assert all(count == len(order) for count, order in zip(done, work)), f"{num_ranks} ranks wait for each other"
+    assert all(count == len(order) for count, order in zip(done, orders_by_rank)), "ranks wait for each other"
+    return spans
+
+
+def _run_contended(
+    orders_by_rank: Sequence[Sequence[Work]],
+    stages: Sequence[StageCosts],
+    mail: _Mail,
+    *,
+    first: int,
+    contention: Sequence[float],
+) -> list[list[Span]]:
+    """From event to event: how fast a piece of work goes on depends on how many ranks are busy."""
+    num_ranks, durations = len(orders_by_rank), _durations(stages)
+    spans: list[list[Span]] = [[] for _ in range(num_ranks)]
+    left: dict[int, float] = {0: float(first)} if first else {}  # of the busy ranks' work, as the costs say
+    begun: dict[int, float] = {}
+    now = 0.0
+    while True:
+        arrivals = []
+        for rank in range(num_ranks):
+            if rank in left or len(spans[rank]) == len(orders_by_rank[rank]):
+                continue
+            work = orders_by_rank[rank][len(spans[rank])]
+            ready = mail.ready(work)
+            if ready is not None and ready <= now:
+                left[rank], begun[rank] = float(durations[work.stage][work.kind]), now
+            elif ready is not None:
+                arrivals.append(float(ready))
+        if not left and not arrivals:
+            break
+        factor = contention[len(left) - 1] if left else 1.0
+        ends = now + factor * min(left.values()) if left else arrivals[0]
+        until = min([ends, *arrivals])
+        for rank in sorted(left):
+            left[rank] -= (until - now) / factor
+            if left[rank] > 1e-3:
+                continue
+            del left[rank]
+            if rank in begun:
+                work = orders_by_rank[rank][len(spans[rank])]
+                stop = round(until)
+                spans[rank].append(Span(rank, work, round(begun.pop(rank)), stop))
+                mail.post(work, stop)
+        now = until
+    assert all(len(a) == len(b) for a, b in zip(spans, orders_by_rank)), "ranks wait for each other"
     return spans

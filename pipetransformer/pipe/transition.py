@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import lcm
+
 from pipetransformer.pipe.costs import JobCosts
 from pipetransformer.plan import ParallelPlan
 
@@ -11,13 +13,13 @@ __all__ = ["transition_bytes", "transition_seconds"]
 def transition_bytes(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts) -> int:
     """The most bytes that a rank receives: weights that it did not hold, and the optimizer state of those it trains.
 
-    Ranks repeat with the longer pipeline, so that one such group tells for all. Weights of the prefix go to every rank.
+    The pattern of places repeats with both lengths, so that one such group of ranks tells for all. Weights of the
+    prefix go to every rank.
     """
     moments = costs.optimizer_factor - 1.0
     most = 0
-    for rank in range(max(old.pp, new.pp)):
-        trained = {unit for units in old.active_units_of(rank) for unit in units}
-        trains = {unit for units in new.active_units_of(rank) for unit in units}
+    for rank in range(lcm(old.pp, new.pp)):
+        trained, trains = set(old.units_of(rank)), set(new.units_of(rank))
         held = trained | set(range(old.first_active))
         holds = trains | set(range(new.first_active))
         weights = sum(costs.parameter_bytes[unit] for unit in holds - held)

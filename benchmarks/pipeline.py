@@ -1,0 +1,220 @@
+"""A pipeline of 2 ranks beside everything else that 2 cores can run, at one batch size, round by round in one run.
+
+    pip install -e ".[bench]"
+    python benchmarks/pipeline.py [--repeats 7]
+
+Rows: a plain loop with one thread and with two, plain data parallel on 2 ranks, 1F1B on 2 ranks, and torchgpipe 0.0.7
+on two CPU "devices" of one process; all train the same ViT on the same batch without an optimizer step. "Halves" are
+the stages of 1F1B without communication, both ranks at once: M / (M + 1) of their rate is what a pipeline can reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from measure import save, spread
+from torch import Tensor, nn
+
+from pipetransformer.config import load_config
+from pipetransformer.data import epoch_batches
+from pipetransformer.distributed import World, close_world, init_world, led_by
+from pipetransformer.feed import Feed
+from pipetransformer.layout import Layout, initial_ownership, move
+from pipetransformer.models import Chain, Stage
+from pipetransformer.pipe.objective import Objective
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.setup import build_job
+
+CONFIG = Path(__file__).resolve().parent.parent / "config" / "train_config_digits_no_freeze.yaml"
+BATCH = 64
+# A ViT of 5.4 M parameters on 32 x 32 pictures in patches of 4.
+JOB = (
+    "model.kwargs={patch_size: 4, embed_dim: 192, depth: 12, num_heads: 3}",
+    "data.image_size=32",
+    f"train.batch_size={BATCH}",
+)
+NUM_BLOCKS, CUT, MICROBATCHES = 12, 7, (2, 4, 8)
+Round = Callable[[], None]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        run(repeats=arguments.repeats)
+        return
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {**os.environ, "OMP_NUM_THREADS": "2", "PIPETRANSFORMER_CACHE": cache}
+        sys.exit(subprocess.run([*command, __file__, *sys.argv[1:]], env=environment).returncode)
+
+
+def run(*, repeats: int) -> None:
+    world = init_world(timeout_seconds=300)
+    torch.set_num_threads(1)
+    bench = Bench(world)
+    times: dict[str, list[float]] = {}
+    for repeat in range(repeats + 1):
+        for name, action in bench.rows():
+            seconds = bench.time(action)
+            if repeat:
+                times.setdefault(name, []).append(seconds)
+    if world.rank == 0:
+        tell(times)
+    close_world()
+
+
+class Bench:
+    """One rank's share of every row. What one process does alone, rank 0 does while rank 1 waits."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        config = load_config(CONFIG, JOB)
+        job = build_job(config, world, lead=partial(led_by, 0))
+        self.chain, self.data, self.train = job.chain, job.datasets["train"], config.train
+        self.batches = epoch_batches(self.data.lengths, batch_size=BATCH, seed=0, epoch=0, num_nodes=1)
+        self.objective = Objective(self.data.kind, label_smoothing=0.0, device=world.device)
+        self.ownership = initial_ownership(self.chain, world)
+        self.layout: Layout | None = None
+        whole = build_job(config, world, lead=partial(led_by, 0)).chain  # that no transition takes apart
+        self.alone, self.gpipes = whole, {m: torchgpipe(whole, m) for m in MICROBATCHES}
+        raw = self.data.inputs(self.batches[0].ids, length=self.batches[0].length, epoch=0)
+        self.inputs, self.labels = raw[whole.family.main_input], self.data.labels[self.batches[0].ids]
+
+    def rows(self) -> list[tuple[str, Round]]:
+        """By name what is timed; entering a layout is not."""
+        rows: list[tuple[str, Round]] = [
+            ("plain loop, 1 thread", partial(self.plain, threads=1)),
+            ("plain loop, 2 threads", partial(self.plain, threads=2)),
+            ("data parallel, 2 ranks", self.entered(ParallelPlan(0, 1, 2, (), 1, "1f1b", None, NUM_BLOCKS))),
+        ]
+        for m in MICROBATCHES:
+            plan = ParallelPlan(0, 2, 1, (CUT,), m, "1f1b", None, NUM_BLOCKS)
+            rows.append((f"halves without communication, M {m}", partial(self.halves, plan)))
+            rows.append((f"1F1B, 2 ranks, M {m}", self.entered(plan)))
+            rows.append((f"torchgpipe, 2 devices, M {m}", partial(self.torchgpipe, m)))
+        return rows
+
+    def time(self, action: Round) -> float:
+        """Seconds of the slower rank, after one round that is not counted."""
+        seconds = []
+        for _ in range(3):
+            dist.barrier()
+            start = perf_counter()
+            action()
+            slowest = torch.tensor(perf_counter() - start, dtype=torch.float64)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            seconds.append(float(slowest))
+        return median(seconds[1:])
+
+    def entered(self, plan: ParallelPlan) -> Round:
+        def action() -> None:
+            if self.layout is None or self.layout.plan != plan:
+                self.layout, _ = move(
+                    self.layout, plan, ownership=self.ownership, chain=self.chain, train=self.train, world=self.world,
+                    objective=self.objective, keep_frozen_state=False,
+                )  # fmt: skip
+                feed = Feed(self.chain, self.data, plan, rank=self.world.rank, store=None, num_workers=0)
+                self.batch = next(iter(feed.batches([self.batches[0]], epoch=0)))
+                self.chain.train()
+            self.objective.begin(step=0, global_count=BATCH)
+            self.layout.reducer.begin(num_microbatches=plan.num_microbatches)
+            self.layout.executor.train(self.batch)
+            self.layout.reducer.finish()
+
+        return action
+
+    def halves(self, plan: ParallelPlan) -> None:
+        """Both stages at once, each on inputs and gradients of its own."""
+        (units,) = plan.active_units_of(self.world.rank)
+        stage, rows = Stage(self.alone, units), BATCH // plan.num_microbatches
+        self.objective.begin(step=0, global_count=BATCH)
+        for number in range(plan.num_microbatches):
+            part = slice(number * rows, (number + 1) * rows)
+            if units.start == 0:
+                output = stage(self.inputs[part])
+                torch.autograd.backward(output, torch.ones_like(output))
+            else:
+                entering = torch.ones(rows, 65, 192, requires_grad=True)
+                torch.autograd.backward(self.objective(stage(entering), self.labels[part]))
+        clear(self.alone)
+
+    def plain(self, *, threads: int) -> None:
+        if self.world.rank == 0:
+            torch.set_num_threads(threads)
+            self.objective.begin(step=0, global_count=BATCH)
+            outputs = self.alone.run(range(NUM_BLOCKS + 2), self.inputs, {})
+            torch.autograd.backward(self.objective(outputs, self.labels))
+            clear(self.alone)
+            torch.set_num_threads(1)
+        dist.barrier()
+
+    def torchgpipe(self, m: int) -> None:
+        if self.world.rank == 0:
+            self.objective.begin(step=0, global_count=BATCH)
+            torch.autograd.backward(self.objective(self.gpipes[m](self.inputs), self.labels))
+            clear(self.alone)
+        dist.barrier()
+
+
+class Unit(nn.Module):
+    """One unit of a chain as a layer of torchgpipe's sequence; it holds its parameters, shared with the chain."""
+
+    def __init__(self, chain: Chain, unit: int) -> None:
+        super().__init__()
+        self._run = partial(chain.run, range(unit, unit + 1))
+        for name, parameter in chain.named_parameters([unit]).items():
+            self.register_parameter(name.replace(".", "_"), parameter)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self._run(hidden, {})
+
+
+def torchgpipe(chain: Chain, m: int) -> nn.Module:
+    from torchgpipe import GPipe
+
+    layers = nn.Sequential(*(Unit(chain, unit) for unit in range(chain.num_units)))
+    balance = [CUT, chain.num_units - CUT]
+    return GPipe(layers, balance=balance, devices=["cpu", "cpu"], chunks=m, checkpoint="never")
+
+
+def clear(chain: Chain) -> None:
+    for parameter in chain.model.parameters():
+        parameter.grad = None
+
+
+def tell(times: dict[str, list[float]]) -> None:
+    rows = []
+    fastest = min(times, key=lambda name: median(times[name]) if "halves" not in name else float("inf"))
+    for name, seconds in times.items():
+        ratios = [mine / other for mine, other in zip(seconds, times[fastest])]
+        row: dict[str, object] = {"what": name, "seconds": seconds, "over the fastest": ratios}
+        line = (
+            f"{name:38} {spread(seconds)} s, {BATCH / median(seconds):6.1f} pictures/s, {spread(ratios)} of the fastest"
+        )
+        if name.startswith("1F1B"):
+            m = int(name.rpartition(" ")[2])
+            halves = times[f"halves without communication, M {m}"]
+            reached = [half * (m + 1) / m / mine for half, mine in zip(halves, seconds)]
+            row["of what a pipeline can reach"] = reached
+            line += f", {spread(reached)} of the halves x M / (M + 1)"
+        print(line)
+        rows.append(row)
+    print(f"fastest here: {fastest}")
+    print(f"saved {save('pipeline', rows)}")
+
+
+if __name__ == "__main__":
+    main()
