@@ -6,15 +6,14 @@ which shows the one of the rank that failed first.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from pipetransformer import failure, shutdown
+from pipetransformer.arguments import Parser
 from pipetransformer.config import Config, load_config
 from pipetransformer.errors import UserError
 
@@ -65,7 +64,7 @@ def _train(config: Config) -> None:
 
 
 def _configuration(task: str, arguments: Sequence[str]) -> Config:
-    parser = _Parser(prog=ENTRIES[task], description=f"Train: {task.replace('_', ' ')}.")
+    parser = Parser(prog=ENTRIES[task], description=f"Train: {task.replace('_', ' ')}.")
     parser.add_argument("config", metavar="CONFIG", help="YAML file; its keys are documented in docs/config.md")
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="override, e.g. train.epochs=3")
     parsed = parser.parse_args(arguments)
@@ -73,11 +72,6 @@ def _configuration(task: str, arguments: Sequence[str]) -> Config:
     if config.task != task:
         raise UserError(f"task: {config.task} is not for {ENTRIES[task]}; use {ENTRIES[config.task]}")
     return config
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; {self.format_usage().strip()}")
 
 
 def _attempt(body: Callable[[], None], *, signals: shutdown.Signals) -> int:

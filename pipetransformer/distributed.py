@@ -11,6 +11,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Thread
+from time import perf_counter_ns
 from typing import TypeVar, cast
 
 import torch
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 from pipetransformer.errors import UserError
 
-__all__ = ["World", "close_world", "device_memory", "first_of_ranks", "init_world", "led_by", "synchronize"]
+__all__ = ["World", "close_world", "device_memory", "first_of_ranks", "init_world", "led_by", "now_ns", "synchronize"]
 
 
 Result = TypeVar("Result")
@@ -145,6 +146,12 @@ def synchronize(device: torch.device) -> None:
     """Waits for what was launched on ``device``, so that a clock read next tells how long it took."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def now_ns(device: torch.device) -> int:
+    """A clock that tells when what was launched on ``device`` is done."""
+    synchronize(device)
+    return perf_counter_ns()
 
 
 def _device(local_rank: int, *, local_size: int) -> torch.device:

@@ -19,7 +19,7 @@ from pipetransformer.pipe.analytic import Device, TransformerShape, transformer_
 from pipetransformer.pipe.costs import JobCosts, Link
 from pipetransformer.pipe.partition import smallest_limit
 from pipetransformer.pipe.planner import Constraints, divisors
-from pipetransformer.pipe.run_simulator import CacheCosts, Segment, SimulatedRun, simulate_run
+from pipetransformer.pipe.run_simulator import Segment, SimulatedRun, simulate_run
 from pipetransformer.pipe.schedules import SCHEDULES
 
 __all__ = ["SimulationConfig", "costs_of", "load_simulation", "run_simulation", "simulation_page"]
@@ -203,7 +203,7 @@ def run_simulation(config: SimulationConfig) -> tuple[Segment, ...]:
             costs=costs_of(config),
             first=replace(first, memory_limit=limit),
             later=replace(first, memory_limit=limit, pipeline_lengths=lengths),
-            cache=CacheCosts(cluster.host.link()) if pipe.cache else None,
+            cache=cluster.host.link() if pipe.cache else None,
             keeps_length=not pipe.replicas,
             keeps_cut=not pipe.elastic,
             fixed_seconds=cluster.transition_seconds,

@@ -129,7 +129,6 @@ def test_selective_keeps_what_is_measured() -> None:
     hidden = torch.ones(2, 8)
     assert product_bytes(lambda: block(hidden, {})) == 2 * 8 * 4
     assert [kept_bytes(mode, 1000, 10, product_bytes=64) for mode in MODES] == [1000, 10, 10, 74]
-    assert [kept_bytes(mode, 1000, 10, product_bytes=64, is_last=True) for mode in MODES] == [1000, 1000, 10, 74]
 
 
 DROPPED = Case(

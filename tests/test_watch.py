@@ -86,4 +86,4 @@ def test_a_gain_that_may_be_noise_is_left() -> None:
     step = choice.prediction.step_seconds
     for gain, pays in ((0.04, False), (0.06, True)):
         better = replace(choice, prediction=replace(choice.prediction, step_seconds=step * (1 - gain)))
-        assert controller.pays(better, current=even, **keep) is pays
+        assert controller.pays(better, current=choice.plan, **keep) is pays

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median, pvariance
-from time import perf_counter
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pipetransformer.distributed import synchronize
+from pipetransformer.distributed import now_ns
 from pipetransformer.graph import Graph, GraphStage
 
 __all__ = ["Samples", "time_parts"]
@@ -63,12 +62,12 @@ def time_parts(
         for number, part in enumerate(parts):
             arguments = _enter(part, crossing, is_first=number == 0)
             side = {} if number == 0 else {name: named[name] for name in part.spec.model_inputs}
-            start = _now(device)
+            start = now_ns(device)
             with torch.set_grad_enabled(not recompute):
                 made = _tuple(part(*arguments, **side))
-            seconds = _now(device) - start
+            spent = now_ns(device) - start
             if iteration:
-                forward[number].append(1e3 * seconds)
+                forward[number].append(spent / 1e6)
             given.append(arguments)
             outputs.append(made)
             crossing = tuple(tensor.detach() for tensor in made)
@@ -76,13 +75,13 @@ def time_parts(
         for number in reversed(range(len(parts))):
             part, arguments = parts[number], given[number]
             side = {} if number == 0 else {name: named[name] for name in part.spec.model_inputs}
-            start = _now(device)
+            start = now_ns(device)
             made = _tuple(part(*arguments, **side)) if recompute else outputs[number]
             pairs = [(t, g) for t, g in zip(made, returned, strict=True) if t.requires_grad and g is not None]
             torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
-            seconds = _now(device) - start
+            spent = now_ns(device) - start
             if iteration:
-                backward[number].append(1e3 * seconds)
+                backward[number].append(spent / 1e6)
             outputs[number] = ()
             returned = [tensor.grad for tensor in arguments]
             part.discard_statistics()
@@ -106,8 +105,3 @@ def _enter(part: GraphStage, crossing: Sequence[Tensor], *, is_first: bool) -> t
 
 def _tuple(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return made if isinstance(made, tuple) else (made,)
-
-
-def _now(device: torch.device) -> float:
-    synchronize(device)
-    return perf_counter()

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
+from pipetransformer.arguments import Parser
 from pipetransformer.cli import run_guarded
 from pipetransformer.commands import partition, plan, simulate
-from pipetransformer.errors import UserError
 
 __all__ = ["main"]
 
 _COMMANDS = {"plan": plan, "simulate": simulate, "partition": partition}
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; {' '.join(self.format_usage().split())}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,8 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> None:
-    parser = _Parser(prog="pipetransformer", description=__doc__)
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=_Parser)
+    parser = Parser(prog="pipetransformer", description=__doc__)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     for name, module in _COMMANDS.items():
         description = (module.__doc__ or "").splitlines()[0]
         module.add_arguments(commands.add_parser(name, help=description, description=description))

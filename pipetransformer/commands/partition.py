@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from pipetransformer.analysis.cut import analyse_model
-from pipetransformer.commands.arguments import count
+from pipetransformer.arguments import count
 from pipetransformer.commands.link import measure_link
 from pipetransformer.errors import UserError, writing
 from pipetransformer.measure import device_name

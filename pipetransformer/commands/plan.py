@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from pipetransformer import failure
-from pipetransformer.commands.arguments import count
+from pipetransformer.arguments import count
 from pipetransformer.commands.measure import MEASURE, local_ranks
 from pipetransformer.commands.tables import make_console, make_table
 from pipetransformer.config import Config, load_config

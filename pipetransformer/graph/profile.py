@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter_ns
 
 import torch
 from torch import Tensor
 
-from pipetransformer.distributed import synchronize
+from pipetransformer.distributed import now_ns
 from pipetransformer.graph.graph import Graph
 from pipetransformer.graph.segment import Segment, build_segment
 
@@ -119,32 +118,32 @@ class _Unit:
         """Reads from ``values``, adds what it makes and takes out what no unit behind uses."""
         given = [values[name].detach().requires_grad_(name in self._tracked) for name in self._segment.inputs]
         self._given = [*given, *(values[name] for name in self._segment.model_inputs), *self._state]
-        start = _now(self._device)
+        start = now_ns(self._device)
         with torch.set_grad_enabled(not recompute):
             self._outputs = self._segment.function(*self._given)
-        self.forward.append(_now(self._device) - start)
+        self.forward.append(now_ns(self._device) - start)
         values.update(zip(self._segment.outputs, (output.detach() for output in self._outputs)))
         for name in self._segment.finished:
             values.pop(name, None)
 
     def run_backward(self, gradients: dict[str, Tensor], *, recompute: bool) -> None:
         """Takes the gradients of its outputs out of ``gradients`` and adds to those of its inputs."""
-        start = _now(self._device)
+        start = now_ns(self._device)
         if recompute:
             self._outputs = self._segment.function(*self._given)
-        self.recompute.append(_now(self._device) - start if recompute else 0)
+        self.recompute.append(now_ns(self._device) - start if recompute else 0)
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
         named = [(name, output) for name, output in zip(self._segment.outputs, self._outputs) if output.requires_grad]
         arriving = [gradients.pop(name) if name in gradients else torch.ones_like(output) for name, output in named]
         leaving = [(name, leaf) for name, leaf in zip(self._segment.inputs, self._given) if leaf.requires_grad]
-        start = _now(self._device)
+        start = now_ns(self._device)
         if named:
             torch.autograd.backward([output for _, output in named], arriving)
         for name, leaf in leaving:
             if leaf.grad is not None:
                 gradients[name] = gradients[name] + leaf.grad if name in gradients else leaf.grad
-        self.backward.append(_now(self._device) - start)
+        self.backward.append(now_ns(self._device) - start)
         for parameter in self._parameters:
             parameter.grad = None  # at once: all units' gradients together may not fit
         self._given, self._outputs = [], ()
@@ -178,8 +177,3 @@ class _Kept:
             yield
         alive = {value.untyped_storage().data_ptr() for value in values.values()}
         self._producers = {address: self._producers.get(address, unit) for address in alive}
-
-
-def _now(device: torch.device) -> int:
-    synchronize(device)
-    return perf_counter_ns()

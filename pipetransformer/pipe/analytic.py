@@ -39,13 +39,12 @@ class Device:
 
     Attributes:
         operations_per_second: that training really attains. bytes_per_second: of its memory.
-        bytes_per_number: of weights and activations. memory_bytes: that plans may fill, or None.
+        bytes_per_number: of weights and activations.
     """
 
     operations_per_second: float
     bytes_per_second: float
     bytes_per_number: int = 4
-    memory_bytes: int | None = None
 
 
 def transformer_costs(

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from statistics import median
-from time import perf_counter_ns
 
 import torch
 from torch import Tensor
 
 from pipetransformer.adapter import belongs_to_parameter
-from pipetransformer.distributed import synchronize
+from pipetransformer.distributed import now_ns
 from pipetransformer.models import Chain
 from pipetransformer.pipe.costs import UnitCosts
 from pipetransformer.pipe.recompute import Recompute, kept_bytes, product_bytes
@@ -51,9 +50,9 @@ def profile_units(
     boundary_bytes: list[int] = []
     devices = [chain.device] if chain.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
-        began = _now(chain.device)
+        began = now_ns(chain.device)
         for repeat in range(repeats + 1):
-            if repeat > 1 and _now(chain.device) - began > _LONG_NS:
+            if repeat > 1 and now_ns(chain.device) - began > _LONG_NS:
                 break
             hidden = main
             for unit in range(chain.num_units):
@@ -65,15 +64,15 @@ def profile_units(
                 for parameter in parameters:  # a step adds to gradients that are there
                     parameter.grad = torch.zeros_like(parameter)
                 saved = _SavedBytes()
-                start = _now(chain.device)
+                start = now_ns(chain.device)
                 if repeat == 0:  # the warm-up also counts bytes; hooks would disturb a timed run
                     with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
                         output = chain.run(only, source, inputs)
                 else:
                     output = chain.run(only, source, inputs)
-                middle = _now(chain.device)
+                middle = now_ns(chain.device)
                 torch.autograd.backward(output, torch.ones_like(output))
-                stop = _now(chain.device)
+                stop = now_ns(chain.device)
                 if repeat == 0:
                     activation_bytes.append(saved.num_bytes)
                     boundary_bytes.append(output.numel() * output.element_size())
@@ -87,14 +86,14 @@ def profile_units(
                     backward[unit].append(stop - middle)
                     if recompute != "never":
                         rerun_output = rerun(partial(chain.run, only), source, inputs)
-                        start = _now(chain.device)
+                        start = now_ns(chain.device)
                         torch.autograd.backward(rerun_output, torch.ones_like(output))
-                        again[unit].append(_now(chain.device) - start - backward[unit][-1])
+                        again[unit].append(now_ns(chain.device) - start - backward[unit][-1])
                     if weights_apart and source.requires_grad:
                         output = chain.run(only, source, inputs)
-                        start = _now(chain.device)
+                        start = now_ns(chain.device)
                         torch.autograd.grad(output, source, torch.ones_like(output))
-                        of_inputs[unit].append(_now(chain.device) - start)
+                        of_inputs[unit].append(now_ns(chain.device) - start)
                 for parameter in parameters:
                     parameter.grad = None  # at once: all units' gradients together may not fit
                 hidden = output
@@ -124,9 +123,9 @@ def _time_prefix(chain: Chain, main: Tensor, inputs: Mapping[str, Tensor], *, re
         for _ in range(repeats + 1):
             hidden = main
             for unit in range(chain.num_units):
-                start = _now(chain.device)
+                start = now_ns(chain.device)
                 hidden = chain.run(range(unit, unit + 1), hidden, inputs)
-                times[unit].append(_now(chain.device) - start)
+                times[unit].append(now_ns(chain.device) - start)
     chain.train()
     return tuple(int(median(unit_times[1:])) for unit_times in times)
 
@@ -148,8 +147,3 @@ class _SavedBytes:
     @staticmethod
     def unpack(tensor: Tensor) -> Tensor:
         return tensor
-
-
-def _now(device: torch.device) -> int:
-    synchronize(device)
-    return perf_counter_ns()

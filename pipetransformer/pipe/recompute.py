@@ -71,23 +71,18 @@ def _with_extra(
     return first, both()
 
 
-def kept_bytes(
-    mode: str, activation_bytes: int, input_bytes: int, *, product_bytes: int | None = None, is_last: bool = False
-) -> int:
-    """Bytes that a unit keeps of one micro-batch between its forward and its backward.
+def kept_bytes(mode: str, activation_bytes: int, input_bytes: int, *, product_bytes: int) -> int:
+    """Bytes that a unit keeps of a recomputed micro-batch between its forward and its backward.
 
     A recomputing rank needs, beside the sum of these, the ``activation_bytes`` of one unit and micro-batch at a time.
 
     Args:
         activation_bytes: what autograd keeps without recomputation. input_bytes: what enters the unit.
-        product_bytes: what ``product_bytes`` measures, which ``selective`` keeps; None takes ``activation_bytes``.
-        is_last: of the last micro-batch of the step.
+        product_bytes: what ``product_bytes`` measures, which ``selective`` keeps.
     """
-    if mode == "never" or (mode == "except_last" and is_last):
+    if mode == "never":
         return activation_bytes
-    if mode == "selective":
-        return input_bytes + (activation_bytes if product_bytes is None else product_bytes)
-    return input_bytes
+    return input_bytes + product_bytes if mode == "selective" else input_bytes
 
 
 def product_bytes(forward: Callable[[], object]) -> int:

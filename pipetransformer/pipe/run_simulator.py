@@ -14,18 +14,7 @@ from pipetransformer.pipe.planner import Constraints, Prediction, best_plan
 from pipetransformer.pipe.transition import transition_seconds
 from pipetransformer.plan import ParallelPlan
 
-__all__ = ["CacheCosts", "Segment", "SimulatedRun", "simulate_run"]
-
-
-@dataclass(frozen=True, slots=True)
-class CacheCosts:
-    """What reading and writing the activation cache costs a rank.
-
-    Attributes:
-        link: between a device and its host, for each rank.
-    """
-
-    link: Link
+__all__ = ["Segment", "SimulatedRun", "simulate_run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +57,7 @@ def simulate_run(
     costs: JobCosts,
     first: Constraints,
     later: Constraints,
-    cache: CacheCosts | None,
+    cache: Link | None,
     keeps_length: bool = False,
     keeps_cut: bool = False,
     fixed_seconds: float = 0.0,
@@ -76,7 +65,8 @@ def simulate_run(
     """The run's segments; None where no plan fits in memory.
 
     Args:
-        first, later: what the first plan and those after a freeze must keep to. cache: None runs without.
+        first, later: what the first plan and those after a freeze must keep to. cache: a device's link to its host,
+            where the cache is; None runs without.
         keeps_length: pp and dp stay as they are (no AutoDP). keeps_cut: the boundaries stay, too (no AutoPipe).
         fixed_seconds: what any transition takes besides moving weights.
     """
@@ -124,7 +114,7 @@ def _enter(
     current: ParallelPlan | None,
     costs: JobCosts,
     constraints: Constraints,
-    cache: CacheCosts | None,
+    cache: Link | None,
     fixed_seconds: float,
 ) -> Segment | None:
     """The cheapest way to go on with ``frozen`` blocks, counted over the rest of the run; None where none fits."""
@@ -153,27 +143,25 @@ def _enter(
     return None if best is None else best[1]
 
 
-def _options(frozen: int, boundary: int | None, *, cache: CacheCosts | None) -> tuple[int | None, ...]:
+def _options(frozen: int, boundary: int | None, *, cache: Link | None) -> tuple[int | None, ...]:
     """Boundaries that could be read: as AutoCache offers them."""
     if cache is None or frozen == 0:
         return (None,)
     return (frozen,) if boundary == frozen else (boundary, frozen)
 
 
-def _with_reads(
-    prediction: Prediction, *, costs: JobCosts, cache: CacheCosts | None, global_batch_size: int
-) -> Prediction:
+def _with_reads(prediction: Prediction, *, costs: JobCosts, cache: Link | None, global_batch_size: int) -> Prediction:
     """Reads are prefetched: they cost only what they take longer than the step that hides them."""
     plan = prediction.plan
     if plan.cached is None or cache is None:
         return prediction
     share = -(-global_batch_size // plan.dp)
     num_bytes = costs.unit_costs(share).boundary_bytes[plan.cached]
-    return replace(prediction, step_seconds=max(prediction.step_seconds, cache.link.ns(num_bytes) / 1e9))
+    return replace(prediction, step_seconds=max(prediction.step_seconds, cache.ns(num_bytes) / 1e9))
 
 
 def _advance_seconds(
-    run: SimulatedRun, *, costs: JobCosts, cache: CacheCosts | None, source: int | None, target: int, num_ranks: int
+    run: SimulatedRun, *, costs: JobCosts, cache: Link | None, source: int | None, target: int, num_ranks: int
 ) -> float:
     """All ranks together take every sample from boundary ``source`` to ``target``, the frozen forward data-parallel."""
     assert cache is not None
@@ -181,5 +169,5 @@ def _advance_seconds(
     unit = costs.unit_costs(rows)
     units = range(0 if source is None else source + 1, target + 1)
     moved = unit.boundary_bytes[target] + (0 if source is None else unit.boundary_bytes[source])
-    batch_ns = sum(unit.prefix_ns[u] for u in units) + cache.link.ns(moved)
+    batch_ns = sum(unit.prefix_ns[u] for u in units) + cache.ns(moved)
     return run.steps_per_epoch * batch_ns / 1e9
