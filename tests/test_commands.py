@@ -107,7 +107,7 @@ def test_parts_run_as_the_model(recompute: bool) -> None:
     graph = trace(module, inputs)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     costs = profile_graph(graph, inputs, repeats=1, recompute=recompute)
-    boundaries = cut_graph(costs, num_stages=3, link=Link(0, 0.0))
+    boundaries = cut_graph(costs, num_stages=3, link=Link(0, 0.0), recompute=False)
     forward, backward = time_parts(graph, boundaries, inputs, iterations=2, recompute=recompute)
     assert [len(samples.values) for samples in (*forward, *backward)] == [2] * 6
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
@@ -122,13 +122,14 @@ def test_a_limit_that_holds_nothing_names_the_smallest_that_would() -> None:
     with pytest.raises(
         UserError, match=r"--memory-limit: 10 bytes hold no cut into 2 parts; give at least \d+\Z"
     ) as told:
-        cut_graph(costs, num_stages=2, link=Link(0, 0.0), memory_limit=10)
+        cut_graph(costs, num_stages=2, link=Link(0, 0.0), recompute=False, memory_limit=10)
     least = int(str(told.value).rpartition(" ")[2])
-    assert len(cut_graph(costs, num_stages=2, link=Link(0, 0.0), memory_limit=least)) == 1
+    assert len(cut_graph(costs, num_stages=2, link=Link(0, 0.0), recompute=False, memory_limit=least)) == 1
     with pytest.raises(UserError, match=f"give at least {least}"):
-        cut_graph(costs, num_stages=2, link=Link(0, 0.0), memory_limit=least - 1)
+        cut_graph(costs, num_stages=2, link=Link(0, 0.0), recompute=False, memory_limit=least - 1)
+    assert cut_graph(costs, num_stages=2, link=Link(0, 0.0), recompute=True, memory_limit=least - 1)
     with pytest.raises(UserError, match=rf"--stages: 999 exceeds the {graph.num_units} units of the model; give at mo"):
-        cut_graph(costs, num_stages=999, link=Link(0, 0.0))
+        cut_graph(costs, num_stages=999, link=Link(0, 0.0), recompute=False)
 
 
 def test_the_command_prints_under_the_originals_labels(

@@ -50,7 +50,7 @@ def analyse_model(
     inputs = (example.to(device),)
     graph = trace(module, inputs, depth=depth)
     costs = profile_graph(graph, inputs, repeats=_PROFILE_REPEATS, recompute=recompute)
-    boundaries = cut_graph(costs, num_stages=num_stages, link=link, memory_limit=memory_limit)
+    boundaries = cut_graph(costs, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit)
     forward, backward = time_parts(graph, boundaries, inputs, iterations=iterations, recompute=recompute)
     report = analyse(
         graph,
@@ -68,11 +68,14 @@ def analyse_model(
     return report, graph
 
 
-def cut_graph(costs: GraphCosts, *, num_stages: int, link: Link, memory_limit: int | None = None) -> tuple[int, ...]:
+def cut_graph(
+    costs: GraphCosts, *, num_stages: int, link: Link, recompute: bool, memory_limit: int | None = None
+) -> tuple[int, ...]:
     """The exact min-max cut: forward, recomputation, backward and what is sent both ways.
 
     Args:
-        memory_limit: bytes of weights, gradients and, as 1F1B keeps them, activations that a part may take.
+        memory_limit: bytes of weights, gradients and activations that a part may take: of K - part micro-batches as
+            1F1B keeps them, or with ``recompute`` of the one that is computed again. What parts receive is not counted.
 
     Raises:
         UserError: there are fewer units than stages, or nothing fits; names what would.
@@ -84,7 +87,7 @@ def cut_graph(costs: GraphCosts, *, num_stages: int, link: Link, memory_limit: i
     crossing = [link.ns(sent) + link.ns(returned) for sent, returned in zip(costs.crossing_bytes, costs.returned_bytes)]
     memory = [
         [
-            2 * weights + kept * (num_stages - stage)
+            2 * weights + kept * (1 if recompute else num_stages - stage)
             for weights, kept in zip(costs.parameter_bytes, costs.activation_bytes)
         ]
         for stage in range(num_stages)

@@ -40,7 +40,8 @@ class PartitionReport:
         sequential, parallel: theoretical times by part, from the units' own: their sum, and the longest path of units
             that need each other. real: medians of the parts run as they are; ``forward``, ``backward`` their rounds.
         connected: (a, b) where part a sends to part b. bound: no partition of these units is balanced better.
-        weight_bytes, activation_bytes: of each part; activations of one micro-batch under 1F1B come K - part times.
+        weight_bytes: of each part. activation_bytes: what it keeps of one micro-batch until its backward; under 1F1B
+            that comes K - part times. With recomputation that is what it received.
         bubble, speed_up: of a simulated 1F1B step of ``num_microbatches``, against one device with all parts.
     """
 
@@ -228,7 +229,10 @@ def analyse(
         link=link,
         traffic=traffic,
         weight_bytes=tuple(sum(costs.parameter_bytes[u] for u in units) for units in stages),
-        activation_bytes=tuple(costs.kept_bytes(units.start, units.stop) for units in stages),
+        activation_bytes=tuple(
+            traffic[part].received_bytes if recompute else costs.kept_bytes(units.start, units.stop)
+            for part, units in enumerate(stages)
+        ),
         num_microbatches=num_microbatches,
         bubble=timeline.bubble,
         speed_up=num_microbatches * sum(real.both) * 1e6 / timeline.compute,
