@@ -1,6 +1,6 @@
 """PipeTransformer's own setting, simulated, beside what it published: ablation, alpha, three data sets.
 
-    python benchmarks/paper.py [--output benchmarks/results/paper.json]
+    python benchmarks/paper.py
 
 Published figures: He et al., ICML 2021, arXiv 2102.03161, tables 1 to 3. What the simulator assumes: docs/simulator.md.
 """
@@ -8,8 +8,9 @@ Published figures: He et al., ICML 2021, arXiv 2102.03161, tables 1 to 3. What t
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
+
+from measure import save
 
 from pipetransformer.commands.tables import make_console, make_table
 from pipetransformer.simulation import load_simulation, run_simulation
@@ -65,9 +66,7 @@ def measure() -> list[dict[str, object]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     rows = measure()
     titles = ("table", "what", "published", "predicted", "against the best static layout")
     lines = (
@@ -83,8 +82,7 @@ def main() -> None:
     for name, published, _ in DATA:
         row = next(row for row in rows if row["what"] == name)
         console.print(f"{name}: baseline {published:,.0f} s published, {row['pipeline_s']:,.0f} s predicted")
-    if arguments.output is not None:
-        arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
+    print(f"saved {save('paper', rows)}")
 
 
 if __name__ == "__main__":

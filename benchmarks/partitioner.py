@@ -1,7 +1,7 @@
 """The exact partitioner beside torchgpipe's block partition, on the same random costs.
 
     pip install -e ".[bench]"
-    python benchmarks/partitioner.py [--chains 2000] [--output benchmarks/results/partitioner.json]
+    python benchmarks/partitioner.py [--chains 2000]
 
 Both cut a chain into contiguous stages, communication left out, which torchgpipe does not know. A ratio is the slowest
 stage of torchgpipe's cut over that of ours: 1 is a draw, and it is never below.
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from random import Random
 from statistics import median
 from time import perf_counter
 
+from measure import save
 from torchgpipe.balance import blockpartition
 
 from pipetransformer.pipe.partition import bottleneck, partition
@@ -48,12 +48,10 @@ def compare(num_chains: int, *, seed: int = 0) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--chains", type=int, default=2000)
-    parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     result = compare(arguments.chains)
     print(json.dumps(result, indent=1))
-    if arguments.output is not None:
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"saved {save('partitioner', [result])}")
 
 
 if __name__ == "__main__":
