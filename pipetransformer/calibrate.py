@@ -26,7 +26,7 @@ from pipetransformer.step import Stepper
 
 __all__ = ["Calibration", "calibrate"]
 
-_LONGEST_TIMING = 1.0  # seconds that one timing may take, warm-up included, unless two steps take longer
+_LONGEST_TIMING = 0.8  # seconds that one timing may take, warm-up included, unless two steps take longer
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _UPDATE_BYTES = 2**26  # far more than a cache holds, as weights and moments are
-_CONTENTION_REPEATS = 15
+_CONTENTION_REPEATS = 5
 _RARE = 0.1
 """A padded length of a smaller share of samples is not measured."""
 

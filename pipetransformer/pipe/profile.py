@@ -17,7 +17,7 @@ from pipetransformer.pipe.recompute import Recompute, kept_bytes, product_bytes
 
 __all__ = ["profile_units"]
 
-_LONG_NS = 600_000_000  # a profile that has taken so long is repeated no more: noise is a small part of it
+_LONG_NS = 350_000_000  # a profile that has taken so long is repeated no more: noise is a small part of it
 
 
 def profile_units(
