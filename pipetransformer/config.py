@@ -29,8 +29,8 @@ from pydantic import (
 from pipetransformer.config_words import Allowed, explain, reference, text_keys
 from pipetransformer.config_yaml import dump_yaml, parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
-from pipetransformer.pipe.schedules import admits
 from pipetransformer.quantities import Interval, parse_num_bytes
+from pipetransformer.schedules import admits
 
 __all__ = ["Config", "Interval", "load_config"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, asdict, dataclass
 
-from pipetransformer.pipe.schedules import SCHEDULES, admits
+from pipetransformer.schedules import SCHEDULES, admits
 
 __all__ = ["ParallelPlan", "first_active"]
 
@@ -29,7 +29,7 @@ class ParallelPlan:
         pp: pipeline length. dp: number of pipeline replicas. pp * dp is the world size.
         boundaries: first unit of every stage but the first, strictly increasing.
         num_microbatches: micro-batches per pipeline and step (M).
-        schedule: one of ``pipe.schedules.SCHEDULES`` (means nothing at pp = 1, which is a plain loop).
+        schedule: one of ``schedules.SCHEDULES`` (means nothing at pp = 1, which is a plain loop).
         cached: boundary (in blocks, <= frozen) whose activations are read from the cache; None computes the prefix
             from the inputs.
         num_blocks: L, the number of blocks of the model.

@@ -20,7 +20,7 @@ from pipetransformer.pipe.costs import JobCosts, Link
 from pipetransformer.pipe.partition import smallest_limit
 from pipetransformer.pipe.planner import Constraints, divisors
 from pipetransformer.pipe.run_simulator import Segment, SimulatedRun, simulate_run
-from pipetransformer.pipe.schedules import SCHEDULES
+from pipetransformer.schedules import SCHEDULES
 
 __all__ = ["SimulationConfig", "costs_of", "load_simulation", "run_simulation", "simulation_page"]
 

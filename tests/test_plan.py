@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.pipe.schedules import SCHEDULES, admits
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.schedules import SCHEDULES, admits
 
 PLAN = ParallelPlan(2, 2, 2, (4, 6, 8), 4, "interleaved", None, 8, 2)
 

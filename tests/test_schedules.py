@@ -28,7 +28,7 @@ from pipetransformer.config import load_config
 from pipetransformer.distributed import World
 from pipetransformer.dp import GradientReducer
 from pipetransformer.errors import UserError
-from pipetransformer.pipe.schedules import SCHEDULES, Kind, Work, admits, orders
+from pipetransformer.schedules import SCHEDULES, Kind, Work, admits, orders
 
 TORCH = {
     "gpipe": ScheduleGPipe,

@@ -13,9 +13,9 @@ from itertools import product
 
 from pipetransformer.pipe.costs import JobCosts, UnitCosts
 from pipetransformer.pipe.partition import partition
-from pipetransformer.pipe.schedules import Work, admits, orders, peak_alive
 from pipetransformer.pipe.simulator import StageCosts, Timeline, simulate
 from pipetransformer.plan import ParallelPlan, first_active
+from pipetransformer.schedules import Work, admits, orders, peak_alive
 
 __all__ = [
     "Constraints",

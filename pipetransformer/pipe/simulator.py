@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipetransformer.pipe.schedules import Kind, Work, orders
+from pipetransformer.schedules import Kind, Work, orders
 
 __all__ = ["Span", "StageCosts", "Timeline", "simulate"]
 
