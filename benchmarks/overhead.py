@@ -27,7 +27,7 @@ from typing import Any
 import psutil
 import torch
 import torch.nn.functional as F
-from measure import save, spread
+from support.measure import save, spread
 
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import alone, epoch_batches

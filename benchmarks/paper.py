@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from measure import save
+from support.measure import save
 
 from pipetransformer.commands.tables import make_console, make_table
 from pipetransformer.simulation import load_simulation, run_simulation

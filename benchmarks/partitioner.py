@@ -15,7 +15,7 @@ from random import Random
 from statistics import median
 from time import perf_counter
 
-from measure import save
+from support.measure import save
 from torchgpipe.balance import blockpartition
 
 from pipetransformer.pipe.partition import bottleneck, partition

@@ -11,10 +11,6 @@ the stages of 1F1B without communication, both ranks at once: M / (M + 1) of the
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,7 +19,8 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
-from measure import save, spread
+from support.measure import save, spread
+from support.ranks import is_rank, launch
 from torch import Tensor, nn
 
 from pipetransformer.config import load_config
@@ -52,13 +49,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if is_rank():
         run(repeats=arguments.repeats)
-        return
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "OMP_NUM_THREADS": "2", "PIPETRANSFORMER_CACHE": cache}
-        sys.exit(subprocess.run([*command, __file__, *sys.argv[1:]], env=environment).returncode)
+    else:
+        launch(__file__, num_ranks=2, num_threads=2)
 
 
 def run(*, repeats: int) -> None:

@@ -9,18 +9,14 @@ by round in turn. Layouts: GPipe and 1F1B, M = 2, 4, 8, recomputation never and 
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
-import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-import torch
 import torch.distributed as dist
-from measure import save, spread
+from support.measure import save, spread
+from support.ranks import is_rank, launch, slowest
 
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import epoch_batches
@@ -48,13 +44,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
     arguments = parser.parse_args()
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if is_rank():
         run(repeats=arguments.repeats)
-        return
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    with tempfile.TemporaryDirectory() as cache:  # costs are measured now, not read from an earlier run
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PIPETRANSFORMER_CACHE": cache}
-        sys.exit(subprocess.run([*command, __file__, *sys.argv[1:]], env=environment).returncode)
+    else:
+        launch(__file__, num_ranks=2)
 
 
 def run(*, repeats: int) -> None:
@@ -154,12 +147,6 @@ def row_of(plan, times, stages, *, config, profile, mode, world) -> dict[str, ob
             flush=True,
         )
     return row
-
-
-def slowest(seconds: float) -> float:
-    figure = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(figure, op=dist.ReduceOp.MAX)
-    return float(figure)
 
 
 if __name__ == "__main__":

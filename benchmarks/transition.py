@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +21,8 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
-from measure import save, spread
+from support.measure import save, spread
+from support.ranks import is_rank, launch
 
 from pipetransformer.config import load_config
 from pipetransformer.distributed import close_world, init_world, synchronize
@@ -49,12 +47,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cycles", type=int, default=4, help="times to and fro")
     arguments = parser.parse_args()
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if is_rank():
         run(cycles=arguments.cycles)
-        return
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD_SIZE)]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    sys.exit(subprocess.run([*command, __file__, *sys.argv[1:]], env=environment).returncode)
+    else:
+        launch(__file__, num_ranks=WORLD_SIZE)
 
 
 def plan_of(pp: int) -> ParallelPlan:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from pipetransformer.arguments import Parser
 from pipetransformer.cli import run_guarded
-from pipetransformer.commands import partition, plan, simulate
+from pipetransformer.commands import bench, partition, plan, simulate
 
 __all__ = ["main"]
 
-_COMMANDS = {"plan": plan, "simulate": simulate, "partition": partition}
+_COMMANDS = {"plan": plan, "simulate": simulate, "partition": partition, "bench": bench}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ import torch
 
 __all__ = ["RESULTS", "environment", "save", "spread"]
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parent.parent / "results"
 
 
 def environment() -> dict[str, object]:

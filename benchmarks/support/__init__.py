@@ -1,0 +1,1 @@
+"""What the benchmarks share; the scripts themselves are one folder up."""

@@ -1,0 +1,42 @@
+"""Run one of the project's benchmarks; they lie in benchmarks/ of the source, and write to benchmarks/results/."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import subprocess
+import sys
+from pathlib import Path
+
+from pipetransformer.errors import UserError
+
+__all__ = ["add_arguments", "run"]
+
+_FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="one of them; without it, their list", nargs="?")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments; --help shows them")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    scripts = {path.stem.replace("_", "-"): path for path in sorted(_FOLDER.glob("*.py"))}
+    if not scripts:
+        raise UserError("bench: the benchmarks are not installed with the package; run it from a clone of the project")
+    if arguments.name is None:
+        width = max(map(len, scripts))
+        print("\n".join(f"{name:{width}}  {_summary(path)}" for name, path in scripts.items()))
+        return
+    if arguments.name not in scripts:
+        near = difflib.get_close_matches(arguments.name, scripts, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f"bench: {arguments.name!r} is not a benchmark{hint} (known: {', '.join(scripts)})")
+    ended = subprocess.run([sys.executable, str(scripts[arguments.name]), *arguments.arguments])
+    if ended.returncode:
+        sys.exit(ended.returncode)
+
+
+def _summary(script: Path) -> str:
+    """First line of its docstring."""
+    return script.read_text().partition('"""')[2].partition("\n")[0]
