@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pipetransformer.graph import Graph, trace
 from pipetransformer.zoo import ZOO, zoo_model
 
 ROWS = 3  # of a micro-batch
@@ -196,6 +197,15 @@ def build(name: str) -> nn.Module:
     """The same weights on every rank, float64, training mode."""
     torch.manual_seed(0)
     return (MODELS | SMALL_ZOO)[name][0]().double().train()
+
+
+def traced(name: str, *, depth: int | None = None) -> tuple[nn.Module, Graph]:
+    model = build(name)
+    return model, trace(model, (batch(name, num_microbatches=1)[0],), depth=depth)
+
+
+def even_cut(graph: Graph, num_stages: int) -> tuple[int, ...]:
+    return tuple(graph.num_units * stage // num_stages for stage in range(1, num_stages))
 
 
 def batch(name: str, *, num_microbatches: int) -> tuple[Tensor, Tensor]:

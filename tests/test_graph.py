@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import copy
 import random
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from graphs import MODELS, ROWS, SMALL_ZOO, batch, build, errors, loss, reference
+from graphs import MODELS, ROWS, SMALL_ZOO, batch, build, errors, even_cut, loss, reference, traced
 from ranks import RankPool
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from pipetransformer.adapter import SENDS_WITHOUT_GRADIENTS
 from pipetransformer.distributed import World
 from pipetransformer.errors import UserError
-from pipetransformer.graph import Graph, GraphPipeline, GraphStage, profile_graph, recomputing, trace
-from pipetransformer.graph import pipeline as pipeline_module
-from pipetransformer.graph.torch_calls import SENDS_WITHOUT_GRADIENTS
+from pipetransformer.graph import Graph, GraphPipeline, GraphStage, checks, profile_graph, trace
 
 EXACT = 1e-10
-
-
-def traced(name: str, *, depth: int | None = None) -> tuple[nn.Module, Graph]:
-    model = build(name)
-    return model, trace(model, (batch(name, num_microbatches=1)[0],), depth=depth)
-
-
-def even_cut(graph: Graph, num_stages: int) -> tuple[int, ...]:
-    return tuple(graph.num_units * stage // num_stages for stage in range(1, num_stages))
 
 
 def run_apart(stages: list[GraphStage], names: tuple[str, ...], inputs: tuple[Tensor, ...], target: Tensor) -> Tensor:
@@ -103,13 +91,14 @@ def trains(world: World, name: str, cases: list[tuple[str, int]]) -> list[dict[s
             loss=loss,
             group=dist.group.WORLD,
         )
-        held = {key: bool(torch.equal(value, state[key])) for key, value in pipeline.stage.state_dict().items()}
+        (stage,) = pipeline.stages
+        held = {key: bool(torch.equal(value, state[key])) for key, value in stage.state_dict().items()}
         pipeline.train((data,), target)  # the first step may send more, to set up
         model.load_state_dict(state)
-        pipeline.stage.zero_grad()
+        stage.zero_grad()
         with _SentBytes() as sent:
             losses = pipeline.train((data,), target)
-        spec = pipeline.stage.spec
+        spec = stage.spec
         returned = sum(t.num_bytes for t in spec.inputs if t.requires_grad)
         tied = [n for n, stages in graph.tied(even_cut(graph, world.size)) if world.rank in stages]
         assert pipeline.is_last == (losses is not None)
@@ -117,7 +106,7 @@ def trains(world: World, name: str, cases: list[tuple[str, int]]) -> list[dict[s
             torch.testing.assert_close(losses, expected.losses, rtol=EXACT, atol=0)
         results.append(
             {
-                "errors": errors(pipeline.stage, expected),
+                "errors": errors(stage, expected),
                 "held": held,
                 "sent": sent.count,
                 "expected": num_microbatches * (sum(t.num_bytes for t in spec.outputs) + returned)
@@ -209,7 +198,7 @@ def test_side_computations_and_inputs_are_never_sent() -> None:
 
 
 def test_a_version_that_cannot_send_what_has_no_gradient_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline_module, "SENDS_WITHOUT_GRADIENTS", False)
+    monkeypatch.setattr(checks, "SENDS_WITHOUT_GRADIENTS", False)
     _, graph = traced("without gradients")
     options: dict[str, Any] = {"num_microbatches": 2, "kind": "gpipe", "loss": loss, "group": None}
     with pytest.raises(UserError, match="argmax, which has no gradient"):
@@ -253,26 +242,6 @@ def test_a_tied_weight_has_all_its_names() -> None:
     assert last.get_parameter("head.weight") is model.get_parameter("tokens.weight")
 
 
-@pytest.mark.parametrize("name", ["residual", "two inputs"])
-def test_recomputation_takes_no_statistics_twice(name: str) -> None:
-    model, graph = traced(name)
-    data, target = batch(name, num_microbatches=2)
-    expected = reference(model, data, target, num_microbatches=2)
-    runs = []
-
-    def run(function: Any, given: Any) -> Any:
-        runs.append(function)
-        contexts = lambda: (nullcontext(), recomputing())  # noqa: E731
-        return checkpoint(function, *given, use_reentrant=False, context_fn=contexts)
-
-    stage = GraphStage(graph, 0, graph.num_units, segments=even_cut(graph, 3), run=run)
-    for part, goal in zip(data.chunk(2), target.chunk(2)):
-        loss(stage(part), goal).backward()
-    stage.commit_statistics()
-    assert len(runs) == 2 * 3
-    assert max(errors(stage, expected).values()) < EXACT
-
-
 def test_evaluation_uses_running_statistics_and_drops_nothing() -> None:
     class Dropping(nn.Module):
         def __init__(self) -> None:
@@ -287,8 +256,8 @@ def test_evaluation_uses_running_statistics_and_drops_nothing() -> None:
     data, target = batch("residual", num_microbatches=2)
     graph = trace(model, (data[:ROWS],))
     pipeline = GraphPipeline(graph, boundaries=(), num_microbatches=2, kind="gpipe", loss=loss, group=None)
-    assert not torch.equal(pipeline.stage(data[:ROWS]), pipeline.stage(data[:ROWS]))
-    pipeline.stage.discard_statistics()
+    assert not torch.equal(pipeline.stages[0](data[:ROWS]), pipeline.stages[0](data[:ROWS]))
+    pipeline.stages[0].discard_statistics()
     pipeline.train((data,), target)
     output = pipeline.evaluate((data,))
     assert output is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,10 +15,9 @@ import torch
 from laws import Case, configuration, elastic_run, plain_run, write_replay
 from ranks import RankPool
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from pipetransformer.adapter import LiveBytes
 from pipetransformer.data import alone
 from pipetransformer.distributed import World
 from pipetransformer.models import Stage
@@ -150,34 +148,6 @@ def test_dropout_draws_the_same_in_any_mode(mode: str, ranks: RankPool, tmp_path
     without, _ = plain_run("vit", ((0, 0),), tuple(replace(DROPPED, dropout=0.0).overrides("")))
     assert any(not np.array_equal(expected[name], without[name]) for name in expected)
     assert all(np.array_equal(ours[name], expected[name]) for name in expected)
-
-
-class LiveBytes(TorchDispatchMode):
-    """Bytes of the storages that were made inside it: alive now, and at most."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in given | self._known:
-                self._count(leaf.untyped_storage())
-        return result
-
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, num_bytes = storage._cdata, storage.nbytes()
-        self._known.add(key)
-        self.alive += num_bytes
-        self.peak = max(self.peak, self.alive)
-        weakref.finalize(storage, self._freed, key, num_bytes)
-
-    def _freed(self, key: int, num_bytes: int) -> None:
-        self._known.discard(key)
-        self.alive -= num_bytes
 
 
 WIDE = "{patch_size: 1, in_chans: 1, embed_dim: 32, depth: 6, num_heads: 2}"

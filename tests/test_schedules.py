@@ -24,6 +24,7 @@ from torch.distributed.pipelining import (
 )
 
 from pipetransformer.adapter import Schedule, StagePart, StageTimes, build_schedule, run_schedule
+from pipetransformer.adapter.split import splits_exactly
 from pipetransformer.config import load_config
 from pipetransformer.distributed import World
 from pipetransformer.dp import GradientReducer
@@ -99,7 +100,7 @@ def schedule_of(
     example = torch.empty(2, 4, device="meta").requires_grad_()
     num_stages = world.size * stages_per_rank
     return build_schedule(
-        [StagePart(layer(), index, example, example) for index in range(world.rank, num_stages, world.size)],
+        [StagePart(layer(), index, (example,), (example,)) for index in range(world.rank, num_stages, world.size)],
         kind=kind,
         num_stages=num_stages,
         num_microbatches=num_microbatches,
@@ -111,8 +112,8 @@ def schedule_of(
 
 
 def run(world: World, schedule: Schedule, *, rows: int) -> None:
-    hidden = torch.ones(rows, 4) if world.rank == 0 else None
-    run_schedule(schedule, hidden=hidden, inputs={}, target=torch.zeros(rows, 4), training=True)
+    arguments = (torch.ones(rows, 4),) if world.rank == 0 else ()
+    run_schedule(schedule, arguments=arguments, keywords={}, target=torch.zeros(rows, 4), training=True)
 
 
 def executed(world: World, cases: list[tuple[str, int, int]]) -> list[list[Work]]:
@@ -198,7 +199,7 @@ def test_weights_apart_are_reduced_in_their_buckets_and_overlapped(ranks: RankPo
 
 
 class TwiceUsed(nn.Module):
-    """A bias beside two weights: what zero_bubble's split would count twice."""
+    """A bias beside two weights: what torch's split backward counts twice, by luck."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,19 +210,65 @@ class TwiceUsed(nn.Module):
         return nn.functional.linear(hidden, self.second, self.shared)
 
 
-def splits_a_shared_weight(world: World) -> str:
-    schedule = schedule_of(TwiceUsed, world, "zero_bubble", 1, 2)
-    try:
-        run(world, schedule, rows=4)
-    except UserError as error:
-        return str(error)
-    return "ran"
+def splits_a_shared_weight(world: World) -> bool:
+    """Whether this rank's gradients are those of both stages in one process."""
+    made: list[nn.Module] = []
+
+    def layer() -> nn.Module:
+        made.append(TwiceUsed())
+        return made[-1]
+
+    run(world, schedule_of(layer, world, "zero_bubble", 1, 2), rows=4)
+    whole = nn.Sequential(TwiceUsed(), TwiceUsed())
+    whole(torch.ones(4, 4)).square().sum().backward()
+    pairs = zip(made[0].parameters(), whole[world.rank].parameters())
+    return all(torch.allclose(p.grad, q.grad, rtol=1e-5) for p, q in pairs)  # type: ignore[arg-type]
 
 
-def test_a_weight_that_is_used_twice_is_not_split(ranks: RankPool) -> None:
-    first, last = ranks.run(2, splits_a_shared_weight)
-    assert first == "ran"  # stage 0 has its backward whole
-    assert "zero_bubble cannot split" in last and len(last.splitlines()) == 1
+def test_a_weight_that_is_used_twice_has_its_gradient_once(ranks: RankPool) -> None:
+    assert ranks.run(2, splits_a_shared_weight) == [True, True]
+
+
+def used_once(hidden: torch.Tensor, weight: nn.Parameter, other: nn.Parameter) -> tuple[torch.Tensor, ...]:
+    return ((hidden * weight).tanh() * other.exp(),)
+
+
+def used_twice(hidden: torch.Tensor, weight: nn.Parameter, other: nn.Parameter) -> tuple[torch.Tensor, ...]:
+    return ((hidden * weight).tanh() * weight,)
+
+
+def made_once_used_twice(hidden: torch.Tensor, weight: nn.Parameter, other: nn.Parameter) -> tuple[torch.Tensor, ...]:
+    scale = weight.exp()
+    return ((hidden * scale).tanh() * scale,)
+
+
+def sent_itself(hidden: torch.Tensor, weight: nn.Parameter, other: nn.Parameter) -> tuple[torch.Tensor, ...]:
+    return hidden * other, weight.exp()
+
+
+def relayed(hidden: torch.Tensor, weight: nn.Parameter, other: nn.Parameter) -> tuple[torch.Tensor, ...]:
+    return hidden, hidden * weight
+
+
+def without_input_gradient(hidden: torch.Tensor, weight: nn.Parameter, other: nn.Parameter) -> tuple[torch.Tensor, ...]:
+    return (hidden.detach() * weight,)
+
+
+@pytest.mark.parametrize(
+    ("forward", "expected"),
+    [
+        (used_once, True),
+        (used_twice, False),
+        (made_once_used_twice, False),
+        (sent_itself, False),
+        (relayed, True),
+        (without_input_gradient, False),
+    ],
+)
+def test_where_a_backward_is_split(forward: Callable[..., tuple[torch.Tensor, ...]], expected: bool) -> None:
+    hidden = torch.ones(4, requires_grad=True)
+    weights = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+    assert splits_exactly(forward(hidden, *weights), weights) is expected
 
 
 MISTAKES = {

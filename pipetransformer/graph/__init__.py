@@ -1,6 +1,5 @@
 """Models that are no chain: traced, cut along a topological order, trained as stages of a pipeline."""
 
-from pipetransformer.graph.batch_norm import recomputing
 from pipetransformer.graph.graph import Edge, Graph, GraphTensor, GraphUnit
 from pipetransformer.graph.pipeline import GraphPipeline
 from pipetransformer.graph.profile import GraphCosts, profile_graph
@@ -18,7 +17,6 @@ __all__ = [
     "GraphUnit",
     "StageSpec",
     "profile_graph",
-    "recomputing",
     "sum_tied_gradients",
     "trace",
 ]

@@ -24,10 +24,7 @@ _is_recomputing: ContextVar[bool] = ContextVar("is_recomputing", default=False)
 
 @contextmanager
 def recomputing() -> Iterator[None]:
-    """While inside, a forward repeats an earlier one (activation checkpointing) and no statistics are taken from it.
-
-    ``torch.utils.checkpoint.checkpoint(..., context_fn=lambda: (nullcontext(), recomputing()))``
-    """
+    """While inside, a forward repeats an earlier one and no statistics are taken from it: see ``Recompute``."""
     token = _is_recomputing.set(True)
     try:
         yield

@@ -23,6 +23,8 @@ class GraphUnit:
         first, stop: positions among the graph's operators.
         operators: their names, as "conv2d".
         parameters, buffers: first names of what the unit uses; a tied weight is in every unit that uses it.
+        block: name of the outermost member of a list or sequence that it belongs to, with "@1" and so on where that is
+            called again; empty for what is before, between and behind.
     """
 
     name: str
@@ -31,6 +33,7 @@ class GraphUnit:
     operators: tuple[str, ...]
     parameters: tuple[str, ...]
     buffers: tuple[str, ...]
+    block: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,11 @@ class Graph:
         if any(a >= b for a, b in zip(cuts, cuts[1:])):
             raise ValueError(f"boundaries {tuple(boundaries)} leave a stage of the {self.num_units} units empty")
         return tuple(range(a, b) for a, b in zip(cuts, cuts[1:]))
+
+    def segments(self, units: range) -> tuple[range, ...]:
+        """Consecutive ``units`` of one block each: what is recomputed as a whole, as a block of a chain is."""
+        starts = [u for u in units if u == units.start or self.units[u].block != self.units[u - 1].block]
+        return tuple(range(a, b) for a, b in zip(starts, [*starts[1:], units.stop]))
 
     def edges(self, boundaries: Sequence[int]) -> tuple[Edge, ...]:
         """The cutting edges: every tensor once for each later stage that uses it."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from pipetransformer.graph.torch_calls import has_random_tag
+from pipetransformer.adapter import has_random_tag
 
 __all__ = ["Switched", "draws_numbers", "switched"]
 

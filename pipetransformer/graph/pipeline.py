@@ -1,20 +1,20 @@
-"""Trains a partition of a graph over ranks, one stage a rank: the schedule, tied weights, batch statistics."""
+"""Trains a partition of a graph over ranks: the schedule, recomputation, tied weights, batch statistics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
-from pipetransformer.errors import UserError
+from pipetransformer.adapter import Schedule, StagePart, StageTimes, build_schedule, run_schedule
+from pipetransformer.graph.batch_norm import recomputing
+from pipetransformer.graph.checks import check_gradients, check_recomputation, check_schedule
 from pipetransformer.graph.graph import Graph, GraphTensor
-from pipetransformer.graph.stage import GraphStage, RunSegment
+from pipetransformer.graph.stage import GraphStage
 from pipetransformer.graph.tied import sum_tied_gradients
-from pipetransformer.graph.torch_calls import SENDS_WITHOUT_GRADIENTS, build_graph_schedule
+from pipetransformer.pipe.recompute import Recompute
 
 __all__ = ["GraphPipeline"]
 
@@ -22,18 +22,20 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class GraphPipeline:
-    """One rank of a pipeline over ``graph``; its stage is ``stage``, whose gradients ``train`` accumulates.
+    """One rank of a pipeline over ``graph``; ``train`` accumulates the gradients of its ``stages``.
 
     Args:
         graph: traced for the shape of one micro-batch.
-        boundaries: first units of stages 1, 2, ...; as many stages as ``group`` has ranks. Without boundaries it is a
-            plain loop over the micro-batches, and ``group`` may be None.
-        kind: "gpipe" or "1f1b".
+        boundaries: first units of stages 1, 2, ...; rank r of K holds the stages r, r + K, ... Without boundaries it is
+            a plain loop over the micro-batches, and ``group`` may be None.
+        kind: one of ``schedules.SCHEDULES``.
         loss: of one micro-batch's output and target; divides by the size of the whole batch itself.
-        segments, run: see ``GraphStage``; ``segments`` outside the stage are ignored.
+        group: the ranks of the pipeline.
+        checkpoint: which activations are recomputed, one of ``recompute.MODES``; block by block (``Graph.segments``).
 
     Raises:
-        UserError: a cut sends a tensor that has no gradient, and this version of torch cannot.
+        UserError: on all ranks alike, where the schedule does not run with these numbers, where ``checkpoint`` is no
+            mode or the model's forward cannot run twice, and where a cut sends what this version of torch cannot.
     """
 
     def __init__(
@@ -45,33 +47,40 @@ class GraphPipeline:
         kind: str,
         loss: Loss,
         group: dist.ProcessGroup | None,
-        segments: Sequence[int] = (),
-        run: RunSegment | None = None,
+        stages_per_rank: int = 1,
+        checkpoint: str = "never",
     ) -> None:
-        _check_gradients(graph, boundaries)
-        index = dist.get_rank(group) if boundaries else 0
-        units = graph.stages(boundaries)[index]
-        inner = [unit for unit in segments if units.start < unit < units.stop]
-        self.stage = GraphStage(graph, units.start, units.stop, segments=inner, run=run)
+        check_recomputation(checkpoint, graph)
+        check_gradients(graph, boundaries)
+        place, num_ranks = (dist.get_rank(group), dist.get_world_size(group)) if boundaries else (0, 1)
+        self._num_stages = len(boundaries) + 1
+        check_schedule(
+            kind,
+            num_stages=self._num_stages,
+            num_ranks=num_ranks,
+            num_microbatches=num_microbatches,
+            stages_per_rank=stages_per_rank,
+        )
+        again = None if checkpoint == "never" else Recompute(checkpoint, context_fn=recomputing)
+        units = graph.stages(boundaries)
+        self._indices = range(place, self._num_stages, num_ranks)
+        self.stages = tuple(GraphStage(graph, units[i].start, units[i].stop, around=again) for i in self._indices)
+        self._recompute = again
         self._num_microbatches = num_microbatches
         self._kind = kind
         self._loss = loss
         self._group = group
-        self._index = index
-        self._num_stages = len(boundaries) + 1
-        self._input_names = graph.input_names
-        self._input_shapes = graph.input_shapes
-        self._input_examples = [
-            torch.empty(shape, dtype=dtype, device="meta")
-            for shape, dtype in zip(graph.input_shapes, graph.input_dtypes)
-        ]
-        self._output_examples = graph.output_examples()
-        self._tied = graph.tied(boundaries)
-        self._schedules: dict[bool, PipelineScheduleSingle] = {}
+        self._graph = graph
+        self._tied = tuple(
+            (name, sorted({stage % num_ranks for stage in stages})) for name, stages in graph.tied(boundaries)
+        )
+        self._schedules: dict[bool, Schedule] = {}
+        self._times = StageTimes()
 
     @property
     def is_last(self) -> bool:
-        return self._index == self._num_stages - 1
+        """Whether it holds the last stage."""
+        return self._num_stages - 1 in self._indices
 
     def train(self, inputs: Sequence[Tensor], target: Tensor) -> Tensor | None:
         """Forward and backward of a mini-batch: all micro-batches, then tied gradients and batch statistics.
@@ -80,33 +89,42 @@ class GraphPipeline:
             inputs: the model's inputs [micro-batches x rows, ...], the same on all ranks. target: read by the last.
 
         Returns:
-            The losses of the micro-batches [num_microbatches] on the last stage, None before it.
+            The losses of the micro-batches [num_microbatches] where the last stage is, else None.
         """
         self._check(inputs)
-        self.stage.train()
+        for stage in self.stages:
+            stage.train()
         losses: list[Tensor] = []
         if self._num_stages == 1:
-            parts = zip(*(tensor.chunk(self._num_microbatches) for tensor in (*inputs, target)), strict=True)
-            for *microbatch, microbatch_target in parts:
-                loss = self._loss(self.stage(*microbatch), microbatch_target)
-                torch.autograd.backward(loss)
-                losses.append(loss)
+            losses += self._train_alone(inputs, target)
         else:
             self._step(inputs, target=target, losses=losses)
             assert self._group is not None
             sum_tied_gradients(self._parameters(), tied=self._tied, group=self._group)
-        self.stage.commit_statistics()
+        for stage in self.stages:
+            stage.commit_statistics()
         return torch.stack(losses).detach() if losses else None
 
     def evaluate(self, inputs: Sequence[Tensor]) -> Tensor | None:
-        """Forward of a mini-batch in eval mode: the output [rows, ...] on the last stage, None before it."""
+        """Forward of a mini-batch in eval mode: the output [rows, ...] where the last stage is, else None."""
         self._check(inputs)
-        self.stage.eval()
+        for stage in self.stages:
+            stage.eval()
+        if self._num_stages > 1:
+            return self._step(inputs)
         with torch.no_grad():
-            if self._num_stages > 1:
-                return self._step(inputs)
-            parts = zip(*(tensor.chunk(self._num_microbatches) for tensor in inputs), strict=True)
-            return torch.cat([self.stage(*microbatch) for microbatch in parts])
+            return torch.cat([self.stages[0](*microbatch) for microbatch in self._microbatches(*inputs)])
+
+    def _train_alone(self, inputs: Sequence[Tensor], target: Tensor) -> Iterator[Tensor]:
+        for number, (*microbatch, microbatch_target) in enumerate(self._microbatches(*inputs, target), start=1):
+            if self._recompute is not None:
+                self._recompute.is_last_microbatch = number == self._num_microbatches
+            loss = self._loss(self.stages[0](*microbatch), microbatch_target)
+            torch.autograd.backward(loss)
+            yield loss
+
+    def _microbatches(self, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        return zip(*(tensor.chunk(self._num_microbatches) for tensor in tensors), strict=True)
 
     def _step(
         self, inputs: Sequence[Tensor], *, target: Tensor | None = None, losses: list[Tensor] | None = None
@@ -114,55 +132,54 @@ class GraphPipeline:
         training = target is not None
         if training not in self._schedules:
             self._schedules[training] = self._build(training=training, device=inputs[0].device)
-        named = dict(zip(self._input_names, inputs, strict=True))
-        needed: dict[str, Any] = {name: named[name] for name in self.stage.spec.model_inputs if self._index > 0}
-        output: Tensor | None = self._schedules[training].step(
-            *(inputs if self._index == 0 else ()),
+        named = dict(zip(self._graph.input_names, inputs, strict=True))
+        needed = {name for i, stage in zip(self._indices, self.stages) if i > 0 for name in stage.spec.model_inputs}
+        return run_schedule(
+            self._schedules[training],
+            arguments=inputs if 0 in self._indices else (),
+            keywords={name: tensor for name, tensor in named.items() if name in needed},
             target=target if self.is_last else None,
+            training=training,
             losses=losses if self.is_last else None,
-            return_outputs=not training,
-            **needed,
         )
-        return output
 
-    def _build(self, *, training: bool, device: torch.device) -> PipelineScheduleSingle:
-        spec = self.stage.spec
+    def _build(self, *, training: bool, device: torch.device) -> Schedule:
         assert self._group is not None
-        return build_graph_schedule(
-            self.stage,
+        return build_schedule(
+            [self._part(index, stage, training=training) for index, stage in zip(self._indices, self.stages)],
             kind=self._kind,
-            stage=self._index,
             num_stages=self._num_stages,
             num_microbatches=self._num_microbatches,
-            example_inputs=_examples(spec.inputs, training=training) if spec.inputs else self._input_examples,
-            example_outputs=_examples(spec.outputs, training=training) if spec.outputs else self._output_examples,
             loss=self._loss if training else None,
             group=self._group,
             device=device,
+            times=self._times,
+            recompute=self._recompute,
         )
 
+    def _part(self, index: int, stage: GraphStage, *, training: bool) -> StagePart:
+        graph, spec = self._graph, stage.spec
+        entering = _examples(spec.inputs, training=training)
+        if index == 0:
+            shapes = zip(graph.input_shapes, graph.input_dtypes)
+            entering = tuple(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in shapes)
+        is_last = index == self._num_stages - 1
+        leaving = tuple(graph.output_examples()) if is_last else _examples(spec.outputs, training=training)
+        return StagePart(stage, index, example_inputs=entering, example_outputs=leaving)
+
     def _parameters(self) -> dict[str, nn.Parameter]:
-        return {name: self.stage.get_parameter(name) for name in self.stage.spec.parameters}
+        return {name: stage.get_parameter(name) for stage in self.stages for name in stage.spec.parameters}
 
     def _check(self, inputs: Sequence[Tensor]) -> None:
         # Note: gloo would silently reuse old rows of a smaller batch and abort the peer on a larger one.
-        expected = [(self._num_microbatches * rows, *rest) for rows, *rest in self._input_shapes]
+        expected = [(self._num_microbatches * rows, *rest) for rows, *rest in self._graph.input_shapes]
         given = [tuple(tensor.shape) for tensor in inputs]
         if given != expected:
-            raise RuntimeError(f"stage {self._index} was built for inputs {expected} and got {given}")
+            numbers = ", ".join(map(str, self._indices))
+            raise RuntimeError(f"stage {numbers} was built for inputs {expected} and got {given}")
 
 
-def _check_gradients(graph: Graph, boundaries: Sequence[int]) -> None:
-    """The same on all ranks: one that gave up alone would leave the others waiting."""
-    without = next((t.name for cut in boundaries for t in graph.crossing(cut) if not t.requires_grad), None)
-    if without is not None and not SENDS_WITHOUT_GRADIENTS:
-        raise UserError(
-            f"the cut sends {without}, which has no gradient, and pipelines of torch {torch.__version__} cannot; "
-            "update torch or cut elsewhere"
-        )
-
-
-def _examples(tensors: Sequence[GraphTensor], *, training: bool) -> list[Tensor]:
-    return [
+def _examples(tensors: Sequence[GraphTensor], *, training: bool) -> tuple[Tensor, ...]:
+    return tuple(
         torch.empty(t.shape, dtype=t.dtype, device="meta").requires_grad_(training and t.requires_grad) for t in tensors
-    ]
+    )

@@ -16,6 +16,8 @@ from pipetransformer.graph.segment import Segment, build_segment
 
 __all__ = ["GraphCosts", "profile_graph"]
 
+_FEWEST, _LONG_NS = 3, 20_000_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class GraphCosts:
@@ -50,7 +52,7 @@ class GraphCosts:
 
 
 def profile_graph(graph: Graph, inputs: Sequence[Tensor], *, repeats: int, recompute: bool) -> GraphCosts:
-    """Times the units one by one, in ``repeats`` rounds after a warm-up.
+    """Times the units one by one, in ``repeats`` rounds after a warm-up; in 3 where these take long.
 
     A round goes as a training step does, all forwards and then all backwards in reverse, so that caches hold what they
     hold then. Weights, buffers and the state of random numbers are left as they were; gradients are cleared.
@@ -65,7 +67,10 @@ def profile_graph(graph: Graph, inputs: Sequence[Tensor], *, repeats: int, recom
     before = [buffer.clone() for buffer in buffers]
     kept = _Kept(graph)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
+        began = now_ns(device)
         for repeat in range(repeats + 1):
+            if repeat > _FEWEST and now_ns(device) - began > _LONG_NS:
+                break
             values = dict(zip(graph.input_names, inputs, strict=True))
             gradients: dict[str, Tensor] = {}
             if repeat == 0:  # the warm-up also counts bytes; hooks would disturb a timed round

@@ -19,14 +19,13 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
+from pipetransformer.adapter import aliases, is_assertion, written
 from pipetransformer.errors import UserError
 from pipetransformer.graph.modes import draws_numbers
-from pipetransformer.graph.torch_calls import aliases, written
 
 __all__ = ["Program", "StateTensor", "Statistics", "read_program"]
 
 _BATCH_NORM = torch.ops.aten.batch_norm.default
-_ASSERTIONS = (torch.ops.aten._assert_tensor_metadata.default,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +64,7 @@ class Program:
         main: operators that are computed once, in order. side: those that every stage computes for itself.
         side_writers: side operators that change memory in place, with the roots of that memory.
         statistics: the batch normalisations that update running statistics.
+        changing: first names of other buffers that the forward changes.
         roots: by node, the nodes whose memory its value may be.
         inseparable: (first, last) positions in ``main`` that must stay in one unit: memory between its birth and its
             last in-place change, a state that changes between its first and last use, a tuple and its elements.
@@ -80,6 +80,7 @@ class Program:
     side: frozenset[fx.Node]
     side_writers: tuple[tuple[fx.Node, frozenset[fx.Node]], ...]
     statistics: Mapping[fx.Node, Statistics]
+    changing: tuple[str, ...]
     roots: Mapping[fx.Node, frozenset[fx.Node]]
     inseparable: tuple[tuple[int, int], ...]
 
@@ -119,7 +120,7 @@ def read_program(exported: ExportedProgram, model: nn.Module) -> Program:
     outputs = tuple(node for node in output.all_input_nodes if isinstance(node.meta.get("val"), Tensor))
     if not outputs:
         raise UserError(f"{type(model).__name__} cannot be cut: it returns no tensor")
-    called = [node for node in exported.graph.nodes if node.op == "call_function" and node.target not in _ASSERTIONS]
+    called = [node for node in exported.graph.nodes if node.op == "call_function" and not is_assertion(node)]
     statistics = {node: _statistics(node, state, tensors) for node in called if _tracks_statistics(node)}
     counters = {names.counter for names in statistics.values()}
     operators = [node for node in called if not any(state.get(target, "") in counters for target in written(node))]
@@ -127,6 +128,7 @@ def read_program(exported: ExportedProgram, model: nn.Module) -> Program:
     roots = _roots([*placeholders, *operators])
     changing = {root for node in operators for target in written(node) for root in roots[target]}
     changing = {root for root in changing if root.op == "placeholder"}
+    changed_names = tuple(name for node, name in state.items() if node in changing)
     changing |= {
         source for node in statistics for source in node.all_input_nodes if state.get(source) in statistics[node]
     }
@@ -147,6 +149,7 @@ def read_program(exported: ExportedProgram, model: nn.Module) -> Program:
             (node, frozenset().union(*(roots[changed] for changed in written(node)))) for node in side if written(node)
         ),
         statistics=statistics,
+        changing=changed_names,
         roots=roots,
         inseparable=_inseparable(ordered, roots, changing),
     )

@@ -10,7 +10,7 @@ dicts of all stages together are the model's. Its operators are the model's own,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -21,10 +21,7 @@ from pipetransformer.graph.graph import Graph, GraphTensor
 from pipetransformer.graph.program import StateTensor, Statistics
 from pipetransformer.graph.segment import build_segment
 
-__all__ = ["GraphStage", "RunSegment", "StageSpec"]
-
-RunSegment = Callable[[Callable[..., tuple[Tensor, ...]], Sequence[Tensor]], tuple[Tensor, ...]]
-"""Calls a function with tensors. Activation checkpointing is one that calls it again in the backward."""
+__all__ = ["GraphStage", "StageSpec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +46,25 @@ class GraphStage(nn.Module):
     """``graph.units[first:stop]`` of a model, sharing the model's tensors.
 
     ``forward(*inputs, **model_inputs)`` returns what it sends, a tensor or a tuple of tensors; the last stage returns
-    what the model returns. Stage 0 takes all the model's inputs in order instead.
+    what the model returns. Stage 0 takes all the model's inputs in order instead. Model inputs that it does not need
+    are ignored: a schedule gives all stages of a rank the same.
 
     In training mode it is the model as it was traced. In eval mode dropout is off and batch normalisation uses its
     running statistics.
 
     Args:
-        segments: first units of the pieces, after the first one, that ``run`` is given one by one.
-        run: calls a piece; None just does it.
+        around: called with (function of one segment, its arguments) in that function's place, to recompute it, say.
+            Without it the stage is one segment, with it ``graph.segments``.
     """
 
     def __init__(
-        self, graph: Graph, first: int, stop: int, *, segments: Sequence[int] = (), run: RunSegment | None = None
+        self, graph: Graph, first: int, stop: int, *, around: Callable[..., tuple[Tensor, ...]] | None = None
     ) -> None:
         super().__init__()
         units = graph.units[first:stop]
-        self._segments = [build_segment(graph, a, b) for a, b in zip((first, *segments), (*segments, stop))]
-        self._run = run
+        segments = (range(first, stop),) if around is None else graph.segments(range(first, stop))
+        self._segments = [build_segment(graph, segment.start, segment.stop) for segment in segments]
+        self._around = around
         self._argument_names = graph.input_names if first == 0 else tuple(t.name for t in graph.crossing(first))
         held = dict.fromkeys(name for unit in units for name in (*unit.parameters, *unit.buffers))
         held.update(dict.fromkeys(name for segment in self._segments for name in segment.state))
@@ -87,7 +86,7 @@ class GraphStage(nn.Module):
         for segment in self._segments:
             given = [values[name] for name in (*segment.inputs, *segment.model_inputs)]
             given += [getattr(*self._slots[name]) for name in segment.state]
-            outputs = segment.function(*given) if self._run is None else self._run(segment.function, given)
+            outputs = segment.function(*given) if self._around is None else self._around(segment.function, *given)
             del given
             values.update(zip(segment.outputs, outputs))
             for name in segment.finished:

@@ -18,10 +18,10 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from pipetransformer.adapter import block_call, export, export_failure, is_light, module_call, requires_grad
 from pipetransformer.errors import UserError
 from pipetransformer.graph.graph import Graph, GraphTensor, GraphUnit
 from pipetransformer.graph.program import Program, read_program
-from pipetransformer.graph.torch_calls import export, export_failure, is_light, module_call, requires_grad
 
 __all__ = ["trace"]
 
@@ -89,6 +89,15 @@ def _calls(program: Program, depth: int | None) -> list[tuple[str, str]]:
     return calls
 
 
+def _blocks(program: Program) -> list[str]:
+    """By main operator: the block that it belongs to."""
+    blocks: list[str] = []
+    for node in program.main:
+        found = block_call(node)
+        blocks.append("@".join(filter(None, found)) if found is not None else blocks[-1] if blocks else "")
+    return blocks
+
+
 def _starts(program: Program, depth: int | None) -> list[int]:
     """Positions of the first operators of all units.
 
@@ -133,7 +142,7 @@ def _is_parameter(program: Program, node: fx.Node) -> bool:
 
 
 def _units(program: Program, starts: Sequence[int], depth: int | None, *, root: str) -> tuple[GraphUnit, ...]:
-    calls = _calls(program, depth)
+    calls, blocks = _calls(program, depth), _blocks(program)
     units: list[GraphUnit] = []
     seen: dict[str, int] = {}
     for first, stop in zip(starts, [*starts[1:], len(program.main)]):
@@ -151,6 +160,7 @@ def _units(program: Program, starts: Sequence[int], depth: int | None, *, root: 
                 operators=tuple(_operator(node) for node in nodes),
                 parameters=tuple(n for n in held if program.tensors[n].kind == "parameter"),
                 buffers=tuple(n for n in held if program.tensors[n].kind == "buffer"),
+                block=blocks[named],
             )
         )
     return tuple(units)

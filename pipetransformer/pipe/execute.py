@@ -155,8 +155,8 @@ class _PipelineExecutor:
         is_last = self._plan.num_stages - 1 in self._stages
         return run_schedule(
             schedule,
-            hidden=batch.hidden,
-            inputs=batch.inputs,
+            arguments=() if batch.hidden is None else (batch.hidden,),
+            keywords=batch.inputs,
             target=batch.labels if training and is_last else None,
             training=training,
         )
@@ -175,7 +175,7 @@ class _PipelineExecutor:
             times=self.times,
             recompute=self._recompute,
         )
-        return schedule, (batch.rows, *parts[0].example_input.shape[1:]) if 0 in self._stages else None
+        return schedule, (batch.rows, *parts[0].example_inputs[0].shape[1:]) if 0 in self._stages else None
 
     def _part(self, stage: int, batch: StepInput, *, training: bool) -> StagePart:
         rows = batch.rows // self._plan.num_microbatches
@@ -187,7 +187,7 @@ class _PipelineExecutor:
             entering = self._chain.boundary(module.units.start - 1, rows=rows, length=batch.length)
             entering.requires_grad_(training)
         leaving = self._chain.boundary(module.units.stop - 1, rows=rows, length=batch.length).requires_grad_(training)
-        return StagePart(module, stage, example_input=entering, example_output=leaving)
+        return StagePart(module, stage, example_inputs=(entering,), example_outputs=(leaving,))
 
 
 def build_executor(

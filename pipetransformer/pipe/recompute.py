@@ -5,17 +5,18 @@
     always       every micro-batch
     selective    every micro-batch, but what matrix products and attention gave is kept (arXiv 2205.05198, section 5)
 
-It goes unit by unit, so that one unit at a time is alive again. Dropout draws the same numbers both times.
+It goes unit by unit of a chain, block by block of a graph, so that one at a time is alive again. Dropout draws the same
+numbers both times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from pipetransformer.adapter import ProductBytes, selective_contexts
@@ -24,8 +25,8 @@ __all__ = ["MODES", "Recompute", "kept_bytes", "product_bytes"]
 
 MODES = ("never", "except_last", "always", "selective")
 
-_Forward = Callable[[Tensor, Mapping[str, Tensor]], Tensor]
 _Context = Callable[[], AbstractContextManager[object]]
+_Result = TypeVar("_Result")
 
 
 class Recompute:
@@ -50,12 +51,12 @@ class Recompute:
         """Whether a micro-batch of a training step is recomputed."""
         return self.mode != "never" and not (self.mode == "except_last" and is_last_microbatch)
 
-    def __call__(self, forward: _Forward, hidden: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """``forward(hidden, inputs)`` of one unit for the micro-batch at hand."""
+    def __call__(self, forward: Callable[..., _Result], *arguments: object) -> _Result:
+        """``forward(*arguments)`` of one unit for the micro-batch at hand."""
         if not (torch.is_grad_enabled() and self.applies_to(is_last_microbatch=self.is_last_microbatch)):
-            return forward(hidden, inputs)
-        output: Tensor = checkpoint(forward, hidden, inputs, use_reentrant=False, context_fn=self._contexts)
-        return output
+            return forward(*arguments)
+        result: _Result = checkpoint(forward, *arguments, use_reentrant=False, context_fn=self._contexts)
+        return result
 
 
 def _with_extra(

@@ -1,40 +1,23 @@
-"""Every private or version-dependent call into torch of this package, each with its reason (see ``adapter``)."""
+"""torch.export: a model's training graph, why there is none, and what the exporter noted of each operator."""
 
 from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, fx, nn
 
 # Note: tensors without data have no public name.
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, _utils
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 from torch.export import ExportedProgram
 
-__all__ = [
-    "SENDS_WITHOUT_GRADIENTS",
-    "aliases",
-    "build_graph_schedule",
-    "export",
-    "export_failure",
-    "has_random_tag",
-    "is_light",
-    "module_call",
-    "requires_grad",
-    "written",
-]
-
-# Note: stages of torch 2.11 take all that they receive to have a gradient; later ones look, in metadata of their own.
-SENDS_WITHOUT_GRADIENTS = hasattr(_utils, "_StageMeta")
+__all__ = ["block_call", "export", "export_failure", "module_call", "requires_grad"]
 
 
 def export(model: nn.Module, example: tuple[Tensor, ...]) -> ExportedProgram:
@@ -62,10 +45,11 @@ def export_failure(error: BaseException) -> tuple[str, str, str]:
     """(operator, place, reason) of what ``export`` raised, each possibly empty.
 
     Note: torch.export has no exception that names them: the operator is what the innermost dispatch frame was called
-    with, the place is the innermost line outside torch.
+    with, the place is the innermost line outside torch and what calls it here.
     """
     operator, place = "", ""
-    packages = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    here = Path(__file__).parent
+    packages = (str(Path(torch.__file__).parent), str(here), str(here.parent / "graph"))
     source: BaseException | None = error
     while source is not None and not place:
         for frame, line in traceback.walk_tb(source.__traceback__):
@@ -96,6 +80,16 @@ def module_call(node: fx.Node, depth: int | None) -> tuple[str, str] | None:
     return path, call
 
 
+def block_call(node: fx.Node) -> tuple[str, str] | None:
+    """Where ``node`` was called: qualified name of the outermost module around it that is one of a list or sequence,
+    and which of its calls that was; empty where there is none. None where the exporter made the node."""
+    stack: Mapping[str, tuple[str, Any]] | None = node.meta.get("nn_module_stack")
+    if not stack:
+        return None
+    members = ((path, key.partition("@")[2]) for key, (path, _) in stack.items() if path.split(".")[-1].isdigit())
+    return next(members, ("", ""))
+
+
 def _cut_path(path: str, depth: int | None, *, called: Sequence[str]) -> str:
     """The first ``depth`` levels of ``path``. A module of a list is one level with it, as h.0: a list is never called,
     as a sequence of layers is."""
@@ -106,70 +100,6 @@ def _cut_path(path: str, depth: int | None, *, called: Sequence[str]) -> str:
         else:
             levels.append(name)
     return ".".join(levels[:depth])
-
-
-def _schema(node: fx.Node) -> Any:
-    """Note: an operator's schema is the only place that tells what it changes and what it aliases."""
-    return node.target._schema if isinstance(node.target, torch._ops.OpOverload) else None
-
-
-def _marked(node: fx.Node, marks: Callable[[Any], bool]) -> Iterator[fx.Node]:
-    """Nodes given for those arguments of ``node`` whose alias annotation satisfies ``marks``."""
-    for position, argument in enumerate(_schema(node).arguments):
-        if argument.alias_info is not None and marks(argument.alias_info):
-            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            yield from (value for value in (given if isinstance(given, (list, tuple)) else (given,)) if _is_node(value))
-
-
-def _is_node(value: object) -> bool:
-    return isinstance(value, fx.Node)
-
-
-def written(node: fx.Node) -> tuple[fx.Node, ...]:
-    """What ``node`` changes in place. An operator without a schema (one with a subgraph) is taken to change nothing
-    unless its subgraph does; then everything that it is given."""
-    if _schema(node) is not None:
-        return tuple(_marked(node, lambda info: bool(info.is_write)))
-    for source in node.all_input_nodes:
-        subgraph = getattr(node.graph.owning_module, source.target) if source.op == "get_attr" else None  # type: ignore[arg-type]
-        if isinstance(subgraph, fx.GraphModule) and any(
-            inner.op == "call_function" and written(inner) for inner in subgraph.graph.nodes
-        ):
-            return tuple(node.all_input_nodes)
-    return ()
-
-
-def aliases(node: fx.Node) -> tuple[fx.Node, ...]:
-    """What the value of ``node`` may share memory with: the arguments that it is a view of or returns."""
-    if _is_getitem(node) or node.target in _RETURNS_INPUT:
-        return tuple(node.all_input_nodes)
-    if _schema(node) is None:
-        return ()
-    return tuple(_marked(node, lambda info: True))
-
-
-def has_random_tag(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-
-
-def is_light(node: fx.Node) -> bool:
-    """Whether ``node`` only reshapes, picks from a tuple or works element by element."""
-    if _schema(node) is None:
-        return _is_getitem(node)
-    return torch.Tag.pointwise in node.target.tags or node.target in _RETURNS_INPUT or bool(aliases(node))  # type: ignore[union-attr]
-
-
-def _is_getitem(node: fx.Node) -> bool:
-    return getattr(node.target, "__name__", "") == "getitem"
-
-
-# Note: their schema shows no alias, but without anything to drop they return what they were given.
-_RETURNS_INPUT = (
-    torch.ops.aten.dropout.default,
-    torch.ops.aten.feature_dropout.default,
-    torch.ops.aten.alpha_dropout.default,
-    torch.ops.aten.feature_alpha_dropout.default,
-)
 
 
 def requires_grad(graph: fx.GraphModule, needed: Mapping[fx.Node, bool]) -> dict[fx.Node, bool]:
@@ -198,33 +128,3 @@ def requires_grad(graph: fx.GraphModule, needed: Mapping[fx.Node, bool]) -> dict
             arguments.append(like.requires_grad_(tracked))
         _Recorder(graph).run(*arguments)
     return found
-
-
-def build_graph_schedule(
-    module: nn.Module,
-    *,
-    kind: str,
-    stage: int,
-    num_stages: int,
-    num_microbatches: int,
-    example_inputs: Sequence[Tensor],
-    example_outputs: Sequence[Tensor],
-    loss: Callable[[Any, Tensor], Tensor] | None,
-    group: dist.ProcessGroup,
-    device: torch.device,
-) -> PipelineScheduleSingle:
-    """A schedule over one static-shape stage that takes and gives several tensors; ``loss`` None: forward only.
-
-    Note: see ``adapter.build_schedule``, of which this is the form for several tensors a boundary.
-    """
-    pipeline_stage = PipelineStage(
-        module,
-        stage,
-        num_stages,
-        device,
-        input_args=tuple(example_inputs),
-        output_args=tuple(example_outputs),
-        group=group,
-    )
-    schedule = ScheduleGPipe if kind == "gpipe" or loss is None else Schedule1F1B
-    return schedule(pipeline_stage, num_microbatches, loss_fn=loss, scale_grads=False)

@@ -1,0 +1,47 @@
+"""Every private or version-dependent call into torch, each with its reason. Supported: torch 2.11 to the newest."""
+
+from pipetransformer.adapter.checkpoints import CheckpointException, load_tensors, save_tensors
+from pipetransformer.adapter.export import block_call, export, export_failure, module_call, requires_grad
+from pipetransformer.adapter.launch import is_peer_failure, run_ranks
+from pipetransformer.adapter.memory import LiveBytes
+from pipetransformer.adapter.operators import aliases, has_random_tag, is_assertion, is_light, written
+from pipetransformer.adapter.pipelining import (
+    SENDS_WITHOUT_GRADIENTS,
+    Schedule,
+    StagePart,
+    build_schedule,
+    run_schedule,
+)
+from pipetransformer.adapter.recomputation import ProductBytes, selective_contexts
+from pipetransformer.adapter.stage import StageTimes
+from pipetransformer.adapter.tensors import belongs_to_parameter, gradient_norms, scale_gradients_
+
+__all__ = [
+    "SENDS_WITHOUT_GRADIENTS",
+    "CheckpointException",
+    "LiveBytes",
+    "ProductBytes",
+    "Schedule",
+    "StagePart",
+    "StageTimes",
+    "aliases",
+    "belongs_to_parameter",
+    "block_call",
+    "build_schedule",
+    "export",
+    "export_failure",
+    "gradient_norms",
+    "has_random_tag",
+    "is_assertion",
+    "is_light",
+    "is_peer_failure",
+    "load_tensors",
+    "module_call",
+    "requires_grad",
+    "run_ranks",
+    "run_schedule",
+    "save_tensors",
+    "scale_gradients_",
+    "selective_contexts",
+    "written",
+]

@@ -1,0 +1,113 @@
+"""torchrun's API, and what ranks and launcher tell each other through it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipetransformer.failure import RankEnd, read_report
+from pipetransformer.shutdown import Interrupted, register
+
+__all__ = ["is_peer_failure", "run_ranks"]
+
+_PEER_FAILURES = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|socket closed|remote process exited|communicator was aborted"
+    r"|failed to recv, got 0 bytes",
+    re.IGNORECASE,
+)
+
+
+def is_peer_failure(error: BaseException) -> bool:
+    """Whether a collective failed only because another rank is gone.
+
+    Note: neither gloo nor NCCL nor the store has an exception type for this, so the message has to tell; schedules of
+    ``torch.distributed.pipelining`` raise their own error from it.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, RuntimeError) and _PEER_FAILURES.search(str(cause)):
+            return True
+        cause = cause.__cause__
+    return False
+
+
+def run_ranks(
+    script: Path,
+    arguments: Sequence[str],
+    *,
+    num_ranks: int,
+    num_nodes: int,
+    node_rank: int,
+    address: str,
+    port: int,
+    stop_seconds: int,
+) -> dict[int, RankEnd]:
+    """Run this node's share of a job under torchrun, in this process, until all its ranks have ended.
+
+    Returns how each rank of this node ended if any failed (by its global number), or else nothing.
+    Raises ``Interrupted`` on a signal. Ranks that do not end within ``stop_seconds`` of being told to are killed.
+    """
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args, run
+
+    logging.disable(logging.CRITICAL)  # torchrun logs what the last line of a failed job says better
+    _limit_stop_seconds(stop_seconds)
+    with tempfile.TemporaryDirectory(prefix="pipetransformer_") as folder:  # torchrun leaves its own behind
+        unregister = register(lambda: shutil.rmtree(folder, ignore_errors=True))
+        # Note: timm imports wandb, which makes temporary folders at once; a rank that is ended cannot delete them. But
+        # data loaders put sockets there, whose whole path may have 107 characters.
+        if len(folder) < 70:
+            os.environ["TMPDIR"] = folder
+        flags = {
+            "--nnodes": num_nodes,
+            "--nproc-per-node": num_ranks,
+            "--node-rank": node_rank,
+            "--master-addr": address,
+            "--master-port": port,
+            "--max-restarts": 0,
+            "--monitor-interval": 0.1,
+            "--log-dir": folder,
+        }
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: torchrun would end the job all the same
+            flags["--signals-to-handle"] = "SIGTERM,SIGINT,SIGQUIT"
+        try:
+            options = [f"{flag}={value}" for flag, value in flags.items()]
+            run(parse_args([*options, str(script), *arguments]))  # type: ignore[no-untyped-call]
+        except ChildFailedError as error:
+            return {
+                rank: RankEnd(exit_code=failure.exitcode, time=failure.timestamp, report=read_report(failure.message))
+                for rank, failure in error.failures.items()
+            }
+        except SignalException as error:
+            raise Interrupted(error.sigval) from None
+        finally:
+            unregister()
+    return {}
+
+
+def _limit_stop_seconds(stop_seconds: int) -> None:
+    """Bound torchrun's wait between telling its ranks to end and killing them.
+
+    Note: 30 s are fixed where a rank failed, and before torch 2.12 everywhere. A second signal during that wait would
+    make torchrun abandon its ranks, so signals are ignored meanwhile.
+    """
+    from torch.distributed.elastic.multiprocessing import PContext
+
+    close = PContext.close
+
+    def close_soon(self: PContext, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            close(self, death_sig, min(timeout, stop_seconds))
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    PContext.close = close_soon  # type: ignore[method-assign]

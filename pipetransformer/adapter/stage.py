@@ -1,0 +1,126 @@
+"""A pipeline's stage that is timed, recomputes, and splits its backward only where that is exact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+
+from pipetransformer.adapter.split import splits_exactly
+
+if TYPE_CHECKING:
+    from pipetransformer.pipe.recompute import Recompute
+
+__all__ = ["StageTimes", "TimedStage"]
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """Seconds that one stage spent computing since ``clear``; what is left of a step is waiting for a neighbour."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+    def clear(self) -> None:
+        self.forward = self.backward = 0.0
+
+
+class TimedStage(PipelineStage):
+    """Note: the ``*_one_chunk`` methods are where every schedule calls a stage; arguments that differ between versions
+    are passed through. On CUDA, kernels are asynchronous and the times are launch times.
+
+    Attributes:
+        times: counts the seconds spent here. recompute: is told of every micro-batch; None where nothing is recomputed.
+        last_microbatch: number of the step's last. may_split: whether the schedule has backwards of weights apart.
+    """
+
+    times: StageTimes
+    recompute: Recompute | None
+    last_microbatch: int
+    may_split: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._whole: set[int] = set()  # micro-batches whose backward is not split
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        """Note: a split backward sends gradients as they come, contiguous or not, and detaches outputs in place, which
+        fails where one is a view, and where the operator that made it keeps it for the weights' half (a relu, say).
+        """
+        if not self.may_split:
+            return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
+        output = super().forward_maybe_with_nosync(*map(_alias, args), **kwargs)  # type: ignore[no-untyped-call]
+        return tuple(map(_alias, output)) if isinstance(output, tuple) else _alias(output)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        if self.recompute is not None:
+            self.recompute.is_last_microbatch = fwd_chunk_id == self.last_microbatch
+        start = perf_counter()
+        try:
+            output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        finally:
+            self.times.forward += perf_counter() - start
+        if self.may_split and not self._splits(fwd_chunk_id, output):
+            self._whole.add(fwd_chunk_id)
+        return output
+
+    def _splits(self, microbatch: int, output: Tensor | tuple[Tensor, ...]) -> bool:
+        """Note: a split backward of what is recomputed would run it again for every parameter's share of the weights'
+        half, and selective recomputation refuses that. Of stage 0, torch does the whole later.
+        """
+        recompute, is_last = self.recompute, microbatch == self.last_microbatch
+        if self.is_first:
+            return True
+        if recompute is not None and recompute.applies_to(is_last_microbatch=is_last):
+            return False
+        outputs = output if isinstance(output, tuple) else (output,)
+        return splits_exactly(outputs, self.submod.parameters())
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: Any = False
+    ) -> None:
+        full_backward = full_backward or bwd_chunk_id in self._whole
+        start = perf_counter()
+        try:
+            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        finally:
+            self.times.backward += perf_counter() - start
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        """Note: torch adds these gradients to ``.grad`` itself, in place, and autograd's hooks never hear of it: they
+        are called here. Which parameters have one, only its private state tells.
+        """
+        if bwd_chunk_id in self._whole:
+            self._whole.remove(bwd_chunk_id)
+            return None
+        start = perf_counter()
+        groups = self.backward_state[bwd_chunk_id][1] or ()
+        reached = [node.variable for group in groups for node in group["params"]]
+        try:
+            result = super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
+        finally:
+            self.times.backward += perf_counter() - start
+        for parameter in reached:
+            for hook in (parameter._post_accumulate_grad_hooks or {}).values():
+                hook(parameter)
+        return result
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory in another tensor. Note: ``detach`` makes what autograd takes for no view, and copies nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.contiguous()
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    return _Alias.apply(tensor) if tensor.requires_grad else tensor
