@@ -18,7 +18,7 @@ def brute_force(
     num_stages: int,
     crossing: list[int],
     memory: list[list[int]],
-    largest: list[int],
+    largest: list[list[int]],
     limit: int | None,
 ) -> tuple[int, tuple[int, ...]] | None:
     """(cost of the slowest stage, boundaries) of the best cut that fits: it orders as ``partition`` says."""
@@ -26,7 +26,8 @@ def brute_force(
     found = []
     for boundaries in combinations(range(1, n), num_stages - 1):
         stages = list(zip((0, *boundaries), (*boundaries, n)))
-        if limit is not None and any(sum(row[a:b]) + max(largest[a:b]) > limit for row, (a, b) in zip(memory, stages)):
+        taken = [sum(row[a:b]) + max(most[a:b]) for row, most, (a, b) in zip(memory, largest, stages)]
+        if limit is not None and max(taken) > limit:
             continue
         each = [
             sum(costs[a:b]) + (crossing[a - 1] if a > 0 else 0) + (crossing[b - 1] if b < n else 0) for a, b in stages
@@ -48,7 +49,7 @@ def test_partition_equals_brute_force(largest_cost: int) -> None:
         costs = [random.randint(0, largest_cost) for _ in range(n)]
         crossing = [random.choice([0, random.randint(0, largest_cost)]) for _ in range(n)]
         memory = [[random.randint(0, 9) for _ in range(n)] for _ in range(num_stages)]
-        largest = [random.choice([0, random.randint(0, 9)]) for _ in range(n)]
+        largest = [[random.choice([0, random.randint(0, 9)]) for _ in range(n)] for _ in range(num_stages)]
         limit = random.choice([None, random.randint(5, 60)])
         expected = brute_force(costs, num_stages, crossing, memory, largest, limit)
         found = partition(

@@ -6,16 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
 from random import Random
+from typing import Any
 
 import pytest
 
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
-from pipetransformer.pipe.controller import AutoPipe
+from pipetransformer.pipe import memory, planner
+from pipetransformer.pipe.controller import AutoPipe, cached_choices
 from pipetransformer.pipe.costs import JobCosts, Link, UnitCosts
 from pipetransformer.pipe.planner import Constraints, best_plan, divisors, microbatch_choices
 from pipetransformer.pipe.simulator import StageCosts, simulate
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.schedules import orders
 
 NUM_JOBS = 300
 
@@ -25,16 +28,21 @@ def unit_costs(rows: int, step_ns: list[int], *, activation: list[int], boundary
     backward = [ns - f for ns, f in zip(step_ns, forward)]
     prefix = [ns // 4 for ns in step_ns]
     weights = [ns // 2 for ns in backward]
-    again, kept = [ns // 5 for ns in step_ns], [num_bytes // 4 for num_bytes in activation]
-    return UnitCosts(rows, 0, *map(tuple, (forward, backward, activation, boundary, prefix, weights, again, kept)))
+    again, entering = [ns // 5 for ns in step_ns], [max(boundary), *boundary[:-1]]
+    kept = [received + num_bytes // 4 for received, num_bytes in zip(entering, activation)]
+    activation = [received + num_bytes for received, num_bytes in zip(entering, activation)]
+    working, frozen = [2 * num_bytes for num_bytes in boundary], [3 * num_bytes for num_bytes in boundary]
+    columns = (forward, backward, activation, boundary, prefix, weights, again, kept, entering, working, frozen)
+    return UnitCosts(rows, 0, *map(tuple, columns))
 
 
 def even_job(num_units: int, **changes: object) -> JobCosts:
     """A chain of equal units: 30 ns and 1 byte of activations a row, 10 bytes of weights, free links."""
-    ones = [1] * num_units
-    unit = unit_costs(1, [30] * num_units, activation=ones, boundary=ones)
+    ones, nothing = (1,) * num_units, (0,) * num_units
+    unit = unit_costs(1, [30] * num_units, activation=[1] * num_units, boundary=[1] * num_units)
+    unit = replace(unit, activation_bytes=ones, kept_bytes=ones)
     job = JobCosts(
-        by_rows={1: replace(unit, kept_bytes=unit.activation_bytes)},
+        by_rows={1: replace(unit, entering_bytes=nothing, working_bytes=nothing, prefix_bytes=nothing)},
         parameter_bytes=(10,) * num_units,
         optimizer_factor=3.0,
         update_ns_per_byte=0.0,
@@ -105,6 +113,7 @@ def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, correction: floa
     last = plan.pp * plan.stages_per_rank - 1
     stages, stage_ns = [], []
     weights, held = [0] * plan.pp, [sum(costs.parameter_bytes[u] for u in range(plan.first_active))] * plan.pp
+    computed_prefix = [u for u in range(plan.first_active) if plan.cached is None or u > plan.cached]
     for stage in range(last + 1):
         units = plan.stage_units(stage)
         forward, backward, weight = (
@@ -129,16 +138,8 @@ def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, correction: floa
             )
         )
         weights[stage % plan.pp] += sum(costs.parameter_bytes[u] for u in units)
-        held[stage % plan.pp] += sum(round(costs.parameter_bytes[u] * (1 + costs.optimizer_factor)) for u in units)
         if plan.stages_per_rank == 1:
-            alive = plan.num_microbatches if plan.schedule == "gpipe" else min(plan.num_microbatches, plan.pp - stage)
-            if plan.schedule == "zero_bubble":  # it keeps what weights need for as long as it puts them off
-                alive = min(plan.num_microbatches, plan.pp)
-            alive = 1 if plan.pp == 1 else alive
-            whole, kept = (sum(column[u] for u in units) for column in (unit.activation_bytes, unit.kept_bytes))
-            held[stage] += (alive - 1) * kept + (whole if costs.recompute == "except_last" else kept)
-            held[stage] += max(unit.activation_bytes[u] for u in units) if share else 0
-    computed_prefix = [u for u in range(plan.first_active) if plan.cached is None or u > plan.cached]
+            held[stage] += stage_bytes(plan, stage, costs, unit, computed_prefix)
     timeline = simulate(
         "1f1b" if plan.pp == 1 else plan.schedule,
         stages,
@@ -151,6 +152,35 @@ def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, correction: floa
         overlap=costs.overlap,
     )
     return stage_ns, round(timeline.total * correction) / 1e9, max(held)
+
+
+def stage_bytes(plan: ParallelPlan, stage: int, costs: JobCosts, unit: UnitCosts, computed_prefix: list[int]) -> int:
+    """The most that the rank of a stage holds beside the weights of the prefix."""
+    m, units = plan.num_microbatches, plan.stage_units(stage)
+    alive = m if plan.schedule == "gpipe" else min(m, plan.pp - stage)
+    if plan.schedule == "zero_bubble":  # it keeps what weights need for as long as it puts them off
+        alive = min(m, plan.pp)
+    alive = 1 if plan.pp == 1 else alive
+    is_rerun = costs.recompute == "always" or (costs.recompute == "except_last" and m > 1)
+    ends_whole = costs.recompute == "except_last" and m > 1
+    reruns = is_rerun and not (ends_whole and alive == 1)  # at the peak
+    total = before = 0
+    for u in units:
+        entering = unit.entering_bytes[u] if u == plan.first_active else 0  # it is in the batch
+        whole = unit.activation_bytes[u] - entering
+        kept = unit.kept_bytes[u] - entering if is_rerun else whole
+        lasting, gradient = round(costs.parameter_bytes[u] * costs.optimizer_factor), costs.parameter_bytes[u]
+        total += lasting + m * entering + (alive - 1) * kept + ends_whole * (whole - kept)
+        total += kept + gradient if plan.dp > 1 or m > alive else max(kept, gradient)
+        before += lasting + (gradient if plan.dp > 1 else 0)
+    total += max(unit.working_bytes[u] + reruns * (unit.activation_bytes[u] - unit.kept_bytes[u]) for u in units)
+    if 0 < stage == plan.pp - 1:
+        total += (m - alive) * max(unit.entering_bytes[plan.first_active + 1 :])
+    if stage == 0 and computed_prefix:
+        start = computed_prefix[0]
+        frozen = [unit.prefix_bytes[u] + (u > start) * unit.entering_bytes[u] for u in computed_prefix]
+        total = max(total, before + m * (unit.entering_bytes[start] + max(frozen)))
+    return total
 
 
 def search(
@@ -235,6 +265,36 @@ def test_every_weighed_plan_is_valid_and_told_as_it_is() -> None:
     assert seen == {"gpipe", "1f1b", "interleaved", "zero_bubble"}
 
 
+def test_a_cut_fits_where_the_prediction_does() -> None:
+    """Into exactly as many bytes as each rank is predicted to hold, and into no byte less."""
+    random = Random(3)
+    for _ in range(NUM_JOBS):
+        num_blocks, pp, dp = random.randint(3, 8), random.choice([1, 2, 3]), random.choice([1, 2])
+        frozen, m = random.randint(0, num_blocks - 2), random.randint(pp, 12)
+        cached = random.choice([None, random.randint(1, frozen)]) if frozen else None
+        first, costs = frozen + 1 if frozen else 0, random_job(random, num_blocks + 2)
+        boundaries = tuple(sorted(random.sample(range(first + 1, num_blocks + 2), pp - 1)))
+        schedule = random.choice(["gpipe", "1f1b"]) if pp > 1 else "1f1b"
+        plan = ParallelPlan(frozen, pp, dp, boundaries, m, schedule, cached, num_blocks)
+        prediction = planner.predict(plan, costs=costs, global_batch_size=m * dp)
+        unit = planner.unit_costs(plan, costs, global_batch_size=m * dp)
+        prefix = memory.prefix_bytes(unit, computed=range(plan.first_computed, first), num_microbatches=m)
+        recomputes = planner.recomputed_share(costs, m) > 0
+        for rank, num_bytes in enumerate(prediction.memory_bytes):
+            limit = num_bytes - sum(costs.parameter_bytes[:first])
+            for allowed in (limit, limit - 1):
+                rows, working = memory.cut_bytes(
+                    orders(schedule, num_ranks=pp, num_microbatches=m),
+                    memory.unit_bytes(unit, costs, recomputes=recomputes)[first:],
+                    before=prefix,
+                    limit=allowed,
+                    recompute=costs.recompute,
+                    sums_gradients=dp > 1,
+                )
+                mine = slice(*(u - first for u in ((first, *boundaries)[rank], (*boundaries, num_blocks + 2)[rank])))
+                assert (sum(rows[rank][mine]) + max(working[rank][mine]) <= allowed) == (allowed == limit), plan
+
+
 def test_a_decision_depends_on_numbers_alone() -> None:
     random = Random(2)
     for _ in range(30):
@@ -257,7 +317,7 @@ def test_a_decision_depends_on_numbers_alone() -> None:
 )
 def test_a_plain_loop_splits_its_batch_for_memory(memory_limit: int | None, expected: int | None) -> None:
     constraints = Constraints(
-        world_size=1, global_batch_size=8, schedules=(("1f1b", 1),), microbatches=None, pipeline_lengths=(1,),
+        world_size=2, global_batch_size=16, schedules=(("1f1b", 1),), microbatches=None, pipeline_lengths=(1,),
         memory_limit=memory_limit,
     )  # fmt: skip
     best, _ = best_plan(0, cached=None, costs=even_job(4), constraints=constraints, num_blocks=2, calibration={})
@@ -305,7 +365,7 @@ def autopipe(*, world_size: int = 4, num_blocks: int = 6, **sections: dict[str, 
             **sections,
         }
     )
-    return AutoPipe(config, num_blocks=num_blocks, world_size=world_size, local_size=world_size)
+    return AutoPipe.of(config, num_blocks=num_blocks, world_size=world_size, local_size=world_size)
 
 
 def plan_after(controller: AutoPipe, frozen: int, current: ParallelPlan, *, costs: JobCosts = JOB) -> ParallelPlan:
@@ -380,9 +440,52 @@ def test_static_layouts_are_one_a_length() -> None:
 
 def test_what_cannot_fit_is_one_line() -> None:
     controller = autopipe(pipe={"memory_limit": 50})
-    with pytest.raises(UserError, match=r"\Apipe: [^\n]*pipe\.memory_limit \(50 bytes\); give at least \d+\Z") as told:
+    with pytest.raises(
+        UserError, match=r"\Apipe\.memory_limit: 50 bytes hold no layout [^\n]*; give at least \d+\Z"
+    ) as told:
         controller.first_plan(JOB, {})
     least = int(str(told.value).rpartition(" ")[2])
     autopipe(pipe={"memory_limit": least}).first_plan(JOB, {})
     with pytest.raises(UserError, match=f"give at least {least}"):
         autopipe(pipe={"memory_limit": least - 1}).first_plan(JOB, {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"memory_limit": 50},
+            "device memory: 50 bytes hold no layout of this model with a pipeline of 1, 2, 4, which",
+        ),
+        ({"microbatches": 33}, "pipe.microbatches: 33 suits no pipeline of 1, 2, 4 under 1f1b; give one of 1, 2, 4, 8"),
+        (
+            {"microbatches": 3, "pipeline_lengths": (4,)},
+            "pipe.microbatches: 3 suits no pipeline of 4 under 1f1b; give one of 4, 8, 16",
+        ),
+        (
+            {"schedules": (("interleaved", 3),), "pipeline_lengths": (4,)},
+            "pipe.initial_length: a pipeline of 4 has 12 stages or more, and the model 8 units; give a shorter one",
+        ),
+        (
+            {"global_batch_size": 3, "pipeline_lengths": (4,)},
+            "train.batch_size: 3 samples give no pipeline of 4 a micro-batch for each rank; give at least 4",
+        ),
+    ],
+)
+def test_each_reason_why_nothing_fits_has_its_own_line(changes: dict[str, Any], line: str) -> None:
+    first = Constraints(
+        world_size=4, global_batch_size=32, schedules=(("1f1b", 1),), microbatches=None, pipeline_lengths=(1, 2, 4),
+        memory_limit=None,
+    )  # fmt: skip
+    controller = AutoPipe(replace(first, **changes), num_blocks=6, local_size=4)
+    with pytest.raises(UserError) as told:
+        controller.first_plan(JOB, {})
+    assert str(told.value).startswith(line) and "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("frozen", "held", "choices"),
+    [(0, None, (None,)), (2, None, (None, 2)), (3, 2, (2, 3)), (2, 2, (2,)), (1, 2, (None, 1)), (0, 2, (None,))],
+)
+def test_a_cache_offers_what_it_holds_and_n(frozen: int, held: int | None, choices: tuple[int | None, ...]) -> None:
+    assert cached_choices(frozen, held=held) == choices

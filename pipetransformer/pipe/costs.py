@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["JobCosts", "Link", "UnitCosts", "at_length", "line"]
 
@@ -16,6 +16,9 @@ _PER_UNIT = (
     "weight_ns",
     "recompute_ns",
     "kept_bytes",
+    "entering_bytes",
+    "working_bytes",
+    "prefix_bytes",
 )
 
 
@@ -47,6 +50,9 @@ class UnitCosts:
         prefix_ns: one forward of the frozen unit: eval mode, no graph.
         weight_ns: the part of ``backward_ns`` that the gradients of weights take.
         recompute_ns: what recomputation adds to a backward. kept_bytes: what it keeps of one micro-batch.
+        entering_bytes: what enters the unit; part of what is kept in any mode.
+        working_bytes: the most that the backward of one micro-batch holds at once, beside what is kept and gradients.
+        prefix_bytes: the most that one forward of the frozen unit holds at once, beside what enters it.
     """
 
     rows: int
@@ -59,6 +65,9 @@ class UnitCosts:
     weight_ns: tuple[int, ...]
     recompute_ns: tuple[int, ...]
     kept_bytes: tuple[int, ...]
+    entering_bytes: tuple[int, ...]
+    working_bytes: tuple[int, ...]
+    prefix_bytes: tuple[int, ...]
 
     def scaled(self, rows: int) -> UnitCosts:
         """For micro-batches of another size: in proportion."""
@@ -93,7 +102,8 @@ class JobCosts:
         contention: how long work takes while all ranks are busy, as all costs were measured, over what it takes a rank
             alone: above 1 where ranks share cores.
         recompute: which micro-batches are recomputed, one of ``pipe.recompute.MODES``.
-        shares_reduction: the sums of a pipeline's stages go over one link of their node at the same time.
+        between: of a node to others; None on one node. The sums of a pipeline's stages share it.
+        read: of a rank to the memory that its cache is in; None does not count reads.
     """
 
     by_rows: Mapping[int, UnitCosts]
@@ -104,14 +114,15 @@ class JobCosts:
     reduction: Link
     num_ranks: int
     overlap: float = 0.0
-    shares_reduction: bool = False
     contention: float = 1.0
     recompute: str = "never"
+    between: Link | None = None
+    read: Link | None = None
 
     @property
-    def state_bytes(self) -> tuple[int, ...]:
-        """Weights, gradients and optimizer state of each unit."""
-        return tuple(round(num_bytes * (1 + self.optimizer_factor)) for num_bytes in self.parameter_bytes)
+    def lasting_bytes(self) -> tuple[int, ...]:
+        """Weights and optimizer state of each unit: all that lasts from step to step but gradients."""
+        return tuple(round(num_bytes * self.optimizer_factor) for num_bytes in self.parameter_bytes)
 
     def unit_costs(self, rows: int) -> UnitCosts:
         """For micro-batches of ``rows``: of the nearest size that was measured, in proportion."""
@@ -133,14 +144,26 @@ class JobCosts:
     def reduction_ns(self, num_bytes: int, *, num_replicas: int) -> int:
         """Sum of ``num_bytes`` of gradients over some of the ranks: a ring moves 2 (d - 1) / d of them.
 
+        On several nodes every ring crosses them all (a node holds whole pipelines), and those of a pipeline's stages
+        together take no less than their bytes take over the link between nodes.
         Source: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms", 2009.
         """
         if num_replicas == 1 or num_bytes == 0:
             return 0
-        share = ((num_replicas - 1) / num_replicas) / ((self.num_ranks - 1) / self.num_ranks)
-        if self.shares_reduction:
-            share *= self.num_ranks // num_replicas
-        return self.reduction.latency_ns + self.reduction.bytes_ns(num_bytes * share)
+        moved = (num_replicas - 1) / num_replicas
+        taken = self.reduction.bytes_ns(num_bytes * moved / ((self.num_ranks - 1) / self.num_ranks))
+        if self.between is not None:
+            num_rings = self.num_ranks // num_replicas
+            taken = max(taken, self.between.bytes_ns(num_rings * num_bytes * 2 * moved))
+        return self.reduction.latency_ns + taken
+
+    def for_ranks(self, num_ranks: int) -> JobCosts:
+        """The same devices and links in a job of another size: a sum over all ranks goes round a longer ring."""
+        if num_ranks == self.num_ranks or self.num_ranks == 1:
+            return self
+        longer = ((num_ranks - 1) / num_ranks) / ((self.num_ranks - 1) / self.num_ranks)
+        reduction = Link(self.reduction.latency_ns, self.reduction.ns_per_byte * longer)
+        return replace(self, num_ranks=num_ranks, reduction=reduction)
 
 
 def line(length: int, measured: Mapping[int, float]) -> float:

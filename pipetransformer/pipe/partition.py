@@ -26,7 +26,7 @@ def partition(
     num_stages: int,
     crossing: Sequence[int] | None = None,
     memory: Sequence[Sequence[int]] | None = None,
-    largest: Sequence[int] | None = None,
+    largest: Sequence[Sequence[int]] | None = None,
     memory_limit: int | None = None,
 ) -> tuple[int, ...] | None:
     """Cuts ``costs`` into ``num_stages`` contiguous non-empty stages so that the slowest is fastest.
@@ -36,7 +36,7 @@ def partition(
         crossing: cost of sending what leaves unit i (added to the stage that ends with it and to the one that starts
             after it); zeros if not given. The last entry is never used.
         memory: bytes that each unit takes on each stage, [num_stages][units]; earlier stages of 1F1B keep more
-            micro-batches alive. largest: bytes that a stage needs of the unit alone that has most, beside these.
+            micro-batches alive. largest: alike, bytes that a stage needs of the unit alone that has most, beside these.
         memory_limit: bytes that a stage may take; no limit if not given.
 
     Returns:
@@ -123,7 +123,7 @@ def _stage_matrix(costs: Sequence[int], crossing: Sequence[int] | None) -> Matri
 
 def _memory_masks(
     memory: Sequence[Sequence[int]] | None,
-    largest: Sequence[int] | None,
+    largest: Sequence[Sequence[int]] | None,
     limit: int | None,
     *,
     num_stages: int,
@@ -134,7 +134,13 @@ def _memory_masks(
     if memory is None or limit is None:
         return [after] * num_stages
     totals = [np.array([0, *accumulate(row)], dtype=np.int64) for row in memory]
-    single = np.zeros((num_units + 1, num_units + 1), dtype=np.int64)
-    if largest is not None:  # [start, stop]: the maximum of largest[start:stop]
-        single[:, 1:] = np.maximum.accumulate(np.where(after[:, 1:], np.array(largest)[None, :], 0), axis=1)
-    return [after & (total[None, :] - total[:, None] + single <= limit) for total in totals]
+    if largest is None:
+        largest = [[0] * num_units] * num_stages
+    masks = []
+    for total, row in zip(totals, largest):
+        single = np.zeros(
+            (num_units + 1, num_units + 1), dtype=np.int64
+        )  # [start, stop]: the maximum of row[start:stop]
+        single[:, 1:] = np.maximum.accumulate(np.where(after[:, 1:], np.array(row)[None, :], 0), axis=1)
+        masks.append(after & (total[None, :] - total[:, None] + single <= limit))
+    return masks

@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from pipetransformer.numbering import Numbering
 from pipetransformer.pipe.costs import JobCosts, UnitCosts
+from pipetransformer.pipe.memory import cut_bytes, prefix_bytes, rank_bytes, unit_bytes, widest_boundary
 from pipetransformer.pipe.partition import partition
 from pipetransformer.pipe.simulator import StageCosts, Timeline, simulate
-from pipetransformer.plan import ParallelPlan, first_active
-from pipetransformer.schedules import Work, admits, orders, peak_alive
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.schedules import Work, admits, orders
 
 __all__ = [
     "Constraints",
@@ -95,14 +97,16 @@ def best_plan(
     """The fastest plan for ``frozen`` blocks and every other one that was weighed.
 
     Args:
-        cached: boundary that is read from the cache (None: the prefix is computed in the step).
+        cached: boundary that is read from the cache (None: the prefix is computed in the step). costs: of blocks, or
+            of their halves.
         calibration: measured over predicted step time by pp, from the static layouts timed before training; 1 where
             there is none.
 
     Returns:
         (best, all candidates that fit, fastest first); best is None where nothing fits.
     """
-    num_active = num_blocks + 2 - first_active(frozen)
+    numbering = Numbering.of(num_blocks=num_blocks, num_units=len(costs.parameter_bytes))
+    first = numbering.behind(frozen)
     weighed: list[Prediction] = []
     for pp in constraints.pipeline_lengths:
         share = -(-constraints.global_batch_size // (constraints.world_size // pp))
@@ -113,12 +117,13 @@ def best_plan(
         for (schedule, per_rank), num_microbatches in product(schedules, choices):
             shape = dict(num_ranks=pp, num_microbatches=num_microbatches, stages_per_rank=per_rank)
             run_as = schedule if pp > 1 else _PLAIN
-            if pp * per_rank > num_active or num_microbatches > share or not admits(run_as, **shape):
+            if pp * per_rank > numbering.num_units - first or num_microbatches > share or not admits(run_as, **shape):
                 continue
             boundaries = _cut(
                 orders(run_as, **shape),
                 num_stages=pp * per_rank,
-                first=first_active(frozen),
+                first=first,
+                computed=range(numbering.behind(cached) if cached else 0, first),
                 unit=costs.unit_costs(-(-share // num_microbatches)),
                 costs=costs,
                 constraints=constraints,
@@ -135,6 +140,7 @@ def best_plan(
                 cached=cached,
                 num_blocks=num_blocks,
                 stages_per_rank=per_rank,
+                units_per_block=numbering.units_per_block,
             )
             prediction = predict(
                 plan,
@@ -157,26 +163,23 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, corr
     """
     unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
     timeline = simulate_plan(plan, costs=costs, global_batch_size=global_batch_size)
-    prefix_bytes = sum(costs.parameter_bytes[: plan.first_active])
-    kept = [_total(unit.kept_bytes, plan.stage_units(stage)) for stage in range(plan.num_stages)]
-    whole = [_total(unit.activation_bytes, plan.stage_units(stage)) for stage in range(plan.num_stages)]
-    last = plan.num_microbatches - 1 if costs.recompute == "except_last" else None
-
-    def size(work: Work) -> int:
-        return whole[work.stage] if work.microbatch == last else kept[work.stage]
-
+    units = unit_bytes(unit, costs, recomputes=recomputed_share(costs, plan.num_microbatches) > 0)
+    before = prefix_bytes(
+        unit, computed=range(plan.first_computed, plan.first_active), num_microbatches=plan.num_microbatches
+    )
+    frozen_bytes = sum(costs.parameter_bytes[: plan.first_active])
     memory = []
     for rank, order in enumerate(_orders(plan)):
-        units = plan.units_of(rank)
-        held = sum(costs.state_bytes[unit] for unit in units)
-        again = _recomputed_bytes([unit.activation_bytes[u] for u in units], costs, plan.num_microbatches)
-        memory.append(prefix_bytes + held + peak_alive(order, size) + again)
+        num_bytes = rank_bytes(
+            order,
+            {stage: [units[u] for u in plan.stage_units(stage)] for stage in plan.stages_of(rank)},
+            before=0 if rank else before,
+            widest=widest_boundary(units[plan.first_active :]) if 0 < rank == plan.pp - 1 else 0,
+            recompute=costs.recompute,
+            sums_gradients=plan.dp > 1,
+        )
+        memory.append(frozen_bytes + num_bytes)
     return Prediction(plan, round(timeline.total * correction) / 1e9, tuple(memory), timeline.bubble)
-
-
-def _recomputed_bytes(activation_bytes: Sequence[int], costs: JobCosts, num_microbatches: int) -> int:
-    """What is alive again for a moment: one unit of one micro-batch."""
-    return max(activation_bytes) if recomputed_share(costs, num_microbatches) else 0
 
 
 def recomputed_share(costs: JobCosts, num_microbatches: int) -> float:
@@ -205,7 +208,7 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
             )
         )
     weights = [sum(costs.parameter_bytes[unit] for unit in plan.units_of(rank)) for rank in range(plan.pp)]
-    computed = range(plan.cached + 1 if plan.cached else 0, plan.first_active)
+    computed = range(plan.first_computed, plan.first_active)
     return simulate(
         plan.schedule if plan.pp > 1 else _PLAIN,
         stages,
@@ -253,11 +256,15 @@ def _cut(
     *,
     num_stages: int,
     first: int,
+    computed: range,
     unit: UnitCosts,
     costs: JobCosts,
     constraints: Constraints,
 ) -> tuple[int, ...] | None:
     """The boundaries whose slowest stage is fastest; None where no cut fits.
+
+    Args:
+        first: the first active unit. computed: the frozen ones that are computed in the step.
 
     Note: what several stages of one rank take together is no matter of single stages; ``best_plan`` looks at it then.
     """
@@ -266,25 +273,23 @@ def _cut(
         return _kept_cut(constraints.fixed_cut, first=first, num_units=num_units)
     num_microbatches = sum(work.kind == "F" and work.stage == 0 for work in order[0])
     share = recomputed_share(costs, num_microbatches)
-    memory = limit = None
+    memory = largest = limit = None
     if constraints.memory_limit is not None and num_stages == len(order):
         limit = constraints.memory_limit - sum(costs.parameter_bytes[:first])
-        last = costs.recompute == "except_last"  # is among those alive at the peak, and kept whole
-        memory = [
-            [
-                state + kept * (peak_alive(of_rank) - last) + activations * last
-                for state, kept, activations in zip(
-                    costs.state_bytes[first:], unit.kept_bytes[first:], unit.activation_bytes[first:]
-                )
-            ]
-            for of_rank in order
-        ]
+        memory, largest = cut_bytes(
+            order,
+            unit_bytes(unit, costs, recomputes=share > 0)[first:],
+            before=prefix_bytes(unit, computed=computed, num_microbatches=num_microbatches),
+            limit=limit,
+            recompute=costs.recompute,
+            sums_gradients=constraints.world_size > len(order),
+        )
     cut = partition(
         [step + round(again * share) for step, again in zip(unit.step_ns[first:], unit.recompute_ns[first:])],
         num_stages=num_stages,
         crossing=[2 * costs.send.ns(num_bytes) for num_bytes in unit.boundary_bytes[first:]],
         memory=memory,
-        largest=unit.activation_bytes[first:] if share else None,
+        largest=largest,
         memory_limit=limit,
     )
     return None if cut is None else tuple(first + boundary for boundary in cut)

@@ -18,7 +18,7 @@ from pipetransformer.pipe.costs import JobCosts, Link, UnitCosts
 
 __all__ = ["Profile", "file_name", "load_profile", "save_profile"]
 
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,8 @@ def load_profile(path: Path) -> Profile:
                 parameter_bytes=tuple(job.pop("parameter_bytes")),
                 send=Link(**job.pop("send")),
                 reduction=Link(**job.pop("reduction")),
+                between=_link(job.pop("between")),
+                read=_link(job.pop("read")),
                 **job,
             ),
             measured=_by_number(fields["measured"]),
@@ -76,6 +78,10 @@ def load_profile(path: Path) -> Profile:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give a profile that was saved") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: is no profile that this version reads ({error!r}); measure it anew") from error
+
+
+def _link(fields: Mapping[str, float] | None) -> Link | None:
+    return None if fields is None else Link(**fields)  # type: ignore[arg-type]
 
 
 def _by_number(table: Mapping[str, Mapping[str, object]]) -> dict[int, UnitCosts]:

@@ -1,0 +1,209 @@
+"""Predicted over real: the most bytes that each rank holds at once in a step.
+
+    python benchmarks/memory.py [--models vit bert]
+
+Costs are measured unit by unit, as a job does before training, and the planner predicts from them. Real is what lies in
+tensors at the peak of a second step (weights, gradients, optimizer state, batch, activations), counted storage by
+storage as torch makes and frees them: no allocator's habits, no resident pages. On 2 ranks, with pp 1 and 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch.distributed as dist
+from matplotlib.figure import Figure
+from support.ranks import is_rank, launch
+from support.table import Row, write_table
+from torch import Tensor
+
+from pipetransformer.adapter import LiveBytes
+from pipetransformer.config import Config, load_config
+from pipetransformer.data import Batch, epoch_batches
+from pipetransformer.distributed import World, close_world, init_world, led_by
+from pipetransformer.feed import Feed
+from pipetransformer.layout import initial_ownership, move
+from pipetransformer.measure import Workload, full_batches, measure_profile
+from pipetransformer.pipe.objective import Objective
+from pipetransformer.pipe.planner import predict
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.setup import Job, build_job
+from pipetransformer.step import Stepper
+
+CONFIGS = Path(__file__).resolve().parent.parent / "config"
+MODELS = {
+    "vit": ("digits_no_freeze", "{patch_size: 2, embed_dim: 64, depth: 6, num_heads: 4}", ("data.image_size=8",)),
+    "bert": (
+        "demo_text",
+        "{hidden_size: 64, intermediate_size: 256, num_attention_heads: 4, num_hidden_layers: 6}",
+        ("freeze.policy=none",),
+    ),
+}
+BATCH, NUM_BLOCKS = 64, 6
+MODES, OPTIMIZERS, MICROBATCHES = ("never", "except_last", "always", "selective"), ("adamw", "sgd"), (2, 4, 8)
+FROZEN = (0, NUM_BLOCKS // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """Bytes of one rank under one plan. Attributes: lasting: weights and optimizer state. peak: the most in a step."""
+
+    peak: int
+    lasting: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    arguments = parser.parse_args()
+    if is_rank():
+        run(arguments.models)
+    else:
+        launch(__file__, num_ranks=2)
+
+
+def run(models: list[str]) -> None:
+    world = init_world(timeout_seconds=300)
+    rows: list[Row] = []
+    everything = list(plans(world.size))
+    for model, optimizer, mode in product(models, OPTIMIZERS, MODES):
+        config = configuration(model, mode=mode, optimizer=optimizer)
+        mine = list(zip(predicted_bytes(world, config, everything), real_bytes(world, config, everything)))
+        everyone = [mine] * world.size
+        dist.all_gather_object(everyone, mine)
+        for plan, *of_plan in zip(everything, *everyone):
+            for rank, (predicted, real) in enumerate(of_plan):
+                known: Row = {"model": model, "optimizer": optimizer, "checkpoint": mode, "rank": rank}
+                rows.append({**known, **row_of(plan, predicted=predicted, real=real.peak)})
+        if world.rank == 0:
+            ratios = [predicted / real.peak for of_rank in everyone for predicted, real in of_rank]
+            print(f"{model} {optimizer} {mode}: predicted / real {min(ratios):.3f} .. {max(ratios):.3f}", flush=True)
+    if world.rank == 0:
+        tell(rows)
+    close_world()
+
+
+def plans(world_size: int) -> Iterator[ParallelPlan]:
+    for frozen, num_microbatches in product(FROZEN, MICROBATCHES):
+        yield plan_of(frozen, 1, world_size=world_size, num_microbatches=num_microbatches, schedule="1f1b")
+        for schedule in ("gpipe", "1f1b"):
+            yield plan_of(frozen, 2, world_size=world_size, num_microbatches=num_microbatches, schedule=schedule)
+
+
+def plan_of(frozen: int, pp: int, *, world_size: int, num_microbatches: int, schedule: str) -> ParallelPlan:
+    """Evenly cut stages."""
+    first = frozen + 1 if frozen else 0
+    active = NUM_BLOCKS + 2 - first
+    boundaries = tuple(first + round(stage * active / pp) for stage in range(1, pp))
+    return ParallelPlan(frozen, pp, world_size // pp, boundaries, num_microbatches, schedule, None, NUM_BLOCKS)
+
+
+def configuration(model: str, *, mode: str, optimizer: str) -> Config:
+    file, kwargs, overrides = MODELS[model]
+    every = (f"model.kwargs={kwargs}", f"train.batch_size={BATCH}", f"pipe.checkpoint={mode}", "model.dropout=0.1")
+    return load_config(
+        CONFIGS / f"train_config_{file}.yaml",
+        [*every, *overrides, f"train.optimizer={optimizer}", "log.wandb=disabled"],
+    )
+
+
+def predicted_bytes(world: World, config: Config, plans: Sequence[ParallelPlan]) -> list[int]:
+    """Collective. What the planner says of this rank under each plan."""
+    job = build_job(config, world, lead=partial(led_by, 0))
+    batches, workload = _batches(job, world)
+    data = job.datasets["train"]
+    costs = measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world).job
+    predictions = [predict(plan, costs=costs, global_batch_size=BATCH) for plan in plans]
+    return [told.memory_bytes[told.plan.stage_of(world.rank)] for told in predictions]
+
+
+def real_bytes(world: World, config: Config, plans: Sequence[ParallelPlan]) -> list[Real]:
+    """Collective. What this rank holds under each plan in its second step; the first makes the optimizer's state."""
+    found, layout = [], None
+    with LiveBytes() as live:
+        job = build_job(config, world, lead=partial(led_by, 0))
+        gc.collect()
+        others = live.alive - _weights(job)  # data, buffers
+        batches, workload = _batches(job, world)
+        batch = full_batches(batches)[workload.modal_length]
+        data = job.datasets["train"]
+        objective = Objective(data.kind, label_smoothing=0.0, device=world.device)
+        stepper = Stepper(job.chain, config.train, objective=objective, rank=world.rank, needs_norms=False)
+        ownership = initial_ownership(job.chain, world)
+        for plan in plans:
+            layout, _ = move(
+                layout, plan, ownership=ownership, chain=job.chain, train=config.train, world=world,
+                objective=objective, keep_frozen_state=False, recompute=config.pipe.checkpoint,
+            )  # fmt: skip
+            job.chain.train()  # blocks that are frozen no more are still in eval mode
+            feed = Feed(job.chain, data, plan, rank=world.rank, store=None, num_workers=0)
+            with closing(feed.batches([batch] * 2, epoch=0)) as incoming:
+                for step, given in enumerate(incoming):
+                    live.peak = live.alive
+                    stepper.run(layout, feed, given, step=step, lr=1e-3)
+                    del given
+            moments = sum(_size(t) for state in layout.state().values() for t in state.values())
+            found.append(Real(peak=live.peak - others, lasting=moments + _weights(job)))
+    assert layout is not None
+    layout.close()
+    return found
+
+
+def _weights(job: Job) -> int:
+    return sum(_size(parameter) for parameter in job.chain.model.parameters() if not parameter.is_meta)
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _batches(job: Job, world: World) -> tuple[Sequence[Batch], Workload]:
+    batches = epoch_batches(job.datasets["train"].lengths, batch_size=BATCH, seed=0, epoch=0, num_nodes=1)
+    workload = Workload.of(
+        batches, global_batch_size=BATCH, num_ranks=world.size, pipeline_lengths=(1, 2), microbatches=None
+    )
+    return batches, workload
+
+
+def row_of(plan: ParallelPlan, *, predicted: int, real: int) -> Row:
+    return {
+        "pp": plan.pp,
+        "schedule": plan.schedule if plan.pp > 1 else None,
+        "M": plan.num_microbatches,
+        "n": plan.frozen,
+        "predicted MB": predicted / 1e6,
+        "real MB": real / 1e6,
+        "predicted / real": predicted / real,
+    }
+
+
+def tell(rows: list[Row]) -> None:
+    ratios = [float(row["predicted / real"] or 0) for row in rows]
+    notes = [f"predicted / real: median {median(ratios):.3f}, {min(ratios):.3f} .. {max(ratios):.3f}"]
+
+    def draw(figure: Figure) -> None:
+        axes = figure.add_subplot()
+        real, predicted = (np.array([row[f"{name} MB"] for row in rows], dtype=float) for name in ("real", "predicted"))
+        for mode in MODES:
+            chosen = [row["checkpoint"] == mode for row in rows]
+            axes.scatter(real[chosen], predicted[chosen], s=12, label=mode)
+        ends = np.array([real.min(), real.max()])
+        axes.plot(ends, ends, color="black", linewidth=0.8, label="as predicted")
+        axes.fill_between(ends, 0.9 * ends, 1.1 * ends, color="grey", alpha=0.2, label="within 10 %")
+        axes.set(xscale="log", yscale="log", xlabel="real MB of a rank", ylabel="predicted MB of a rank")
+        axes.legend()
+
+    write_table("memory", rows, title="Peak memory of a rank in a step, predicted and real", notes=notes, draw=draw)
+
+
+if __name__ == "__main__":
+    main()

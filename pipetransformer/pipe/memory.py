@@ -1,0 +1,193 @@
+"""The most that a rank of a pipeline holds at once in a step: pure, the same for the cut and for the prediction.
+
+    weights, optimizer state   of its units; of the prefix, which every rank has, weights alone
+    gradients                  of its units: each from its first backward on, or always where replicas sum them
+    batch                      on the first rank: what enters the first active unit, of all micro-batches
+    activations                of the micro-batches whose backward is to come
+    leaves                     on the last rank of several: what entered its last stage, of all micro-batches; losses
+                               last until the step ends, and with them the leaves of their graphs
+    working set                of the one unit whose backward runs, what is recomputed included
+
+On the first rank, before the activations: the forward of the prefix, for all micro-batches at once.
+
+Not counted: outputs, losses, masks and labels (few bytes a row), the store of the cache and what is read ahead from it,
+optimizer state of frozen units that may unfreeze, what kernels and the process take for themselves. What is received is
+what a unit keeps of its input; what is sent goes before the next backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+from pipetransformer.pipe.costs import JobCosts, UnitCosts
+from pipetransformer.schedules import Kind, Work, peak_alive
+
+__all__ = ["UnitBytes", "cut_bytes", "prefix_bytes", "rank_bytes", "unit_bytes", "widest_boundary"]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitBytes:
+    """One unit's part of a rank's memory.
+
+    Attributes:
+        lasting: weights and optimizer state. gradients: where they are there.
+        entering: what enters it, of one micro-batch.
+        kept: of one micro-batch until its backward, ``entering`` included. whole: of one that is not recomputed.
+        working: while its backward runs, beside what is recomputed.
+        batch: of the first unit that trains: what enters it, of all micro-batches.
+    """
+
+    lasting: int
+    gradients: int
+    entering: int
+    kept: int
+    whole: int
+    working: int
+    batch: int = 0
+
+
+def unit_bytes(unit: UnitCosts, costs: JobCosts, *, recomputes: bool) -> list[UnitBytes]:
+    """Of every unit. Args: recomputes: any micro-batch."""
+    kept_bytes = unit.kept_bytes if recomputes else unit.activation_bytes
+    columns = (
+        costs.lasting_bytes, costs.parameter_bytes, unit.entering_bytes, kept_bytes, unit.activation_bytes,
+        unit.working_bytes,
+    )  # fmt: skip
+    return [
+        UnitBytes(lasting, gradients, entering, kept, whole, working)
+        for lasting, gradients, entering, kept, whole, working in zip(*columns)
+    ]
+
+
+def prefix_bytes(unit: UnitCosts, *, computed: range, num_microbatches: int) -> int:
+    """What the first rank holds at most while it runs the frozen units ``computed`` on all micro-batches at once."""
+    if not computed:
+        return 0
+    start = computed.start
+    most = max(unit.prefix_bytes[u] + (unit.entering_bytes[u] if u > start else 0) for u in computed)
+    return num_microbatches * (unit.entering_bytes[start] + most)
+
+
+def widest_boundary(units: Sequence[UnitBytes]) -> int:
+    """The most that enters a stage behind the first, of one micro-batch. Args: units: all that train."""
+    return max(unit.entering for unit in units[1:])
+
+
+def rank_bytes(
+    order: Sequence[Work],
+    stages: Mapping[int, Sequence[UnitBytes]],
+    *,
+    before: int,
+    widest: int,
+    recompute: str,
+    sums_gradients: bool,
+) -> int:
+    """What a rank holds at most, beside the weights of the prefix.
+
+    Args:
+        order: what the rank does. stages: the units of each of its stages.
+        before: while it runs the prefix. widest: ``widest_boundary`` on the last of several ranks, else 0.
+        recompute: one of ``pipe.recompute.MODES``.
+        sums_gradients: with other replicas, in buckets that stay.
+    """
+    if 0 in stages:
+        stages = {**stages, 0: _behind_batch(stages[0], num_microbatches=_num_microbatches(order))}
+    units = [unit for stage in stages.values() for unit in stage]
+    gradients = {number: sum(unit.gradients for unit in stage) for number, stage in stages.items()}
+    kept = {number: sum(unit.kept for unit in stage) for number, stage in stages.items()}
+    whole = {number: sum(unit.whole for unit in stage) for number, stage in stages.items()}
+    # While the first backward goes through a stage, each unit has its activations still or its gradients already.
+    either = {number: sum(max(unit.kept, unit.gradients) for unit in stage) for number, stage in stages.items()}
+    whole_microbatch, ends = _whole_microbatch(order, recompute), _ends(order)
+    alive = most = sum(gradients.values()) if sums_gradients else 0
+    begun = set(stages) if sums_gradients else set[int]()
+    for work in order:
+        size = (whole if work.microbatch == whole_microbatch else kept)[work.stage]
+        if work.kind == "F":
+            alive += size
+        elif work.kind == ends:
+            alive -= size
+            if work.stage not in begun:
+                begun.add(work.stage)
+                most = max(most, alive + either[work.stage])
+                alive += gradients[work.stage]
+        most = max(most, alive)
+    most += sum(unit.batch for unit in units) + max(_working(units, order, recompute))
+    most += widest * _num_leaves([work for work in order if work.stage == max(stages)])
+    before += sum(gradients.values()) if sums_gradients else 0
+    return sum(unit.lasting for unit in units) + max(before, most)
+
+
+def cut_bytes(
+    order: Sequence[Sequence[Work]],
+    units: Sequence[UnitBytes],
+    *,
+    before: int,
+    limit: int,
+    recompute: str,
+    sums_gradients: bool,
+) -> tuple[list[list[int]], list[list[int]]]:
+    """``rank_bytes`` by rank and unit, for ranks of one stage: what every unit adds, and beside their sum the working
+    sets, of which the largest counts.
+
+    All units reach their most at once: in the first backward, or behind it where as many micro-batches are alive again.
+    What the first rank cannot hold while it runs the prefix is made more than ``limit``.
+    """
+    rows, working = [], []
+    for rank, of_rank in enumerate(order):
+        mine = units if rank else _behind_batch(units, num_microbatches=_num_microbatches(of_rank))
+        first_end = next(number for number, work in enumerate(of_rank) if work.kind == _ends(of_rank))
+        is_behind = sums_gradients or peak_alive(of_rank[first_end + 1 :]) > 0
+        num_whole = int(_whole_microbatch(of_rank, recompute) is not None)  # it is among those alive at the peak
+        num_kept = peak_alive(of_rank) - num_whole
+        row = []
+        for unit in mine:
+            ending = unit.kept + unit.gradients if is_behind else max(unit.kept, unit.gradients)
+            row.append(unit.lasting + unit.batch + num_whole * unit.whole + (num_kept - 1) * unit.kept + ending)
+        rows.append(row)
+        working.append(_working(mine, of_rank, recompute))
+    if len(order) > 1:
+        rows[-1][-1] += widest_boundary(units) * _num_leaves(order[-1])
+    held = accumulate(unit.lasting + (unit.gradients if sums_gradients else 0) for unit in units)
+    rows[0] = [most if before + so_far <= limit else limit + 1 for most, so_far in zip(rows[0], held)]
+    return rows, working
+
+
+def _working(units: Sequence[UnitBytes], order: Sequence[Work], recompute: str) -> list[int]:
+    """What each unit's backward takes, what is recomputed included: unless a whole micro-batch is alone at the peak."""
+    is_alone = _whole_microbatch(order, recompute) is not None and peak_alive(order) == 1
+    return [unit.working + (0 if is_alone else unit.whole - unit.kept) for unit in units]
+
+
+def _behind_batch(units: Sequence[UnitBytes], *, num_microbatches: int) -> list[UnitBytes]:
+    """The units of the first stage: what enters it is no tensor of its own, but part of the batch, which stays."""
+    first = units[0]
+    first = replace(
+        first,
+        batch=num_microbatches * first.entering,
+        kept=first.kept - first.entering,
+        whole=first.whole - first.entering,
+    )
+    return [first, *units[1:]]
+
+
+def _num_leaves(order: Sequence[Work]) -> int:
+    """Micro-batches whose input a last stage holds beside those that are alive."""
+    return _num_microbatches(order) - peak_alive(order)
+
+
+def _num_microbatches(order: Sequence[Work]) -> int:
+    return 1 + max(work.microbatch for work in order)
+
+
+def _ends(order: Sequence[Work]) -> Kind:
+    """What frees a micro-batch's activations and makes the gradients of weights."""
+    return "B" if any(work.kind == "B" for work in order) else "W"
+
+
+def _whole_microbatch(order: Sequence[Work], recompute: str) -> int | None:
+    """The one that is kept as without recomputation, where the others are not; None where all are alike."""
+    last = _num_microbatches(order) - 1
+    return last if recompute == "except_last" and last > 0 else None
