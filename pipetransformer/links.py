@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from pipetransformer.distributed import World, synchronize
 
-__all__ = ["median_seconds", "reduction_seconds", "send_seconds"]
+__all__ = ["between_seconds", "median_seconds", "reduction_seconds", "send_seconds"]
 
 _LINK_BYTES = 2**22
 
@@ -44,22 +45,40 @@ def reduction_seconds(world: World) -> tuple[float, float]:
 
 
 def send_seconds(world: World) -> tuple[float, float]:
-    """Collective. (seconds of latency, seconds a byte) between ranks 2k and 2k + 1, by real sends there and back."""
-    peer = world.rank ^ 1
-    if peer >= world.size:
+    """Collective. (seconds of latency, seconds a byte) between ranks 2k and 2k + 1 of a node, all such pairs at once.
+
+    Zeros on a rank that has no partner: none has where nodes have one rank each.
+    """
+    peer = world.local_rank ^ 1
+    return _exchange_seconds(world, peer=world.rank - world.local_rank + peer if peer < world.local_size else None)
+
+
+def between_seconds(world: World) -> tuple[float, float]:
+    """Collective. (seconds of latency, seconds a byte) between nodes 2k and 2k + 1: the first ranks of both, so that a
+    node's link is theirs alone. Zeros on every other rank."""
+    node = world.rank // world.local_size ^ 1
+    is_chosen = world.local_rank == 0 and node < world.num_nodes
+    return _exchange_seconds(world, peer=node * world.local_size if is_chosen else None)
+
+
+def _exchange_seconds(world: World, *, peer: int | None) -> tuple[float, float]:
+    """Collective. By real sends to ``peer`` and back; nobody does anything else meanwhile."""
+    if world.size == 1:
         return 0.0, 0.0
 
-    def exchange(num_bytes: int) -> Callable[[], None]:
+    def exchange(num_bytes: int, peer: int) -> Callable[[], None]:
         buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=world.device)
 
         def there_and_back() -> None:
-            for sender in (0, 1):
-                (dist.send if world.rank % 2 == sender else dist.recv)(buffer, peer)
+            for is_sender in (True, False) if world.rank < peer else (False, True):
+                (dist.send if is_sender else dist.recv)(buffer, peer)
             synchronize(world.device)
 
         return there_and_back
 
-    latency, per_byte = _link(exchange)
+    dist.barrier()
+    latency, per_byte = (0.0, 0.0) if peer is None else _link(partial(exchange, peer=peer))
+    dist.barrier()
     return latency / 2, per_byte / 2
 
 

@@ -15,7 +15,7 @@ from pipetransformer.feed import Feed
 from pipetransformer.layout import Layout, Move
 from pipetransformer.measure import Measurements, Workload, measure_profile
 from pipetransformer.models import Chain
-from pipetransformer.pipe.controller import AutoPipe, Choice
+from pipetransformer.pipe.controller import AutoPipe, Choice, cached_choices
 from pipetransformer.pipe.planner import divisors, predict
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.step import PhaseSeconds, Stepper
@@ -124,9 +124,10 @@ class Planning:
             costs = by_length.get(length) or by_length[max(by_length)]
             return costs.prefix_seconds(first, stop, num_samples=num_samples) / self._world.size
 
+        choices = (None,) if self._autocache.declined else cached_choices(frozen, held=self._autocache.boundary)
         options = {
             cached: self._autocache.outside_seconds(frozen, cached, evaluations=evaluations, forward=forward)
-            for cached in self._autocache.options(frozen)
+            for cached in choices
         }
         return self._ask(frozen, options, step=step, current=current)
 

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from pipetransformer.config import Count, CountOrZero, NotNegative, NumBytes, Positive, Section, Share
+from pipetransformer.config_types import Count, CountOrZero, NotNegative, NumBytes, Positive, Section, Share
 from pipetransformer.config_words import Allowed, explain, reference, text_keys
 from pipetransformer.config_yaml import parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.policies import SchedulePolicy
 from pipetransformer.pipe.analytic import Device, TransformerShape, transformer_costs
+from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.costs import JobCosts, Link
-from pipetransformer.pipe.partition import smallest_limit
 from pipetransformer.pipe.planner import Constraints, divisors
 from pipetransformer.pipe.run_simulator import Segment, SimulatedRun, simulate_run
 from pipetransformer.schedules import SCHEDULES
@@ -155,7 +155,7 @@ def load_simulation(path: str | Path, overrides: Sequence[str] = ()) -> Simulati
 def costs_of(config: SimulationConfig) -> JobCosts:
     """What the planner knows of the cluster."""
     model, cluster, train = config.model, config.cluster, config.train
-    return transformer_costs(
+    costs = transformer_costs(
         TransformerShape(
             num_blocks=model.blocks,
             width=model.width,
@@ -177,49 +177,40 @@ def costs_of(config: SimulationConfig) -> JobCosts:
         optimizer_factor=1.0 + train.optimizer_state,
         overlap=cluster.overlap,
     )
+    return replace(costs, read=cluster.host.link())
 
 
 def run_simulation(config: SimulationConfig) -> tuple[Segment, ...]:
-    """The segments of the run. Raises UserError where nothing fits in memory."""
+    """The segments of the run. Raises UserError where nothing fits."""
     pipe, cluster = config.pipe, config.cluster
-    lengths = divisors(cluster.devices_per_node)
-    first = Constraints(
-        world_size=config.world_size,
-        global_batch_size=config.train.batch_size,
-        schedules=tuple((name, 2 if name == "interleaved" else 1) for name in pipe.schedules),
-        microbatches=pipe.microbatches,
-        pipeline_lengths=lengths if pipe.initial_length is None else (pipe.initial_length,),
-        memory_limit=cluster.memory,
-    )
-
-    def simulate(limit: int | None) -> tuple[Segment, ...] | None:
-        return simulate_run(
-            SimulatedRun(
-                num_blocks=config.model.blocks,
-                frozen=config.frozen(),
-                steps_per_epoch=ceil(config.train.samples / config.train.batch_size),
-                global_batch_size=config.train.batch_size,
+    autopipe = AutoPipe(
+        Constraints(
+            world_size=config.world_size,
+            global_batch_size=config.train.batch_size,
+            schedules=tuple((name, 2 if name == "interleaved" else 1) for name in pipe.schedules),
+            microbatches=pipe.microbatches,
+            pipeline_lengths=(
+                divisors(cluster.devices_per_node) if pipe.initial_length is None else (pipe.initial_length,)
             ),
-            costs=costs_of(config),
-            first=replace(first, memory_limit=limit),
-            later=replace(first, memory_limit=limit, pipeline_lengths=lengths),
-            cache=cluster.host.link() if pipe.cache else None,
-            keeps_length=not pipe.replicas,
-            keeps_cut=not pipe.elastic,
-            fixed_seconds=cluster.transition_seconds,
-        )
-
-    segments = simulate(cluster.memory)
-    if segments is not None:
-        return segments
-    if simulate(None) is None:
-        raise UserError(
-            f"pipe: no layout of {config.model.blocks + 2} units takes schedules {', '.join(pipe.schedules)} with "
-            f"initial_length {pipe.initial_length} and microbatches {pipe.microbatches}; set both to null"
-        )
-    assert cluster.memory is not None
-    least = smallest_limit(lambda limit: simulate(limit) is not None, refused=cluster.memory)
-    raise UserError(f"cluster.memory: {cluster.memory} bytes hold no layout of this model; give at least {least}")
+            memory_limit=cluster.memory,
+        ),
+        num_blocks=config.model.blocks,
+        local_size=cluster.devices_per_node,
+        keeps_length=not pipe.replicas,
+        keeps_cut=not pipe.elastic,
+        limit_key="cluster.memory",
+    )
+    return simulate_run(
+        SimulatedRun(
+            frozen=config.frozen(),
+            steps_per_epoch=ceil(config.train.samples / config.train.batch_size),
+            global_batch_size=config.train.batch_size,
+        ),
+        autopipe=autopipe,
+        costs=costs_of(config),
+        has_cache=pipe.cache,
+        fixed_seconds=cluster.transition_seconds,
+    )
 
 
 def simulation_page() -> str:

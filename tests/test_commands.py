@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipetransformer.analysis.cut import cut_graph, token_ids
+from pipetransformer.analysis.cut import cut_graph
 from pipetransformer.analysis.parts import time_parts
 from pipetransformer.analysis.quantities import (
     PartTimes,
@@ -24,6 +31,7 @@ from pipetransformer.pipe.costs import Link
 from pipetransformer.pipe.profile_file import Profile, save_profile
 from pipetransformer.simulation import costs_of, load_simulation
 from pipetransformer.zoo import zoo_model
+from pipetransformer.zoo.words import file_words, token_ids, wikitext_words, zipf_ids
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DIGITS = str(REPOSITORY / "config" / "train_config_digits_all_in_one.yaml")
@@ -153,13 +161,84 @@ def test_the_command_prints_under_the_originals_labels(
 
 def test_words_of_a_file_become_ids_by_frequency(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("b a a c a b d d")
-    ids = token_ids(2, 4, vocabulary_size=3, path=tmp_path / "words.txt")
-    assert ids.tolist() == [[1, 0, 0, 2], [0, 1, 2, 2]]
+    words = file_words(tmp_path / "words.txt", num_words=8)
+    assert token_ids(words, batch_size=2, vocabulary_size=3).tolist() == [[1, 0, 0, 2], [0, 1, 2, 2]]
     with pytest.raises(UserError, match=r"words.txt has 8 words; 9 are needed"):
-        token_ids(3, 3, vocabulary_size=3, path=tmp_path / "words.txt")
-    drawn = token_ids(4, 1000, vocabulary_size=100, path=None)
+        file_words(tmp_path / "words.txt", num_words=9)
+    drawn = zipf_ids(4, 1000, vocabulary_size=100)
     assert drawn.shape == (4, 1000) and int(drawn.max()) < 100
     assert (drawn == 0).sum() > 1.5 * (drawn == 1).sum() > 0  # Zipf's law
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, folder: Path, rows: list[str] | Exception) -> list[tuple[object, ...]]:
+    """Stand in for the hub: a parquet file as it has, or no connection; returns the requests."""
+    requests: list[tuple[object, ...]] = []
+
+    def load(*request: object, split: str) -> datasets.Dataset:
+        requests.append((*request, split))
+        if isinstance(rows, Exception):
+            raise rows
+        pq.write_table(pa.table({"text": rows}), folder / "train.parquet")
+        return datasets.Dataset.from_parquet(str(folder / "train.parquet"), cache_dir=str(folder))
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    return requests
+
+
+def test_words_of_wikitext_are_read_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    requests = hub(monkeypatch, tmp_path, ["", " = Robert Boulter = \n", "", " Robert is an actor . \n"])
+    assert wikitext_words("wikitext2", num_words=6) == ["=", "Robert", "Boulter", "=", "Robert", "is"]
+    assert requests == [("Salesforce/wikitext", "wikitext-2-raw-v1", "train")]
+    with pytest.raises(UserError, match=r"\A--dataset: wikitext103 has 9 words; 10 are needed\Z"):
+        wikitext_words("wikitext103", num_words=10)
+
+
+def test_wikitext_that_cannot_be_had_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub(monkeypatch, tmp_path, ConnectionError("no route\nto host"))
+    assert main(["partition", "--model", "gpt2", "--dataset", "wikitext2"]) == 2
+    assert capsys.readouterr().err == (
+        "error: --dataset: wikitext2 is neither in the local cache nor loaded from the hub "
+        "(ConnectionError: no route); give its text as --train-data-file\n"
+    )
+
+
+def unexportable(**overrides: object) -> torch.nn.Module:
+    class Picks(torch.nn.Module):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return ids[:, : ids.nonzero().shape[0]]
+
+    return Picks()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "line"),
+    [
+        (["--stages", "999"], {}, r"--stages: 999 exceeds the \d+ units of the model; give at most \d+"),
+        (["--memory-limit", "10"], {}, r"--memory-limit: 10 bytes hold no cut into 4 parts; give at least \d+"),
+        (
+            [],
+            {"build": unexportable},
+            r"unexportable model: Picks has aten.nonzero.default, whose result has a shape that depends on values; ",
+        ),
+        (["--depth", "0"], {}, r"argument --depth: 0 is not allowed; give a whole number of at least 1; usage: .*"),
+    ],
+)
+def test_a_partition_that_cannot_be_is_one_line(
+    arguments: list[str],
+    changes: dict[str, object],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = zoo_model("gpt2_90m")
+    small: dict[str, Any] = {"build": partial(model.build, **model.small), "size": 16, "vocabulary_size": 61, **changes}
+    monkeypatch.setattr("pipetransformer.commands.partition.zoo_model", lambda name: replace(model, **small))
+    monkeypatch.setattr("pipetransformer.commands.partition.measure_link", lambda: Link(1000, 1.0))
+    assert main(["partition", "--model", "gpt2_90m", "--iterations", "1", *arguments]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert re.match(f"error: {line}", told), told
 
 
 # ---- plan ------------------------------------------------------------------------------------------------------------
@@ -183,6 +262,26 @@ def test_a_plan_for_every_number_of_frozen_blocks(profile: str, capsys: pytest.C
     stop = titles.index("step ms") + len("step ms")
     first, last = (float(line[:stop].split()[-1].replace(",", "")) for line in (lines[0], lines[90]))
     assert 0 < last < first / 5
+
+
+def test_links_that_nobody_measured_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Costs of one node tell nothing of links between nodes, those of one rank a node nothing of links inside one."""
+    costs = costs_of(load_simulation(REPOSITORY / "config" / "simulation_paper_cifar100.yaml"))
+    call = ["plan", DIGITS, "train.batch_size=64", "--world-size=32", "--gpus-per-node=8"]
+    told = "the link between nodes was not measured"
+    for name, between, ranks, nodes in (
+        ("two", costs.between, 16, 2),
+        ("one", None, 16, 1),
+        ("each", costs.between, 16, 16),
+    ):
+        profile = Profile({"ranks": ranks, "nodes": nodes}, replace(costs, between=between), dict(costs.by_rows), 1e9)
+        save_profile(profile, tmp_path / name)
+        assert main([*call, f"--profile={tmp_path / name}"]) == (2 if name == "each" else 0)
+        printed, refused = capsys.readouterr()
+        assert (told in printed) == (name == "one")
+        assert ("--gpus-per-node: costs measured with one rank a node tell nothing of links" in refused) == (
+            name == "each"
+        )
 
 
 @pytest.mark.full
@@ -212,7 +311,23 @@ def test_a_plan_from_costs_measured_here(tmp_path: Path, capsys: pytest.CaptureF
         ),
         (
             ["partition", "--model", "gpt2", "--dataset", "cifar10"],
-            "--dataset: cifar10 has images and gpt2 reads tokens",
+            "--dataset: cifar10 has images and gpt2 reads tokens; give wikitext2 or wikitext103, or --train-data-file",
+        ),
+        (
+            ["partition", "--model", "resnet101", "--dataset", "wikitext2"],
+            "--dataset: wikitext2 has words and resnet101 reads images; give imagenet or cifar10 or cifar100",
+        ),
+        (
+            ["partition", "--model", "resnet101", "--train-data-file", "words.txt"],
+            "--train-data-file: resnet101 reads images; leave it out",
+        ),
+        (
+            ["partition", "--model", "gpt2", "--dataset", "wikitext2", "--train-data-file", "words.txt"],
+            "--train-data-file: words.txt and --dataset wikitext2 are two sources of words; leave one out",
+        ),
+        (
+            ["partition", "--model", "gpt2", "--train-data-file", "nowhere.txt"],
+            "--train-data-file: nowhere.txt cannot be read (No such file or directory); give a text file",
         ),
         (
             ["partition", "--model", "gpt2", "--size", "2048"],

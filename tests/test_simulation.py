@@ -68,7 +68,7 @@ def test_a_ring_moves_twice_the_rest_of_the_bytes(replicas: int) -> None:
     )  # fmt: skip
     expected = 5 + 2.0 * 1000 * 2 * (replicas - 1) / replicas
     assert costs.reduction_ns(1000, num_replicas=replicas) == pytest.approx(expected, abs=1)
-    shared = replace(costs, shares_reduction=True)  # 8 / replicas stages go over a node's card at once
+    shared = replace(costs, between=Link(5, 2.0))  # 8 / replicas stages go over a node's card at once
     expected = 5 + 8 / replicas * (expected - 5)
     assert shared.reduction_ns(1000, num_replicas=replicas) == pytest.approx(expected, abs=1)
 
@@ -132,6 +132,27 @@ def test_what_is_not_elastic_stays(small: Path) -> None:
     assert [(s.prediction.plan.pp, s.prediction.plan.frozen) for s in segments] == [(2, 0), (2, 2), (2, 3)]
     free = run_simulation(load_simulation(small, ["pipe.initial_length=2"]))
     assert [s.prediction.plan.pp for s in free] == [2, 1, 1]
+
+
+def test_a_run_that_freezes_at_once_starts_with_nothing_frozen(small: Path) -> None:
+    """As training does: the first plan is of the whole model, and what is frozen from the start is a transition."""
+    fixed = "pipe.initial_length=4"
+    (frozen,) = run_simulation(load_simulation(small, ["freeze.frozen=[3,3,3,3]", fixed]))
+    assert (frozen.first_epoch, frozen.num_epochs) == (0, 4)
+    assert (frozen.prediction.plan.frozen, frozen.prediction.plan.pp) == (3, 1)
+    assert frozen.transition_seconds > 0.25
+
+
+def test_reads_cost_what_no_step_hides(small: Path) -> None:
+    """A rank reads 16 samples of 10 tokens of width 8 at 4 bytes a step: 5,120 bytes."""
+    run = ["train.epochs=31", f"freeze.frozen={[0, *[2] * 30]}", "cluster.transition_seconds=0.0"]
+    hidden, shown, dear = (
+        run_simulation(load_simulation(small, [*run, f"cluster.host.bytes_per_second={speed}"]))[1].prediction
+        for speed in ("1 GB", "2500 kB", "1 MB")
+    )
+    assert (hidden.plan.cached, shown.plan.cached, dear.plan.cached) == (2, 2, None)
+    assert shown.step_seconds == pytest.approx(5120 / 2.5e6 + 10e-6)
+    assert hidden.step_seconds < shown.step_seconds < dear.step_seconds
 
 
 @pytest.mark.parametrize("path", SIMULATIONS, ids=lambda path: path.stem)
@@ -202,11 +223,17 @@ def test_the_page_of_keys_is_the_schema() -> None:
         ("freeze.frozen=[0,3,1,4]", r"freeze.frozen: .* none below the one before"),
         ("pipe.schedules=[pipedream]", r"pipe.schedules: pipedream is not known; give some of gpipe, 1f1b, inter"),
         ("pipe.schedules=[]", r"pipe.schedules: it is empty; give some of gpipe, 1f1b"),
-        ("pipe.microbatches=99", r"pipe: no layout of 6 units takes schedules 1f1b, .* microbatches 99; set both to"),
+        (
+            "pipe.microbatches=99",
+            r"pipe.microbatches: 99 suits no pipeline of 1, 2, 4 under 1f1b, .*; give one of 1, 2, 4, 8, 16",
+        ),
         ("train.batch_size=3", r"train.batch_size: 3 is smaller than the 4 ranks; give at least 4"),
         ("pipe.initial_length=3", r"pipe.initial_length: 3 does not divide cluster.devices_per_node 4; give one of 1"),
         ("cluster.nodes=2", r"cluster.between: missing; give the link of a node to others"),
-        ("cluster.memory=1 kB", r"cluster.memory: 1000 bytes hold no layout of this model; give at least \d+"),
+        (
+            "cluster.memory=1 kB",
+            r"cluster.memory: 1000 bytes hold no layout of this model with a pipeline of 1, 2, 4; give at",
+        ),
         ("cluster.inside.bytes_per_second=fast", r"cluster.inside"),
         ("modell.blocks=3", r"modell: no such key; did you mean model\?"),
     ],

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pipetransformer.analysis.cut import analyse_model
 from pipetransformer.arguments import count
-from pipetransformer.commands.link import measure_link
+from pipetransformer.commands.ranks import measure_link
 from pipetransformer.errors import UserError, writing
 from pipetransformer.measure import device_name
-from pipetransformer.zoo import zoo_model
+from pipetransformer.zoo import ZooModel, zoo_model
+from pipetransformer.zoo.words import WIKITEXT, file_words, token_ids, wikitext_words, zipf_ids
 
 __all__ = ["add_arguments", "run"]
 
@@ -36,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", type=count, help="height and width of images, or tokens; the model's own if not given"
     )
-    parser.add_argument("--dataset", choices=tuple(_SIZES), help="images of this data set's size, random pixels")
+    parser.add_argument(
+        "--dataset",
+        choices=(*_SIZES, *WIKITEXT),
+        help="images of this data set's size, random pixels; or the words of this one as token ids",
+    )
     parser.add_argument("--train-data-file", type=Path, help="text whose words give token ids; else Zipf's law")
     parser.add_argument("--output", help="where to write OUTPUT.txt, .json and .png; auto names them by the model")
 
@@ -49,27 +56,19 @@ def run(arguments: argparse.Namespace) -> None:
             f"--microbatches: {num_microbatches} is fewer than the {arguments.stages} stages that 1F1B fills; give "
             f"at least {arguments.stages}"
         )
-    if arguments.dataset is not None and model.kind == "tokens":
-        raise UserError(
-            f"--dataset: {arguments.dataset} has images and {model.name} reads tokens; give --train-data-file"
-        )
-    size = arguments.size or _SIZES.get(arguments.dataset)
-    if model.kind == "tokens" and size is not None and size > model.size:
-        raise UserError(f"--size: {size} is more than the {model.size} tokens that {model.name} reads; give fewer")
+    example = _example(model, arguments)
     torch.set_num_threads(1)  # as a rank has
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report, graph = analyse_model(
         model,
+        example=example,
         device=device,
-        batch_size=arguments.batch_size,
-        size=size,
         num_stages=arguments.stages,
         iterations=arguments.iterations,
         depth=arguments.depth,
         recompute=not arguments.no_recomputation,
         memory_limit=arguments.memory_limit,
         num_microbatches=num_microbatches,
-        token_file=arguments.train_data_file,
         link=measure_link(),
         title=f"pipetransformer {' '.join(arguments.call)}",
         device_name=device_name(device),
@@ -90,3 +89,33 @@ def run(arguments: argparse.Namespace) -> None:
         base.with_name(f"{base.name}.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
         draw_partition(graph, report, path=base.with_name(f"{base.name}.png"))
     print(f"written to {base}.txt, .json and .png")
+
+
+def _example(model: ZooModel, arguments: argparse.Namespace) -> Tensor:
+    """The micro-batch that the arguments describe. Raises UserError."""
+    dataset, file, batch_size = arguments.dataset, arguments.train_data_file, arguments.batch_size
+    if model.kind == "images":
+        if file is not None:
+            raise UserError(f"--train-data-file: {model.name} reads images; leave it out")
+        if dataset in WIKITEXT:
+            raise UserError(f"--dataset: {dataset} has words and {model.name} reads images; give {_either(_SIZES)}")
+        return model.example(batch_size=batch_size, seed=0, size=arguments.size or _SIZES.get(dataset))
+    if dataset in _SIZES:
+        raise UserError(
+            f"--dataset: {dataset} has images and {model.name} reads tokens; give {_either(WIKITEXT)}, or "
+            "--train-data-file"
+        )
+    length = arguments.size or model.size
+    if length > model.size:
+        raise UserError(f"--size: {length} is more than the {model.size} tokens that {model.name} reads; give fewer")
+    if file is not None and dataset is not None:
+        raise UserError(f"--train-data-file: {file} and --dataset {dataset} are two sources of words; leave one out")
+    if file is None and dataset is None:
+        return zipf_ids(batch_size, length, vocabulary_size=model.vocabulary_size)
+    num_words = batch_size * length
+    words = wikitext_words(dataset, num_words=num_words) if file is None else file_words(file, num_words=num_words)
+    return token_ids(words, batch_size=batch_size, vocabulary_size=model.vocabulary_size)
+
+
+def _either(names: Iterable[str]) -> str:
+    return " or ".join(names)

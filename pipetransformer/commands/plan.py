@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from pathlib import Path
 
 from rich.table import Table
 
-from pipetransformer import failure
 from pipetransformer.arguments import count
-from pipetransformer.commands.measure import MEASURE, local_ranks
+from pipetransformer.commands.ranks import local_ranks, run_script
 from pipetransformer.commands.tables import make_console, make_table
 from pipetransformer.config import Config, load_config
 from pipetransformer.errors import UserError
@@ -49,6 +47,11 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             "--world-size: costs measured on one rank tell nothing of links; give --profile with one of several ranks"
         )
+    if local_size > 1 and profile.key.get("nodes", 1) == profile.job.num_ranks > 1:
+        raise UserError(
+            "--gpus-per-node: costs measured with one rank a node tell nothing of links inside one; give --profile of "
+            "several ranks a node"
+        )
     _check(profile, config, arguments)
     check_layout(
         config,
@@ -61,6 +64,8 @@ def run(arguments: argparse.Namespace) -> None:
     console = make_console()
     measured_on = profile.key.get("device"), profile.key.get("ranks"), profile.key.get("torch")
     console.print("costs measured on {}, {} ranks, torch {}".format(*measured_on))
+    if world_size > local_size and profile.job.between is None:
+        console.print("the link between nodes was not measured, and is taken to be as fast as those inside a node")
     rows = plans(config, profile, world_size=world_size, local_size=local_size)
     console.print(_table(rows))
 
@@ -71,9 +76,9 @@ def plans(config: Config, profile: Profile, *, world_size: int, local_size: int)
     Raises:
         UserError: where no plan of the unfrozen model fits.
     """
-    num_blocks = len(profile.job.parameter_bytes) - 2
-    costs = profile.job
-    controller = AutoPipe(
+    costs = profile.job.for_ranks(world_size)
+    num_blocks = (len(costs.parameter_bytes) - 2) // config.pipe.units_per_block
+    controller = AutoPipe.of(
         config,
         num_blocks=num_blocks,
         world_size=world_size,
@@ -100,27 +105,14 @@ def _check(profile: Profile, config: Config, arguments: argparse.Namespace) -> N
 
 def _measured(arguments: argparse.Namespace, *, world_size: int, local_size: int) -> Profile:
     """Costs of this machine's devices, by real ranks and real sends between them."""
-    from pipetransformer.adapter import run_ranks
-    from pipetransformer.launch import free_port, prepare_ranks
-
-    with tempfile.TemporaryDirectory(prefix="pipetransformer_") as folder:
-        path = Path(folder) / "profile.json"
-        num_ranks = min(local_ranks(), world_size)
-        prepare_ranks(num_ranks)
-        print(f"measuring on {num_ranks} rank(s) of this machine", file=sys.stderr)
-        ends = run_ranks(
-            MEASURE,
-            [str(path), str(world_size), str(local_size), arguments.config, *arguments.overrides],
-            num_ranks=num_ranks,
-            num_nodes=1,
-            node_rank=0,
-            address="127.0.0.1",
-            port=free_port(),
-            stop_seconds=5,
-        )
-        if ends:
-            raise UserError(failure.first_cause(ends).line)
-        return load_profile(path)
+    num_ranks = min(local_ranks(), world_size)
+    print(f"measuring on {num_ranks} rank(s) of this machine", file=sys.stderr)
+    return run_script(
+        "measure_costs",
+        [str(world_size), str(local_size), arguments.config, *arguments.overrides],
+        num_ranks=num_ranks,
+        read=load_profile,
+    )
 
 
 def _table(rows: tuple[Prediction, ...]) -> Table:

@@ -1,4 +1,7 @@
-"""AutoPipe: which plan to take for n frozen blocks, from measured costs, within what the configuration allows."""
+"""AutoPipe: which plan to take for n frozen blocks, from costs, within what is allowed. Pure: plain numbers alone.
+
+The trainer asks it in a job, and ``run_simulator`` for a run on a cluster that is not there.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,21 @@ from typing import TYPE_CHECKING
 from pipetransformer.errors import UserError
 from pipetransformer.pipe.costs import JobCosts
 from pipetransformer.pipe.partition import smallest_limit
-from pipetransformer.pipe.planner import Constraints, Prediction, best_plan, divisors, predict
+from pipetransformer.pipe.planner import (
+    Constraints,
+    Prediction,
+    best_plan,
+    divisors,
+    microbatch_choices,
+    predict,
+)
 from pipetransformer.pipe.transition import transition_seconds
 from pipetransformer.plan import ParallelPlan
 
 if TYPE_CHECKING:
     from pipetransformer.config import Config
 
-__all__ = ["AutoPipe", "Choice", "schedules_of"]
+__all__ = ["AutoPipe", "Choice", "cached_choices", "schedules_of"]
 
 _NOISE = 0.05
 
@@ -46,43 +56,74 @@ def schedules_of(config: Config) -> tuple[tuple[str, int], ...]:
     return tuple((name, config.pipe.stages_per_rank or (2 if name == "interleaved" else 1)) for name in names)
 
 
-class AutoPipe:
-    """Knows the constraints of the first plan and of those after a freeze.
+def cached_choices(frozen: int, *, held: int | None) -> tuple[int | None, ...]:
+    """Boundaries that ``frozen`` blocks could be read at: what the cache holds (None: nothing), and n itself."""
+    if frozen == 0:
+        return (None,)
+    usable = held if held is not None and held <= frozen else None
+    return (usable,) if usable == frozen else (usable, frozen)
 
-    With ``pipe.enabled`` false the first cut stays as far as the frozen prefix allows; with ``dp.enabled`` false pp and
-    dp stay and only the cut moves. Either way a pipeline of K stages needs K active units: ``max_frozen`` says how many
-    blocks may freeze.
+
+class AutoPipe:
+    """Knows what the first plan and those after a freeze must keep to.
+
+    A pipeline that is kept needs an active unit for each of its stages: ``max_frozen`` says how many blocks may freeze.
 
     Args:
+        first: of the first plan; those after a freeze may have any length that divides ``local_size``.
         local_size: ranks of a node, which holds whole pipelines.
-        device_memory: bytes that a plan may take where ``pipe.memory_limit`` does not say.
+        keeps_length: pp and dp stay, and only the cut moves (no AutoDP).
+        keeps_cut: the first cut stays, too, as far as the frozen prefix allows (no AutoPipe).
+        limit_key: the setting that the memory limit comes from; None where it is what a device has.
     """
 
     def __init__(
-        self, config: Config, *, num_blocks: int, world_size: int, local_size: int, device_memory: int | None = None
+        self,
+        first: Constraints,
+        *,
+        num_blocks: int,
+        local_size: int,
+        keeps_length: bool = False,
+        keeps_cut: bool = False,
+        limit_key: str | None = None,
     ) -> None:
-        pipe = config.pipe
         self._num_blocks = num_blocks
-        self._memory_limit = device_memory if pipe.memory_limit is None else pipe.memory_limit
-        self._keeps_length = not (pipe.enabled and config.dp.enabled)
-        self._keeps_cut = not pipe.enabled
-        self._schedule = pipe.schedule
-        self._first = Constraints(
+        self._keeps_length = keeps_length or keeps_cut
+        self._keeps_cut = keeps_cut
+        self._limit_key = limit_key
+        self._first = first
+        self._later = replace(first, pipeline_lengths=divisors(local_size))
+
+    @classmethod
+    def of(
+        cls, config: Config, *, num_blocks: int, world_size: int, local_size: int, device_memory: int | None = None
+    ) -> AutoPipe:
+        """Args: device_memory: bytes that a plan may take where ``pipe.memory_limit`` does not say."""
+        pipe = config.pipe
+        first = Constraints(
             world_size=world_size,
             global_batch_size=config.train.batch_size,
             schedules=schedules_of(config),
             microbatches=pipe.microbatches if isinstance(pipe.microbatches, int) else None,
             pipeline_lengths=(pipe.initial_length,) if isinstance(pipe.initial_length, int) else divisors(local_size),
-            memory_limit=self._memory_limit,
+            memory_limit=device_memory if pipe.memory_limit is None else pipe.memory_limit,
         )
-        self._later = replace(self._first, pipeline_lengths=divisors(local_size))
+        return cls(
+            first,
+            num_blocks=num_blocks,
+            local_size=local_size,
+            keeps_length=not config.dp.enabled,
+            keeps_cut=not pipe.enabled,
+            limit_key=None if pipe.memory_limit is None else "pipe.memory_limit",
+        )
 
     def max_frozen(self, first_plan: ParallelPlan) -> int:
         """The most blocks that may freeze: all, or as many as leave the kept pipeline a unit a stage."""
         fewest = first_plan.num_stages
         if not self._keeps_cut and first_plan.pp > 1:
             fewest = first_plan.pp * min(per_rank for _, per_rank in self._first.schedules)
-        most = self._num_blocks + 1 - fewest if self._keeps_length else self._num_blocks
+        blocks = -(-(fewest - 1) // first_plan.units_per_block)  # behind the prefix, beside the head
+        most = self._num_blocks - blocks if self._keeps_length else self._num_blocks
         return min(max(most, 0), self._num_blocks)
 
     def static_layouts(self, costs: JobCosts) -> tuple[Prediction, ...]:
@@ -101,28 +142,42 @@ class AutoPipe:
         """The plan to start with, nothing frozen. Raises UserError where none fits."""
         choice = self._choose(0, {None: 0.0}, 1, self._first, costs, calibration)
         if choice is None:
-            lengths = ", ".join(str(pp) for pp in self._first.pipeline_lengths)
-            least = self._least_memory(costs)
-            if least is None:
-                raise UserError(
-                    f"pipe: no layout with a pipeline of {lengths} fits schedule {self._schedule} and "
-                    "pipe.microbatches; set pipe.microbatches to auto"
-                )
-            raise UserError(
-                f"pipe: no layout with a pipeline of {lengths} fits schedule {self._schedule} and pipe.memory_limit "
-                f"({self._memory_limit} bytes); give at least {least}"
-            )
+            raise UserError(self._obstacle(costs))
         return choice
 
-    def _least_memory(self, costs: JobCosts) -> int | None:
-        """The smallest limit that holds a first plan; None where the memory is not what is in the way."""
+    def _obstacle(self, costs: JobCosts) -> str:
+        """Why there is no first plan, and what would help: memory, M, units, or the batch."""
+        first = self._first
+        lengths = ", ".join(map(str, first.pipeline_lengths))
 
-        def fits(limit: int | None) -> bool:
-            return self._choose(0, {None: 0.0}, 1, replace(self._first, memory_limit=limit), costs, {}) is not None
+        def fits(limit: int | None, microbatches: int | None) -> bool:
+            freed = replace(first, memory_limit=limit, microbatches=microbatches)
+            return self._choose(0, {None: 0.0}, 1, freed, costs, {}) is not None
 
-        if self._memory_limit is None or not fits(None):
-            return None
-        return smallest_limit(fits, refused=self._memory_limit)
+        if (limit := first.memory_limit) is not None and fits(None, first.microbatches):
+            least = smallest_limit(lambda limit: fits(limit, first.microbatches), refused=limit)
+            what = f"{limit} bytes hold no layout of this model with a pipeline of {lengths}"
+            if self._limit_key is not None:
+                return f"{self._limit_key}: {what}; give at least {least}"
+            return f"device memory: {what}, which takes {least}; give pipe.checkpoint always, or more ranks"
+        shares = {pp: -(-first.global_batch_size // (first.world_size // pp)) for pp in first.pipeline_lengths}
+        choices = sorted({m for pp, share in shares.items() for m in microbatch_choices(share, pp=pp)})
+        if allowed := [m for m in choices if fits(None, m)]:
+            return (
+                f"pipe.microbatches: {first.microbatches} suits no pipeline of {lengths} under "
+                f"{', '.join(name for name, _ in first.schedules)}; give one of {', '.join(map(str, allowed))}"
+            )
+        num_units = len(costs.parameter_bytes)
+        num_stages = min(first.pipeline_lengths) * min(per_rank for _, per_rank in first.schedules)
+        if num_stages > num_units:
+            return (
+                f"pipe.initial_length: a pipeline of {lengths} has {num_stages} stages or more, and the model "
+                f"{num_units} units; give a shorter one"
+            )
+        return (
+            f"train.batch_size: {first.global_batch_size} samples give no pipeline of {lengths} a micro-batch for each "
+            f"rank; give at least {first.world_size}"
+        )
 
     def next_plan(
         self,
@@ -167,11 +222,14 @@ class AutoPipe:
     ) -> bool:
         """Whether to leave ``current`` for a plan that freezes no more: the gain over the rest of the run exceeds the
         transition and a twentieth of the time, which may be noise."""
-        stay = predict(
-            current,
-            costs=costs,
-            global_batch_size=self._first.global_batch_size,
-            correction=calibration.get(current.pp, 1.0),
+        stay = self._with_reads(
+            predict(
+                current,
+                costs=costs,
+                global_batch_size=self._first.global_batch_size,
+                correction=calibration.get(current.pp, 1.0),
+            ),
+            costs,
         )
         go = choice.prediction.step_seconds * remaining_steps + choice.transition_seconds
         return go < (1.0 - _NOISE) * stay.step_seconds * remaining_steps
@@ -183,7 +241,7 @@ class AutoPipe:
             return first.prediction
         if frozen > self.max_frozen(first.plan):
             return None
-        options: dict[int | None, float] = {None: 0.0, frozen: 0.0} if has_cache else {None: 0.0}
+        options = dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
         choice = self.next_plan(
             frozen, cached_options=options, remaining_steps=10**9, current=first.plan, costs=costs, calibration={}
         )
@@ -211,6 +269,7 @@ class AutoPipe:
                 num_blocks=self._num_blocks,
                 calibration=calibration,
             )
+            candidates = tuple(self._with_reads(prediction, costs) for prediction in candidates)
             weighed += candidates
             for prediction in candidates:
                 moves = 0.0
@@ -226,3 +285,12 @@ class AutoPipe:
             for p in weighed
         )
         return Choice(best[1], best[2], evidence)
+
+    def _with_reads(self, prediction: Prediction, costs: JobCosts) -> Prediction:
+        """Reads are prefetched: they cost only what they take longer than the step that hides them."""
+        plan = prediction.plan
+        if plan.cached is None or costs.read is None:
+            return prediction
+        share = -(-self._first.global_batch_size // plan.dp)
+        seconds = costs.read.ns(costs.unit_costs(share).boundary_bytes[plan.first_computed - 1]) / 1e9
+        return replace(prediction, step_seconds=max(prediction.step_seconds, seconds))

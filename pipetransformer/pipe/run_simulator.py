@@ -1,17 +1,17 @@
 """A whole elastic run, simulated: which plan each freeze leads to, and what the run then takes. Pure and fast.
 
-It asks the planner what the trainer would ask it, at every change of n, and adds up predicted steps, transitions, the
-cache's advance passes and its reads. What it assumes is in docs/simulator.md.
+It asks AutoPipe what the trainer would ask it, at every change of n, and adds up predicted steps, transitions and the
+cache's advance passes. What it assumes is in docs/simulator.md.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
-from pipetransformer.pipe.costs import JobCosts, Link
-from pipetransformer.pipe.planner import Constraints, Prediction, best_plan
-from pipetransformer.pipe.transition import transition_seconds
+from pipetransformer.pipe.controller import AutoPipe, Choice, cached_choices
+from pipetransformer.pipe.costs import JobCosts
+from pipetransformer.pipe.planner import Prediction
 from pipetransformer.plan import ParallelPlan
 
 __all__ = ["Segment", "SimulatedRun", "simulate_run"]
@@ -25,7 +25,6 @@ class SimulatedRun:
         frozen: n by epoch, never falling. steps_per_epoch: of ``global_batch_size`` samples.
     """
 
-    num_blocks: int
     frozen: tuple[int, ...]
     steps_per_epoch: int
     global_batch_size: int
@@ -54,120 +53,73 @@ class Segment:
 def simulate_run(
     run: SimulatedRun,
     *,
+    autopipe: AutoPipe,
     costs: JobCosts,
-    first: Constraints,
-    later: Constraints,
-    cache: Link | None,
-    keeps_length: bool = False,
-    keeps_cut: bool = False,
+    has_cache: bool,
     fixed_seconds: float = 0.0,
-) -> tuple[Segment, ...] | None:
-    """The run's segments; None where no plan fits in memory.
+) -> tuple[Segment, ...]:
+    """The run's segments. It starts with nothing frozen, as training does.
 
     Args:
-        first, later: what the first plan and those after a freeze must keep to. cache: a device's link to its host,
-            where the cache is; None runs without.
-        keeps_length: pp and dp stay as they are (no AutoDP). keeps_cut: the boundaries stay, too (no AutoPipe).
         fixed_seconds: what any transition takes besides moving weights.
+
+    Raises:
+        UserError: no plan fits.
     """
     changes = [0, *(e for e in range(1, len(run.frozen)) if run.frozen[e] != run.frozen[e - 1]), len(run.frozen)]
+    choice = autopipe.first_plan(costs, {})
     segments: list[Segment] = []
     for epoch, stop in pairwise(changes):
-        current = segments[-1].prediction.plan if segments else None
-        constraints = first if current is None else later
-        if current is not None and (keeps_length or keeps_cut):
-            constraints = replace(constraints, pipeline_lengths=(current.pp,))
-        if current is not None and keeps_cut:
-            constraints = replace(
-                constraints,
-                fixed_cut=current.boundaries,
-                microbatches=current.num_microbatches,
-                schedules=((current.schedule, current.stages_per_rank),),
-            )
+        current = choice.plan
         # As the trainer does: where no layout takes so many frozen blocks, as many as one does.
-        least = current.frozen if current is not None else run.frozen[epoch]
         candidates = (
-            _enter(
-                run,
-                frozen,
-                epochs=(epoch, stop),
-                current=current,
-                costs=costs,
-                constraints=constraints,
-                cache=cache,
+            _choose(
+                run, frozen, epoch=epoch, current=choice, autopipe=autopipe, costs=costs, has_cache=has_cache,
                 fixed_seconds=fixed_seconds,
             )
-            for frozen in range(run.frozen[epoch], least - 1, -1)
-        )
-        segment = next((found for found in candidates if found is not None), None)
-        if segment is None:
-            return None
-        segments.append(segment)
+            for frozen in range(min(run.frozen[epoch], autopipe.max_frozen(current)), current.frozen, -1)
+        )  # fmt: skip
+        choice, moves, advance = next((found for found in candidates if found is not None), (choice, 0.0, 0.0))
+        num_steps = (stop - epoch) * run.steps_per_epoch
+        segments.append(Segment(epoch, stop - epoch, num_steps, choice.prediction, moves, advance))
     return tuple(segments)
 
 
-def _enter(
+def _choose(
     run: SimulatedRun,
     frozen: int,
     *,
-    epochs: tuple[int, int],
-    current: ParallelPlan | None,
+    epoch: int,
+    current: Choice,
+    autopipe: AutoPipe,
     costs: JobCosts,
-    constraints: Constraints,
-    cache: Link | None,
+    has_cache: bool,
     fixed_seconds: float,
-) -> Segment | None:
-    """The cheapest way to go on with ``frozen`` blocks, counted over the rest of the run; None where none fits."""
-    epoch, stop = epochs
-    remaining = (len(run.frozen) - epoch) * run.steps_per_epoch
-    boundary = current.cached if current is not None else None
-    best: tuple[float, Segment] | None = None
-    for cached in _options(frozen, boundary, cache=cache):
-        _, weighed = best_plan(
-            frozen, cached=cached, costs=costs, constraints=constraints, num_blocks=run.num_blocks, calibration={}
-        )
-        advance = 0.0
-        if cached is not None and cached != boundary:
-            advance = _advance_seconds(
-                run, costs=costs, cache=cache, source=boundary, target=cached, num_ranks=constraints.world_size
-            )
-        for prediction in weighed:
-            prediction = _with_reads(prediction, costs=costs, cache=cache, global_batch_size=run.global_batch_size)
-            moves = 0.0
-            if current is not None:
-                moves = transition_seconds(current, prediction.plan, costs=costs, fixed_seconds=fixed_seconds)
-            total = prediction.step_seconds * remaining + moves + advance
-            if best is None or total < best[0]:
-                num_steps = (stop - epoch) * run.steps_per_epoch
-                best = (total, Segment(epoch, stop - epoch, num_steps, prediction, moves, advance))
-    return None if best is None else best[1]
+) -> tuple[Choice, float, float] | None:
+    """AutoPipe's choice, with the seconds of the transition and of the cache's advance; None where nothing fits."""
+    held = current.plan.cached
+    options = {
+        cached: _advance_seconds(run, current.plan, costs=costs, target=cached)
+        for cached in (cached_choices(frozen, held=held) if has_cache else (None,))
+    }
+    choice = autopipe.next_plan(
+        frozen,
+        cached_options=options,
+        remaining_steps=(len(run.frozen) - epoch) * run.steps_per_epoch,
+        current=current.plan,
+        costs=costs,
+        calibration={},
+        fixed_seconds=fixed_seconds,
+    )
+    return None if choice is None else (choice, choice.transition_seconds, options[choice.plan.cached])
 
 
-def _options(frozen: int, boundary: int | None, *, cache: Link | None) -> tuple[int | None, ...]:
-    """Boundaries that could be read: as AutoCache offers them."""
-    if cache is None or frozen == 0:
-        return (None,)
-    return (frozen,) if boundary == frozen else (boundary, frozen)
-
-
-def _with_reads(prediction: Prediction, *, costs: JobCosts, cache: Link | None, global_batch_size: int) -> Prediction:
-    """Reads are prefetched: they cost only what they take longer than the step that hides them."""
-    plan = prediction.plan
-    if plan.cached is None or cache is None:
-        return prediction
-    share = -(-global_batch_size // plan.dp)
-    num_bytes = costs.unit_costs(share).boundary_bytes[plan.cached]
-    return replace(prediction, step_seconds=max(prediction.step_seconds, cache.ns(num_bytes) / 1e9))
-
-
-def _advance_seconds(
-    run: SimulatedRun, *, costs: JobCosts, cache: Link | None, source: int | None, target: int, num_ranks: int
-) -> float:
-    """All ranks together take every sample from boundary ``source`` to ``target``, the frozen forward data-parallel."""
-    assert cache is not None
-    rows = -(-run.global_batch_size // num_ranks)
-    unit = costs.unit_costs(rows)
-    units = range(0 if source is None else source + 1, target + 1)
-    moved = unit.boundary_bytes[target] + (0 if source is None else unit.boundary_bytes[source])
-    batch_ns = sum(unit.prefix_ns[u] for u in units) + cache.ns(moved)
+def _advance_seconds(run: SimulatedRun, current: ParallelPlan, *, costs: JobCosts, target: int | None) -> float:
+    """All ranks together take every sample to boundary ``target``, the frozen forward data-parallel."""
+    if target is None or target == current.cached:
+        return 0.0
+    unit = costs.unit_costs(-(-run.global_batch_size // current.world_size))
+    first, stop = current.first_computed, current.numbering.behind(target)
+    moved = unit.boundary_bytes[stop - 1] + (unit.boundary_bytes[first - 1] if first else 0)
+    batch_ns = sum(unit.prefix_ns[first:stop]) + (costs.read.ns(moved) if costs.read is not None else 0)
     return run.steps_per_epoch * batch_ns / 1e9

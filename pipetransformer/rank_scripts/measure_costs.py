@@ -1,8 +1,7 @@
-"""What every rank of ``pipetransformer plan`` runs: measures a job's costs and keeps them in a file."""
+"""RESULT WORLD_SIZE LOCAL_SIZE CONFIG [key=value ...]: measures the costs of a job of that size on these ranks."""
 
 from __future__ import annotations
 
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -10,24 +9,8 @@ from pathlib import Path
 from pipetransformer.cli import run_guarded
 from pipetransformer.config import load_config
 
-__all__ = ["MEASURE", "local_ranks"]
 
-MEASURE = Path(__file__)
-
-
-def local_ranks() -> int:
-    """The devices of this machine: its GPUs, or else a rank for each of at most two cores."""
-    import torch
-
-    return torch.cuda.device_count() or min(2, os.cpu_count() or 1)
-
-
-def main() -> int:
-    path, world_size, local_size, config, *overrides = sys.argv[1:]
-    return run_guarded(lambda: _measure(Path(path), int(world_size), int(local_size), config, overrides))
-
-
-def _measure(path: Path, num_ranks: int, local_size: int, config_path: str, overrides: list[str]) -> None:
+def main(path: Path, num_ranks: int, local_size: int, config_path: str, overrides: list[str]) -> None:
     from pipetransformer.data import epoch_batches
     from pipetransformer.distributed import close_world, init_world, led_by
     from pipetransformer.measure import Workload, measure_profile
@@ -57,4 +40,5 @@ def _measure(path: Path, num_ranks: int, local_size: int, config_path: str, over
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    result, world_size, node_size, file, *changes = sys.argv[1:]
+    sys.exit(run_guarded(lambda: main(Path(result), int(world_size), int(node_size), file, changes)))

@@ -1,0 +1,58 @@
+"""Ranks of this machine that measure something for a command."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from pipetransformer import failure, rank_scripts
+from pipetransformer.errors import UserError
+from pipetransformer.launch import free_port, prepare_ranks
+from pipetransformer.pipe.costs import Link
+
+__all__ = ["local_ranks", "measure_link", "run_script"]
+
+Result = TypeVar("Result")
+_FOLDER = Path(rank_scripts.__file__).parent
+_STOP_SECONDS = 5
+
+
+def local_ranks() -> int:
+    """The devices of this machine: its GPUs, or else a rank for each of at most two cores."""
+    import torch
+
+    return torch.cuda.device_count() or min(2, os.cpu_count() or 1)
+
+
+def run_script(name: str, arguments: Sequence[str], *, num_ranks: int, read: Callable[[Path], Result]) -> Result:
+    """What rank 0 of ``rank_scripts/NAME.py RESULT ARGUMENTS`` leaves in RESULT. Raises UserError if a rank fails."""
+    from pipetransformer.adapter import run_ranks  # imports torch
+
+    prepare_ranks(num_ranks)
+    with tempfile.TemporaryDirectory(prefix="pipetransformer_") as folder:
+        path = Path(folder) / "result.json"
+        ends = run_ranks(
+            _FOLDER / f"{name}.py",
+            [str(path), *arguments],
+            num_ranks=num_ranks,
+            num_nodes=1,
+            node_rank=0,
+            address="127.0.0.1",
+            port=free_port(),
+            stop_seconds=_STOP_SECONDS,
+        )
+        if ends:
+            raise UserError(failure.first_cause(ends).line)
+        return read(path)
+
+
+def measure_link() -> Link:
+    """Between two ranks of this machine: GPUs, or processes over loopback where there is one. Raises UserError."""
+    import torch
+
+    device = "cuda" if torch.cuda.device_count() > 1 else "cpu"
+    return run_script("measure_link", [device], num_ranks=2, read=lambda path: Link(**json.loads(path.read_text())))

@@ -1,0 +1,95 @@
+"""Measured costs are kept, and read again by a job that they belong to and by no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from laws import REPOSITORY, STATIC, Case, configuration
+
+from pipetransformer import measure
+from pipetransformer.data import Batch
+from pipetransformer.distributed import World
+from pipetransformer.measure import Workload, measure_profile
+from pipetransformer.pipe.profile_file import Profile
+from pipetransformer.simulation import costs_of, load_simulation
+
+ALONE = World(0, 1, 0, 1, torch.device("cpu"))
+
+
+@pytest.fixture
+def measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., bool]:
+    """Whether a job measures anew: of these settings, and of so many samples a micro-batch."""
+    monkeypatch.setenv("PIPETRANSFORMER_CACHE", str(tmp_path))
+    job = costs_of(load_simulation(REPOSITORY / "config" / "simulation_1024.yaml"))
+    measured: list[Mapping[str, object]] = []
+
+    def fake(*_: object, key: Mapping[str, object], **__: object) -> Profile:
+        measured.append(key)
+        return Profile(key, job, dict(job.by_rows), 1e9)
+
+    monkeypatch.setattr(measure, "_measure", fake)
+
+    def measures_anew(*overrides: str, rows: int = 8, length: int = 16) -> bool:
+        before, nothing = len(measured), Any
+        config = configuration("vit", [*Case("vit", 1, STATIC[1], precision="float32").overrides(""), *overrides])
+        batches: list[Batch] = []
+        workload = Workload({length: 1}, length, (length,), rows, (rows,))  # type: ignore[arg-type]
+        found = measure_profile(nothing, nothing, batches=batches, workload=workload, config=config, world=ALONE)  # type: ignore[arg-type]
+        assert found.job == job
+        return len(measured) > before
+
+    assert measures_anew()
+    return measures_anew
+
+
+@pytest.mark.parametrize("override", ["train.lr=0.5", "train.epochs=9", "run.id=other", "pipe.memory_limit=1 GB"])
+def test_costs_are_read_again(override: str, measures: Callable[..., bool]) -> None:
+    assert not measures(override)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "model.name=deit_tiny_patch16_224",
+        "model.kwargs={depth: 3}",
+        "model.dropout=0.1",
+        "data.image_size=16",
+        "train.precision=bfloat16",
+        "train.optimizer=sgd",
+        "pipe.checkpoint=always",
+        "pipe.schedule=zero_bubble",
+        "pipe.units=half",
+    ],
+)
+def test_costs_of_another_job_are_not_read(override: str, measures: Callable[..., bool]) -> None:
+    assert measures(override)
+    assert not measures(override)
+    assert not measures()
+
+
+def test_costs_of_another_shape_are_not_read(measures: Callable[..., bool]) -> None:
+    assert measures(rows=4)
+    assert measures(length=32)
+
+
+@pytest.mark.parametrize("library", ["torch", "timm", "transformers"])
+def test_costs_of_another_version_are_not_read(
+    library: str, measures: Callable[..., bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = measure.version
+    monkeypatch.setattr(measure, "version", lambda name: "0.0" if name == library else version(name))
+    assert measures()
+
+
+def test_costs_of_another_device_are_not_read(measures: Callable[..., bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as other:
+        other.setattr(measure, "device_name", lambda device: "another processor")
+        assert measures()
+    with monkeypatch.context() as other:
+        other.setattr(torch, "get_num_threads", lambda: 64)
+        assert measures()
+    assert not measures()
