@@ -22,13 +22,13 @@ from pipetransformer.config import Config, TrainConfig
 from pipetransformer.data import Batch, Dataset, cache_folder
 from pipetransformer.distributed import World, device_memory, synchronize
 from pipetransformer.errors import UserError
-from pipetransformer.links import median_seconds, reduction_seconds, send_seconds
+from pipetransformer.links import between_seconds, median_seconds, reduction_seconds, send_seconds
 from pipetransformer.models import Chain
 from pipetransformer.optim import build_optimizer
 from pipetransformer.pipe.controller import schedules_of
 from pipetransformer.pipe.costs import JobCosts, Link, UnitCosts, at_length
 from pipetransformer.pipe.planner import microbatch_choices
-from pipetransformer.pipe.profile import profile_units
+from pipetransformer.pipe.profile import Microbatch, profile_units
 from pipetransformer.pipe.profile_file import Profile, file_name, load_profile, save_profile
 
 __all__ = [
@@ -169,6 +169,7 @@ def costs_key(config: Config) -> dict[str, object]:
         "optimizer": [config.train.optimizer, config.train.momentum > 0],
         "weights_apart": _weights_apart(config),
         "checkpoint": config.pipe.checkpoint,
+        "units": config.pipe.units,
     }
 
 
@@ -221,23 +222,22 @@ def _measure(
     example, modal = full_batches(batches), workload.modal_length
     chain.train()
 
-    def profile(length: int, rows: int) -> UnitCosts:
+    def microbatch(length: int, rows: int) -> Microbatch:
         ids = np.resize(example[length].ids, rows)
         raw = {key: v.to(chain.device) for key, v in dataset.inputs(ids, length=length, epoch=0).items()}
-        inputs = {key: raw[key] for key in chain.input_keys}
-        main = raw[chain.family.main_input]
-        costs = profile_units(
-            chain,
-            main,
-            inputs,
-            length=length,
-            weights_apart=_weights_apart(config),
-            recompute=config.pipe.checkpoint,
-        )
-        return _maximum(costs)
+        return Microbatch(raw[chain.family.main_input], {key: raw[key] for key in chain.input_keys}, length)
 
-    measured = {length: profile(length, workload.share) for length in workload.lengths}
-    by_rows = {rows: measured[modal] if rows == workload.share else profile(modal, rows) for rows in workload.rows}
+    shapes = [(length, workload.share) for length in workload.lengths]
+    shapes += [(modal, rows) for rows in workload.rows if rows != workload.share]
+    costs = profile_units(
+        chain,
+        [microbatch(length, rows) for length, rows in shapes],
+        weights_apart=_weights_apart(config),
+        recompute=config.pipe.checkpoint,
+    )
+    found = dict(zip(shapes, map(_maximum, costs)))
+    measured = {length: found[length, workload.share] for length in workload.lengths}
+    by_rows = {rows: found[modal, rows] for rows in workload.rows}
     parameter_bytes = tuple(
         sum(p.numel() * p.element_size() for p in chain.named_parameters([unit]).values())
         for unit in range(chain.num_units)
@@ -247,6 +247,7 @@ def _measure(
             _update_seconds_per_byte(train, chain),
             *reduction_seconds(world),
             *send_seconds(world),
+            *between_seconds(world),
             _memcpy_seconds_per_byte(),
         ],
         dtype=torch.float64,
@@ -254,7 +255,9 @@ def _measure(
     )
     dist.all_reduce(figures, op=dist.ReduceOp.MAX)
     update_s, *links, memcpy_s = figures.tolist()
-    reduction, send = (Link(round(latency * 1e9), per_byte * 1e9) for latency, per_byte in (links[:2], links[2:]))
+    reduction, send, between = (
+        Link(round(latency * 1e9), per_byte * 1e9) for latency, per_byte in zip(links[::2], links[1::2])
+    )
     states = 2 if train.optimizer == "adamw" else int(train.momentum > 0)
     job = JobCosts(
         by_rows=by_rows,
@@ -264,6 +267,8 @@ def _measure(
         send=send,
         reduction=reduction,
         num_ranks=world.size,
+        between=between if world.num_nodes > 1 else None,
+        read=Link(0, memcpy_s * 1e9),
         contention=_contention(chain, dataset, example[modal], rows=workload.share, world=world),
         recompute=config.pipe.checkpoint,
     )
@@ -279,7 +284,7 @@ def _contention(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int, worl
 
     def forward() -> None:
         with torch.no_grad():
-            chain.run(range(0, 2), raw[chain.family.main_input], inputs)
+            chain.run(range(chain.numbering.behind(1)), raw[chain.family.main_input], inputs)
 
     dist.barrier()
     together, alone = median_seconds(forward, repeats=_CONTENTION_REPEATS), 0.0

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
-from pipetransformer.analysis.parts import time_parts
+from pipetransformer.analysis.parts import Samples, time_parts
 from pipetransformer.analysis.report import PartitionReport, analyse
 from pipetransformer.errors import UserError
 from pipetransformer.graph import Graph, GraphCosts, profile_graph, trace
@@ -17,45 +17,43 @@ from pipetransformer.pipe.costs import Link
 from pipetransformer.pipe.partition import partition, smallest_limit
 from pipetransformer.zoo import ZooModel
 
-__all__ = ["analyse_model", "cut_graph", "token_ids"]
+__all__ = ["analyse_model", "cut_graph", "measured_cut"]
 
 _PROFILE_REPEATS = 7
+_TRIALS, _TRIAL_ROUNDS, _LONG_TRIAL_ROUNDS, _LONG_NS = 4, 9, 3, 2_000_000_000
 
 
 def analyse_model(
     model: ZooModel,
     *,
+    example: Tensor,
     device: torch.device,
-    batch_size: int,
-    size: int | None,
     num_stages: int,
     iterations: int,
     depth: int | None,
     recompute: bool,
     memory_limit: int | None,
     num_microbatches: int,
-    token_file: Path | None,
     link: Link,
     title: str,
     device_name: str,
 ) -> tuple[PartitionReport, Graph]:
-    """Raises UserError where the model cannot be cut so."""
+    """Args: example: a micro-batch. Raises UserError where the model cannot be cut so."""
     torch.manual_seed(0)
     module = model.build().to(device)
-    if model.kind == "tokens":
-        length = size or model.size
-        example = token_ids(batch_size, length, vocabulary_size=model.vocabulary_size, path=token_file)
-    else:
-        example = model.example(batch_size=batch_size, seed=0, size=size)
     inputs = (example.to(device),)
     graph = trace(module, inputs, depth=depth)
+    _check_stages(num_stages, num_units=graph.num_units)  # before what takes minutes
     costs = profile_graph(graph, inputs, repeats=_PROFILE_REPEATS, recompute=recompute)
-    boundaries = cut_graph(costs, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit)
+    boundaries, in_parts = measured_cut(
+        graph, inputs, costs, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit
+    )
     forward, backward = time_parts(graph, boundaries, inputs, iterations=iterations, recompute=recompute)
     report = analyse(
         graph,
         boundaries,
         costs=costs,
+        in_parts=in_parts,
         forward=forward,
         backward=backward,
         link=link,
@@ -66,6 +64,59 @@ def analyse_model(
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
     )
     return report, graph
+
+
+def measured_cut(
+    graph: Graph,
+    inputs: Sequence[Tensor],
+    costs: GraphCosts,
+    *,
+    num_stages: int,
+    link: Link,
+    recompute: bool,
+    memory_limit: int | None = None,
+) -> tuple[tuple[int, ...], GraphCosts]:
+    """The cut whose slowest part is fastest where parts really run, and the units' costs as their parts took them.
+
+    Units timed one by one take longer than in a part: each call has its price, and what they hand on leaves the caches.
+    So the parts of a cut are run, their units corrected in proportion, and cut again, until a cut comes back.
+
+    Raises:
+        UserError: see ``cut_graph``.
+    """
+    round_ns = sum(costs.forward_ns) + sum(costs.recompute_ns) + sum(costs.backward_ns)
+    rounds = _TRIAL_ROUNDS if round_ns < _LONG_NS else _LONG_TRIAL_ROUNDS
+    slowest: dict[tuple[int, ...], float] = {}
+    for _ in range(_TRIALS):
+        boundaries = cut_graph(costs, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit)
+        if boundaries in slowest:
+            break
+        forward, backward = time_parts(graph, boundaries, inputs, iterations=rounds, recompute=recompute)
+        slowest[boundaries] = max(f.median + b.median for f, b in zip(forward, backward))
+        costs = _corrected(costs, graph.stages(boundaries), forward=forward, backward=backward)
+    return min(slowest, key=lambda cut: slowest[cut]), costs
+
+
+def _corrected(
+    costs: GraphCosts, parts: Sequence[range], *, forward: Sequence[Samples], backward: Sequence[Samples]
+) -> GraphCosts:
+    """Every part's units scaled so that their sums are what the part took, forward and backward apart."""
+
+    def scaled(column: Sequence[int], taken: Sequence[Samples], within: Sequence[int]) -> tuple[int, ...]:
+        factors = [
+            samples.median * 1e6 / max(1, sum(within[part.start : part.stop])) for part, samples in zip(parts, taken)
+        ]
+        return tuple(
+            chain.from_iterable((round(column[u] * factor) for u in part) for part, factor in zip(parts, factors))
+        )
+
+    whole = [again + back for again, back in zip(costs.recompute_ns, costs.backward_ns)]
+    return replace(
+        costs,
+        forward_ns=scaled(costs.forward_ns, forward, costs.forward_ns),
+        recompute_ns=scaled(costs.recompute_ns, backward, whole),
+        backward_ns=scaled(costs.backward_ns, backward, whole),
+    )
 
 
 def cut_graph(
@@ -80,9 +131,7 @@ def cut_graph(
     Raises:
         UserError: there are fewer units than stages, or nothing fits; names what would.
     """
-    num_units = len(costs.forward_ns)
-    if num_stages > num_units:
-        raise UserError(f"--stages: {num_stages} exceeds the {num_units} units of the model; give at most {num_units}")
+    _check_stages(num_stages, num_units=len(costs.forward_ns))
     unit_ns = [sum(times) for times in zip(costs.forward_ns, costs.recompute_ns, costs.backward_ns)]
     crossing = [link.ns(sent) + link.ns(returned) for sent, returned in zip(costs.crossing_bytes, costs.returned_bytes)]
     memory = [
@@ -103,25 +152,6 @@ def cut_graph(
     raise UserError(f"--memory-limit: {memory_limit} bytes hold no cut into {num_stages} parts; give at least {least}")
 
 
-def token_ids(batch_size: int, length: int, *, vocabulary_size: int, path: Path | None) -> Tensor:
-    """Ids [batch_size, length] as words of a text fall: of the file's words by frequency, or drawn by Zipf's law."""
-    if path is None:
-        weights = 1.0 / torch.arange(1, vocabulary_size + 1)
-        drawn = torch.multinomial(
-            weights, batch_size * length, replacement=True, generator=torch.Generator().manual_seed(0)
-        )
-        return drawn.reshape(batch_size, length)
-    try:
-        words = path.read_text(encoding="utf-8").split()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UserError(f"--train-data-file: {path} cannot be read ({reason}); give a text file") from error
-    needed = batch_size * length
-    if len(words) < needed:
-        raise UserError(f"--train-data-file: {path} has {len(words)} words; {needed} are needed")
-    return torch.tensor(_by_frequency(words[:needed], vocabulary_size=vocabulary_size)).reshape(batch_size, length)
-
-
-def _by_frequency(words: Sequence[str], *, vocabulary_size: int) -> list[int]:
-    ranks = {word: rank for rank, (word, _) in enumerate(Counter(words).most_common(vocabulary_size - 1))}
-    return [ranks.get(word, vocabulary_size - 1) for word in words]
+def _check_stages(num_stages: int, *, num_units: int) -> None:
+    if num_stages > num_units:
+        raise UserError(f"--stages: {num_stages} exceeds the {num_units} units of the model; give at most {num_units}")

@@ -39,7 +39,8 @@ class PartitionReport:
     Attributes:
         sequential, parallel: theoretical times by part, from the units' own: their sum, and the longest path of units
             that need each other. real: medians of the parts run as they are; ``forward``, ``backward`` their rounds.
-        connected: (a, b) where part a sends to part b. bound: no partition of these units is balanced better.
+        connected: (a, b) where part a sends to part b. bound: no partition of these units, as they are where parts run
+            as a whole, is balanced better.
         weight_bytes: of each part. activation_bytes: what it keeps of one micro-batch until its backward; under 1F1B
             that comes K - part times. With recomputation that is what it received.
         bubble, speed_up: of a simulated 1F1B step of ``num_microbatches``, against one device with all parts.
@@ -152,6 +153,7 @@ class PartitionReport:
         for name, samples in (("forward", self.forward), ("backward", self.backward)):
             yield f"p50 and p95 of real {name} ms {_pairs((s.median, s.percentile(95)) for s in samples)}"
         yield f"real forward + backward {_by_part(both)}"
+        yield f"theoretical over real {_by_part(t / r for t, r in zip(self.sequential.both, both))}"
         yield f"real imbalance forward + backward {imbalance(both):.4f}; no cut of these units exceeds {self.bound:.4f}"
         yield f"mean over max {1 / _slowdown(both):.4f}; slowdown against perfect balance {_slowdown(both):.4f}"
         yield f"memory MB weights and gradients {_by_part(2 * n / 1e6 for n in self.weight_bytes)}"
@@ -170,6 +172,7 @@ def analyse(
     boundaries: Sequence[int],
     *,
     costs: GraphCosts,
+    in_parts: GraphCosts,
     forward: Sequence[Samples],
     backward: Sequence[Samples],
     link: Link,
@@ -179,7 +182,11 @@ def analyse(
     device: str,
     num_parameters: int,
 ) -> PartitionReport:
-    """The report of a partition whose units' ``costs`` and parts' times were measured."""
+    """The report of a partition.
+
+    Args:
+        costs: of the units one by one. in_parts: as they are where parts run as a whole. forward, backward: by part.
+    """
     stages = graph.stages(boundaries)
     edges = graph.edges(boundaries)
     sources: Mapping[int, set[int]] = {unit: set() for unit in range(graph.num_units)}
@@ -204,7 +211,7 @@ def analyse(
         num_microbatches=num_microbatches,
         latency=link.latency_ns,
     )
-    unit_both = [f + b for f, b in zip(costs.forward_ns, unit_backward)]
+    unit_both = [sum(times) for times in zip(in_parts.forward_ns, in_parts.recompute_ns, in_parts.backward_ns)]
     return PartitionReport(
         title=title,
         device=device,

@@ -1,133 +1,196 @@
-"""Measures what every unit of a chain costs on this device, for one micro-batch shape."""
+"""Measures what every unit of a chain costs on this device, for some micro-batch shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from statistics import median
+from statistics import median_low
 
 import torch
 from torch import Tensor
 
-from pipetransformer.adapter import belongs_to_parameter
+from pipetransformer.adapter import LiveBytes, belongs_to_parameter
 from pipetransformer.distributed import now_ns
 from pipetransformer.models import Chain
 from pipetransformer.pipe.costs import UnitCosts
 from pipetransformer.pipe.recompute import Recompute, kept_bytes, product_bytes
 
-__all__ = ["profile_units"]
+__all__ = ["Microbatch", "profile_units"]
 
-_LONG_NS = 350_000_000  # a profile that has taken so long is repeated no more: noise is a small part of it
+_ROUNDS, _FEWEST, _LONG_NS = 3, 2, 350_000_000  # a third round where a shape has taken less than this so far
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """What a model is timed with: its main input [rows, ...], what stem and blocks read beside it, padded length."""
+
+    main: Tensor
+    inputs: Mapping[str, Tensor]
+    length: int
 
 
 def profile_units(
-    chain: Chain,
-    main: Tensor,
-    inputs: Mapping[str, Tensor],
-    *,
-    length: int,
-    repeats: int = 3,
-    weights_apart: bool = False,
-    recompute: str = "never",
-) -> UnitCosts:
-    """Times forward and backward of every unit; all units must be held and trainable. Slow ones are repeated less.
+    chain: Chain, microbatches: Sequence[Microbatch], *, weights_apart: bool = False, recompute: str = "never"
+) -> list[UnitCosts]:
+    """Times forward and backward of every unit; all units must be held and trainable.
 
-    Weights, RNG state and buffers are left as they were; gradients are cleared.
+    Shapes take turns, a round of all after the other, so that a slow moment of the machine meets one sample of each
+    and not all of one. Weights, RNG state and buffers are left as they were; gradients are cleared.
 
     Args:
-        main: the model's main input [rows, ...]. inputs: what the stem and blocks read beside it.
         weights_apart: measure what of the backward weights take, by a backward of inputs alone; zeros otherwise.
         recompute: measure what recomputation adds, one of ``pipe.recompute.MODES``.
     """
-    forward: list[list[int]] = [[] for _ in range(chain.num_units)]
-    backward: list[list[int]] = [[] for _ in range(chain.num_units)]
-    of_inputs: list[list[int]] = [[] for _ in range(chain.num_units)]
-    again: list[list[int]] = [[] for _ in range(chain.num_units)]
-    kept: list[int] = []
-    rerun = Recompute(recompute)
-    rerun.is_last_microbatch = False
-    activation_bytes: list[int] = []
-    boundary_bytes: list[int] = []
-    devices = [chain.device] if chain.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    shapes = [_Shape(chain, batch, weights_apart=weights_apart, recompute=recompute) for batch in microbatches]
+    with torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
+        for shape in shapes:
+            shape.count_bytes()
         began = now_ns(chain.device)
-        for repeat in range(repeats + 1):
-            if repeat > 1 and now_ns(chain.device) - began > _LONG_NS:
+        for number in range(_ROUNDS):
+            if number >= _FEWEST and now_ns(chain.device) - began > _LONG_NS * len(shapes):
                 break
-            hidden = main
-            for unit in range(chain.num_units):
-                only = range(unit, unit + 1)
-                source = hidden.detach()
-                if source.is_floating_point() and unit > 0:
-                    source.requires_grad_()
-                parameters = chain.named_parameters([unit]).values()
-                for parameter in parameters:  # a step adds to gradients that are there
-                    parameter.grad = torch.zeros_like(parameter)
-                saved = _SavedBytes()
-                start = now_ns(chain.device)
-                if repeat == 0:  # the warm-up also counts bytes; hooks would disturb a timed run
-                    with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
-                        output = chain.run(only, source, inputs)
-                else:
-                    output = chain.run(only, source, inputs)
-                middle = now_ns(chain.device)
+            for shape in shapes:
+                shape.time()
+    return [shape.costs() for shape in shapes]
+
+
+class _Times:
+    """Nanoseconds by unit, round by round."""
+
+    def __init__(self, num_units: int) -> None:
+        self._rounds: list[list[int]] = [[] for _ in range(num_units)]
+
+    def add(self, unit: int, taken: int) -> None:
+        self._rounds[unit].append(taken)
+
+    def medians(self) -> tuple[int, ...]:
+        """Of two the smaller: what disturbs a process only makes it slower. 0 where nothing was timed."""
+        return tuple(median_low(times) if times else 0 for times in self._rounds)
+
+
+class _Shape:
+    """One micro-batch shape, with what was measured of it."""
+
+    def __init__(self, chain: Chain, batch: Microbatch, *, weights_apart: bool, recompute: str) -> None:
+        self._chain = chain
+        self._main = batch.main.to(chain.dtype) if batch.main.is_floating_point() else batch.main  # as in a step
+        self._inputs = batch.inputs
+        self._length = batch.length
+        self._weights_apart = weights_apart
+        self._mode = recompute
+        self._recompute = Recompute(recompute)
+        self._recompute.is_last_microbatch = False
+        self._forward, self._backward, self._of_inputs, self._recomputing, self._prefix = (
+            _Times(chain.num_units) for _ in range(5)
+        )
+        self._bytes: dict[str, list[int]] = defaultdict(list)
+
+    def count_bytes(self) -> None:
+        """A first round, which also warms up: what counts bytes would disturb a timed one."""
+        hidden = self._main
+        for unit in range(self._chain.num_units):
+            run = partial(self._chain.run, range(unit, unit + 1))
+            source, parameters = self._begin(unit, hidden)
+            saved, live = _SavedBytes(), LiveBytes()
+            with live, torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+                output = run(source, self._inputs)
+            live.peak = before = live.alive
+            with live:
                 torch.autograd.backward(output, torch.ones_like(output))
-                stop = now_ns(chain.device)
-                if repeat == 0:
-                    activation_bytes.append(saved.num_bytes)
-                    boundary_bytes.append(output.numel() * output.element_size())
-                    products = (
-                        product_bytes(partial(chain.run, only, hidden, inputs)) if recompute == "selective" else 0
-                    )
-                    entered = hidden.numel() * hidden.element_size()
-                    kept.append(kept_bytes(recompute, saved.num_bytes, entered, product_bytes=products))
+            products = product_bytes(partial(run, hidden, self._inputs)) if self._mode == "selective" else 0
+            kept = kept_bytes(self._mode, saved.num_bytes, _size(hidden), product_bytes=products)
+            counted = dict(
+                activation_bytes=saved.num_bytes, boundary_bytes=_size(output), kept_bytes=kept,
+                entering_bytes=_size(hidden), working_bytes=live.peak - before,
+            )  # fmt: skip
+            for name, num_bytes in counted.items():
+                self._bytes[name].append(num_bytes)
+            _clear(parameters)
+            hidden = output.detach()
+        self._run_prefix(counts_bytes=True)
+
+    def time(self) -> None:
+        device, hidden = self._chain.device, self._main
+        for unit in range(self._chain.num_units):
+            run = partial(self._chain.run, range(unit, unit + 1))
+            source, parameters = self._begin(unit, hidden)
+            start = now_ns(device)
+            output = run(source, self._inputs)
+            middle = now_ns(device)
+            torch.autograd.backward(output, torch.ones_like(output))
+            self._forward.add(unit, middle - start)
+            self._backward.add(unit, now_ns(device) - middle)
+            if self._mode != "never":
+                again = self._recompute(run, source, self._inputs)
+                start = now_ns(device)
+                torch.autograd.backward(again, torch.ones_like(output))
+                self._recomputing.add(unit, now_ns(device) - start)
+            if self._weights_apart and source.requires_grad:
+                output = run(source, self._inputs)
+                start = now_ns(device)
+                torch.autograd.grad(output, source, torch.ones_like(output))
+                self._of_inputs.add(unit, now_ns(device) - start)
+            _clear(parameters)
+            hidden = output.detach()
+        self._run_prefix(counts_bytes=False)
+
+    def costs(self) -> UnitCosts:
+        backward, recomputing, of_inputs = (
+            times.medians() for times in (self._backward, self._recomputing, self._of_inputs)
+        )
+        return UnitCosts(
+            rows=self._main.shape[0],
+            length=self._length,
+            forward_ns=self._forward.medians(),
+            backward_ns=backward,
+            prefix_ns=self._prefix.medians(),
+            weight_ns=tuple(
+                max(0, whole - part) if self._weights_apart else 0 for whole, part in zip(backward, of_inputs)
+            ),
+            recompute_ns=tuple(
+                max(0, both - whole) if self._mode != "never" else 0 for both, whole in zip(recomputing, backward)
+            ),
+            **{name: tuple(column) for name, column in self._bytes.items()},
+        )
+
+    def _begin(self, unit: int, hidden: Tensor) -> tuple[Tensor, Sequence[torch.nn.Parameter]]:
+        """The unit's input as a stage receives it; its parameters, with gradients to be added to, as in a step."""
+        source = hidden.detach()
+        if source.is_floating_point() and unit > 0:
+            source.requires_grad_()
+        parameters = list(self._chain.named_parameters([unit]).values())
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        return source, parameters
+
+    def _run_prefix(self, *, counts_bytes: bool) -> None:
+        """Forward of every unit as a frozen prefix runs it, timed or else the most bytes beside what enters it."""
+        device, hidden = self._chain.device, self._main
+        self._chain.train(False)
+        with torch.inference_mode():
+            for unit in range(self._chain.num_units):
+                run = partial(self._chain.run, range(unit, unit + 1), hidden, self._inputs)
+                if counts_bytes:
+                    with LiveBytes() as live:
+                        hidden = run()
+                    self._bytes["prefix_bytes"].append(live.peak)
                 else:
-                    forward[unit].append(middle - start)
-                    backward[unit].append(stop - middle)
-                    if recompute != "never":
-                        rerun_output = rerun(partial(chain.run, only), source, inputs)
-                        start = now_ns(chain.device)
-                        torch.autograd.backward(rerun_output, torch.ones_like(output))
-                        again[unit].append(now_ns(chain.device) - start - backward[unit][-1])
-                    if weights_apart and source.requires_grad:
-                        output = chain.run(only, source, inputs)
-                        start = now_ns(chain.device)
-                        torch.autograd.grad(output, source, torch.ones_like(output))
-                        of_inputs[unit].append(now_ns(chain.device) - start)
-                for parameter in parameters:
-                    parameter.grad = None  # at once: all units' gradients together may not fit
-                hidden = output
-        prefix = _time_prefix(chain, main, inputs, repeats=len(forward[0]))
-    return UnitCosts(
-        rows=main.shape[0],
-        length=length,
-        forward_ns=tuple(int(median(times)) for times in forward),
-        backward_ns=tuple(int(median(times)) for times in backward),
-        activation_bytes=tuple(activation_bytes),
-        boundary_bytes=tuple(boundary_bytes),
-        prefix_ns=prefix,
-        weight_ns=tuple(
-            max(0, int(median(whole)) - int(median(part or [0]))) if weights_apart else 0
-            for whole, part in zip(backward, of_inputs)
-        ),
-        recompute_ns=tuple(max(0, int(median(times or [0]))) for times in again),
-        kept_bytes=tuple(kept),
-    )
+                    start = now_ns(device)
+                    hidden = run()
+                    self._prefix.add(unit, now_ns(device) - start)
+        self._chain.train()
 
 
-def _time_prefix(chain: Chain, main: Tensor, inputs: Mapping[str, Tensor], *, repeats: int) -> tuple[int, ...]:
-    """Forward of every unit as a frozen prefix runs it."""
-    times: list[list[int]] = [[] for _ in range(chain.num_units)]
-    chain.train(False)
-    with torch.inference_mode():
-        for _ in range(repeats + 1):
-            hidden = main
-            for unit in range(chain.num_units):
-                start = now_ns(chain.device)
-                hidden = chain.run(range(unit, unit + 1), hidden, inputs)
-                times[unit].append(now_ns(chain.device) - start)
-    chain.train()
-    return tuple(int(median(unit_times[1:])) for unit_times in times)
+def _clear(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """At once: all units' gradients together may not fit."""
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 class _SavedBytes:
