@@ -4,8 +4,9 @@
     python benchmarks/pipeline.py [--repeats 7]
 
 Rows: a plain loop with one thread and with two, plain data parallel on 2 ranks, 1F1B on 2 ranks, and torchgpipe 0.0.7
-on two CPU "devices" of one process; all train the same ViT on the same batch without an optimizer step. "Halves" are
-the stages of 1F1B without communication, both ranks at once: M / (M + 1) of their rate is what a pipeline can reach.
+on two CPU "devices" of one process, with one thread and with two; all train the same ViT on the same batch without an
+optimizer step. "Halves" are the stages of 1F1B without communication, both ranks at once: M / (M + 1) of their rate is
+what a pipeline can reach.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
-from support.measure import save, spread
-from support.ranks import is_rank, launch
+from matplotlib.figure import Figure
+from support.measure import spread
+from support.ranks import is_rank, launch, slowest
+from support.table import write_table
+from support.torchgpipe import build_gpipe, require_torchgpipe, threads
 from torch import Tensor, nn
 
 from pipetransformer.config import load_config
@@ -43,6 +47,13 @@ JOB = (
 )
 NUM_BLOCKS, CUT, MICROBATCHES = 12, 7, (2, 4, 8)
 Round = Callable[[], None]
+WHY = (
+    "Medians [least .. most] of the rounds; ratios are of one round each. A pipeline of 2 waits for its first and its",
+    "last micro-batch, 1 / (M + 1) of its time, and smaller products are slower ones; replicas wait for one sum of",
+    "gradients alone. So where the model fits and gradients are cheap to sum, plain data parallel wins.",
+    'torchgpipe has one worker for each distinct device, and "cpu" is one: its partitions follow one another, and only',
+    "threads inside operators use the second core.",
+)
 
 
 def main() -> None:
@@ -52,6 +63,7 @@ def main() -> None:
     if is_rank():
         run(repeats=arguments.repeats)
     else:
+        require_torchgpipe()
         launch(__file__, num_ranks=2, num_threads=2)
 
 
@@ -83,34 +95,33 @@ class Bench:
         self.ownership = initial_ownership(self.chain, world)
         self.layout: Layout | None = None
         whole = build_job(config, world, lead=partial(led_by, 0)).chain  # that no transition takes apart
-        self.alone, self.gpipes = whole, {m: torchgpipe(whole, m) for m in MICROBATCHES}
+        self.alone, self.gpipes = whole, {m: gpipe_of(whole, m) for m in MICROBATCHES}
         raw = self.data.inputs(self.batches[0].ids, length=self.batches[0].length, epoch=0)
         self.inputs, self.labels = raw[whole.family.main_input], self.data.labels[self.batches[0].ids]
 
     def rows(self) -> list[tuple[str, Round]]:
         """By name what is timed; entering a layout is not."""
         rows: list[tuple[str, Round]] = [
-            ("plain loop, 1 thread", partial(self.plain, threads=1)),
-            ("plain loop, 2 threads", partial(self.plain, threads=2)),
+            ("plain loop, 1 thread", partial(self.plain, num_threads=1)),
+            ("plain loop, 2 threads", partial(self.plain, num_threads=2)),
             ("data parallel, 2 ranks", self.entered(ParallelPlan(0, 1, 2, (), 1, "1f1b", None, NUM_BLOCKS))),
         ]
         for m in MICROBATCHES:
             plan = ParallelPlan(0, 2, 1, (CUT,), m, "1f1b", None, NUM_BLOCKS)
             rows.append((f"halves without communication, M {m}", partial(self.halves, plan)))
             rows.append((f"1F1B, 2 ranks, M {m}", self.entered(plan)))
-            rows.append((f"torchgpipe, 2 devices, M {m}", partial(self.torchgpipe, m)))
+            for number in (1, 2):
+                rows.append((f"torchgpipe, 2 devices, {number} threads, M {m}", partial(self.torchgpipe, m, number)))
         return rows
 
     def time(self, action: Round) -> float:
-        """Seconds of the slower rank, after one round that is not counted."""
+        """Seconds of the slower rank: the median of two rounds, after one that is not counted."""
         seconds = []
         for _ in range(3):
             dist.barrier()
             start = perf_counter()
             action()
-            slowest = torch.tensor(perf_counter() - start, dtype=torch.float64)
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-            seconds.append(float(slowest))
+            seconds.append(slowest(perf_counter() - start))
         return median(seconds[1:])
 
     def entered(self, plan: ParallelPlan) -> Round:
@@ -145,20 +156,20 @@ class Bench:
                 torch.autograd.backward(self.objective(stage(entering), self.labels[part]))
         clear(self.alone)
 
-    def plain(self, *, threads: int) -> None:
+    def plain(self, *, num_threads: int) -> None:
         if self.world.rank == 0:
-            torch.set_num_threads(threads)
-            self.objective.begin(step=0, global_count=BATCH)
-            outputs = self.alone.run(range(NUM_BLOCKS + 2), self.inputs, {})
-            torch.autograd.backward(self.objective(outputs, self.labels))
+            with threads(num_threads):
+                self.objective.begin(step=0, global_count=BATCH)
+                outputs = self.alone.run(range(NUM_BLOCKS + 2), self.inputs, {})
+                torch.autograd.backward(self.objective(outputs, self.labels))
             clear(self.alone)
-            torch.set_num_threads(1)
         dist.barrier()
 
-    def torchgpipe(self, m: int) -> None:
+    def torchgpipe(self, m: int, num_threads: int) -> None:
         if self.world.rank == 0:
-            self.objective.begin(step=0, global_count=BATCH)
-            torch.autograd.backward(self.objective(self.gpipes[m](self.inputs), self.labels))
+            with threads(num_threads):
+                self.objective.begin(step=0, global_count=BATCH)
+                torch.autograd.backward(self.objective(self.gpipes[m](self.inputs), self.labels))
             clear(self.alone)
         dist.barrier()
 
@@ -176,12 +187,9 @@ class Unit(nn.Module):
         return self._run(hidden, {})
 
 
-def torchgpipe(chain: Chain, m: int) -> nn.Module:
-    from torchgpipe import GPipe
-
+def gpipe_of(chain: Chain, m: int) -> nn.Module:
     layers = nn.Sequential(*(Unit(chain, unit) for unit in range(chain.num_units)))
-    balance = [CUT, chain.num_units - CUT]
-    return GPipe(layers, balance=balance, devices=["cpu", "cpu"], chunks=m, checkpoint="never")
+    return build_gpipe(layers, balance=[CUT, chain.num_units - CUT], devices=["cpu", "cpu"], num_microbatches=m)
 
 
 def clear(chain: Chain) -> None:
@@ -190,24 +198,40 @@ def clear(chain: Chain) -> None:
 
 
 def tell(times: dict[str, list[float]]) -> None:
+    """A table, and which wins here."""
+    fastest = min((name for name in times if "halves" not in name), key=lambda name: median(times[name]))
     rows = []
-    fastest = min(times, key=lambda name: median(times[name]) if "halves" not in name else float("inf"))
     for name, seconds in times.items():
-        ratios = [mine / other for mine, other in zip(seconds, times[fastest])]
-        row: dict[str, object] = {"what": name, "seconds": seconds, "over the fastest": ratios}
-        line = (
-            f"{name:38} {spread(seconds)} s, {BATCH / median(seconds):6.1f} pictures/s, {spread(ratios)} of the fastest"
-        )
+        over = [mine / other for mine, other in zip(seconds, times[fastest])]
+        reached = None
         if name.startswith("1F1B"):
             m = int(name.rpartition(" ")[2])
             halves = times[f"halves without communication, M {m}"]
-            reached = [half * (m + 1) / m / mine for half, mine in zip(halves, seconds)]
-            row["of what a pipeline can reach"] = reached
-            line += f", {spread(reached)} of the halves x M / (M + 1)"
-        print(line)
-        rows.append(row)
-    print(f"fastest here: {fastest}")
-    print(f"saved {save('pipeline', rows)}")
+            reached = spread([half * (m + 1) / m / mine for half, mine in zip(halves, seconds)])
+        rows.append(
+            {
+                "what": name,
+                "ms": spread([1e3 * s for s in seconds], digits=0),
+                "pictures/s": BATCH / median(seconds),
+                "over the fastest": spread(over),
+                "of halves x M / (M + 1)": reached,
+            }
+        )
+    write_table(
+        "pipeline",
+        rows,
+        title=f"A ViT of 5.4 M parameters, {BATCH} pictures a step, forward and backward, on 2 cores",
+        notes=[f"Fastest here: {fastest}.", *WHY],
+        draw=lambda figure: draw(figure, times),
+    )
+
+
+def draw(figure: Figure, times: dict[str, list[float]]) -> None:
+    axes = figure.subplots()
+    axes.boxplot([[1e3 * s for s in seconds] for seconds in times.values()], vert=False, tick_labels=list(times))
+    axes.invert_yaxis()
+    axes.set_xlabel("ms a step")
+    axes.set_xlim(left=0)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,19 @@
 
     python benchmarks/predictor.py [--repeats 9]
 
-Costs are measured unit by unit, as the trainer does before training; then real steps of every layout are timed, round
-by round in turn. Layouts: GPipe and 1F1B, M = 2, 4, 8, recomputation never and always.
+In every round costs are measured unit by unit, as the trainer does before training, then real steps of every layout
+are timed; a ratio is of one round, so that both have seen the same machine. Medians over the rounds, with their spread.
+Layouts: GPipe and 1F1B, M = 2, 4, 8, recomputation never and always. Predictions are the planner's own, without the
+correction by static layouts that a job makes.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -19,11 +24,12 @@ from support.measure import save, spread
 from support.ranks import is_rank, launch, slowest
 
 from pipetransformer.config import Config, load_config
-from pipetransformer.data import epoch_batches
+from pipetransformer.data import Batch, cache_folder, epoch_batches
 from pipetransformer.distributed import World, close_world, init_world, led_by, synchronize
 from pipetransformer.feed import Feed
-from pipetransformer.layout import initial_ownership, move
+from pipetransformer.layout import Layout, initial_ownership, move
 from pipetransformer.measure import Workload, measure_profile
+from pipetransformer.pipe.costs import JobCosts
 from pipetransformer.pipe.objective import Objective
 from pipetransformer.pipe.planner import Constraints, best_plan, predict, unit_costs
 from pipetransformer.plan import ParallelPlan
@@ -38,6 +44,7 @@ MODEL = (
     "train.batch_size=32",
 )
 SCHEDULES, MICROBATCHES, MODES = ("gpipe", "1f1b"), (2, 4, 8), ("never", "always")
+STEPS = 3  # timed in a row
 
 
 def main() -> None:
@@ -68,85 +75,134 @@ def of_mode(config: Config, job: Job, world: World, *, mode: str, repeats: int) 
     workload = Workload.of(
         batches, global_batch_size=train.batch_size, num_ranks=2, pipeline_lengths=(1, 2), microbatches=None
     )
-    profile = measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world)
-    objective = Objective(data.kind, label_smoothing=0.0, device=world.device)
-    stepper = Stepper(job.chain, train, objective=objective, rank=world.rank, needs_norms=False)
-    ownership = initial_ownership(job.chain, world)
-    layout, rows, step = None, list[dict[str, object]](), 0
-    plans = [
-        plan_of(schedule, m, config=config, job=job, profile=profile) for schedule in SCHEDULES for m in MICROBATCHES
-    ]
-    times: dict[ParallelPlan, list[float]] = {plan: [] for plan in plans}
-    stages: dict[ParallelPlan, list[float]] = {plan: [] for plan in plans}
+    bench = Bench(job, config, batches[0], mode=mode, world=world)
+    found: dict[tuple[str, int], Rounds] = {}
     for _ in range(repeats):
-        for plan in plans:
-            layout, _ = move(
-                layout, plan, ownership=ownership, chain=job.chain, train=train, world=world, objective=objective,
-                keep_frozen_state=False, recompute=mode,
-            )  # fmt: skip
-            feed = Feed(job.chain, data, plan, rank=world.rank, store=None, num_workers=0)
-            incoming = feed.batches([batches[0]] * 4, epoch=0)
-            for number in range(4):  # the first builds the schedule
-                batch = next(incoming)
-                dist.barrier()
-                stepper.seconds = PhaseSeconds()
-                start = perf_counter()
-                stepper.run(layout, feed, batch, step=step, lr=0.0)
-                synchronize(world.device)
-                seconds, step = perf_counter() - start, step + 1
-                if number:
-                    times[plan].append(slowest(seconds))
-                    stages[plan].append(stepper.seconds.forward + stepper.seconds.backward)
-            incoming.close()
-    for plan in plans:
-        rows.append(row_of(plan, times[plan], stages[plan], config=config, profile=profile, mode=mode, world=world))
-    assert layout is not None
-    layout.close()
-    return rows
+        if world.rank == 0:  # what was measured in the round before
+            shutil.rmtree(cache_folder() / "profiles", ignore_errors=True)
+        bench.give_back()
+        costs = measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world).job
+        for layout in product(SCHEDULES, MICROBATCHES):
+            if layout not in found:
+                found[layout] = Rounds(plan_of(*layout, config=config, job=job, costs=costs), [], [], [], [])
+            rounds = found[layout]
+            step, stages = bench.time(rounds.plan)
+            predicted = predict(rounds.plan, costs=costs, global_batch_size=train.batch_size).step_seconds
+            expected = stage_seconds(rounds.plan, costs, global_batch_size=train.batch_size)
+            rounds.predicted.append(predicted)
+            rounds.real.append(step)
+            rounds.step_ratios.append(predicted / step)
+            rounds.stage_ratios.append([e / r for e, r in zip(expected, stages)])
+    bench.give_back()
+    return [row_of(rounds, mode=mode, world=world) for rounds in found.values()]
 
 
-def plan_of(schedule: str, m: int, *, config: Config, job: Job, profile) -> ParallelPlan:  # type: ignore[no-untyped-def]
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """One layout's figures, round by round."""
+
+    plan: ParallelPlan
+    predicted: list[float]
+    real: list[float]
+    step_ratios: list[float]
+    stage_ratios: list[list[float]]
+
+
+class Bench:
+    """Real steps of any plan."""
+
+    def __init__(self, job: Job, config: Config, batch: Batch, *, mode: str, world: World) -> None:
+        self._job, self._train, self._batch, self._mode, self._world = job, config.train, batch, mode, world
+        self._objective = Objective(job.datasets["train"].kind, label_smoothing=0.0, device=world.device)
+        self._stepper = Stepper(job.chain, config.train, objective=self._objective, rank=world.rank, needs_norms=False)
+        self._ownership = initial_ownership(job.chain, world)
+        self._layout: Layout | None = None
+        self._step = 0
+
+    def time(self, plan: ParallelPlan) -> tuple[float, list[float]]:
+        """Seconds of a step, the slowest rank's, and of each rank's computing: medians of some steps in a row."""
+        self._enter(plan)
+        feed = Feed(
+            self._job.chain, self._job.datasets["train"], plan, rank=self._world.rank, store=None, num_workers=0
+        )
+        incoming = feed.batches([self._batch] * (1 + STEPS), epoch=0)
+        steps, computing = list[float](), list[float]()
+        for number in range(1 + STEPS):  # the first builds the schedule
+            batch = next(incoming)
+            dist.barrier()
+            self._stepper.seconds = PhaseSeconds()
+            start = perf_counter()
+            self._stepper.run(self._layout, feed, batch, step=self._step, lr=0.0)
+            synchronize(self._world.device)
+            seconds, self._step = slowest(perf_counter() - start), self._step + 1
+            if number:
+                steps.append(seconds)
+                computing.append(self._stepper.seconds.forward + self._stepper.seconds.backward)
+        incoming.close()
+        everyone = [0.0] * self._world.size
+        dist.all_gather_object(everyone, median(computing))
+        return median(steps), everyone
+
+    def give_back(self) -> None:
+        """Every rank holds the whole model again, as measurements before training find it."""
+        if self._layout is not None:
+            self._enter(ParallelPlan(0, 1, self._world.size, (), 1, "1f1b", None, self._job.chain.num_blocks))
+            self._layout.close()
+            self._layout = None
+            self._ownership.state.clear()
+
+    def _enter(self, plan: ParallelPlan) -> None:
+        self._layout, _ = move(
+            self._layout, plan, ownership=self._ownership, chain=self._job.chain, train=self._train, world=self._world,
+            objective=self._objective, keep_frozen_state=False, recompute=self._mode,
+        )  # fmt: skip
+
+
+def plan_of(schedule: str, m: int, *, config: Config, job: Job, costs: JobCosts) -> ParallelPlan:
+    """Cut by the first round's costs."""
     constraints = Constraints(
         world_size=2, global_batch_size=config.train.batch_size, schedules=((schedule, 1),), microbatches=m,
         pipeline_lengths=(2,), memory_limit=None,
     )  # fmt: skip
     best, _ = best_plan(
-        0, cached=None, costs=profile.job, constraints=constraints, num_blocks=job.chain.num_blocks, calibration={}
+        0, cached=None, costs=costs, constraints=constraints, num_blocks=job.chain.num_blocks, calibration={}
     )
     assert best is not None
     return best.plan
 
 
-def row_of(plan, times, stages, *, config, profile, mode, world) -> dict[str, object]:  # type: ignore[no-untyped-def]
-    unit = unit_costs(plan, profile.job, global_batch_size=config.train.batch_size)
-    expected = [
+def stage_seconds(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int) -> list[float]:
+    """What each stage computes in a step, as the units' costs say."""
+    unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
+    return [
         plan.num_microbatches
         * sum(unit.forward_ns[u] + unit.backward_ns[u] + unit.recompute_ns[u] for u in plan.stage_units(stage))
         / 1e9
-        for stage in range(2)
+        for stage in range(plan.num_stages)
     ]
-    everyone = [stages] * 2
-    dist.all_gather_object(everyone, stages)
-    prediction = predict(plan, costs=profile.job, global_batch_size=config.train.batch_size)
-    row = {
+
+
+def row_of(rounds: Rounds, *, mode: str, world: World) -> dict[str, object]:
+    plan = rounds.plan
+    by_stage = [list(ratios) for ratios in zip(*rounds.stage_ratios)]
+    if world.rank == 0:
+        print(
+            f"{plan.schedule:6} M {plan.num_microbatches} {mode:7} step {spread([1e3 * t for t in rounds.real])} ms, "
+            f"predicted over real: step {spread(rounds.step_ratios)}, stages {', '.join(map(spread, by_stage))}",
+            flush=True,
+        )
+    return {
         "schedule": plan.schedule,
         "M": plan.num_microbatches,
         "checkpoint": mode,
         "boundaries": plan.boundaries,
-        "predicted_step_s": prediction.step_seconds,
-        "real_step_s": times,
-        "step_ratio": prediction.step_seconds / median(times),
-        "stage_ratio": [expected[stage] / median(everyone[stage]) for stage in range(2)],
-        "bubble": prediction.bubble,
+        "predicted_step_s": rounds.predicted,
+        "real_step_s": rounds.real,
+        "step_ratio": median(rounds.step_ratios),
+        "stage_ratio": [median(ratios) for ratios in by_stage],
+        "step_ratios": rounds.step_ratios,
+        "stage_ratios": by_stage,
     }
-    if world.rank == 0:
-        ratios = ", ".join(f"{ratio:.3f}" for ratio in row["stage_ratio"])
-        print(
-            f"{plan.schedule:6} M {plan.num_microbatches} {mode:7} step {spread([1e3 * t for t in times])} ms, "
-            f"predicted over real: step {row['step_ratio']:.3f}, stages {ratios}",
-            flush=True,
-        )
-    return row
 
 
 if __name__ == "__main__":

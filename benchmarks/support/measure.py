@@ -42,10 +42,10 @@ def spread(values: Sequence[float], *, digits: int = 3) -> str:
     return f"{median(values):.{digits}f} [{low:.{digits}f} .. {high:.{digits}f}]"
 
 
-def save(name: str, rows: Sequence[Mapping[str, object]]) -> Path:
-    """Writes ``results/NAME.json``: the rows, and the environment beside them."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def save(name: str, rows: Sequence[Mapping[str, object]], *, folder: Path = RESULTS) -> Path:
+    """Writes ``FOLDER/NAME.json``: the rows, and the environment beside them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
     return path
 

@@ -22,9 +22,15 @@ Row = Mapping[str, str | int | float | None]
 
 
 def write_table(
-    name: str, rows: Sequence[Row], *, title: str, notes: Sequence[str] = (), draw: Callable[[Figure], None]
+    name: str,
+    rows: Sequence[Row],
+    *,
+    title: str,
+    notes: Sequence[str] = (),
+    draw: Callable[[Figure], None],
+    folder: Path = RESULTS,
 ) -> Path:
-    """Prints the table and writes ``results/NAME.csv``, ``.txt``, ``.png`` and ``.json`` (rows and environment).
+    """Prints the table and writes ``FOLDER/NAME.csv``, ``.txt``, ``.png`` and ``.json`` (rows and environment).
 
     Args:
         name: as in ``pipetransformer bench NAME``.
@@ -37,7 +43,7 @@ def write_table(
     columns = list(rows[0])
     text = text_of(columns, rows, title=title, notes=notes)
     print(text)
-    base: Path = save(name, rows).with_suffix("")
+    base: Path = save(name, rows, folder=folder).with_suffix("")
     with base.with_suffix(".csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, columns)
         writer.writeheader()
@@ -48,7 +54,7 @@ def write_table(
     figure.suptitle(title)
     figure.savefig(base.with_suffix(".png"), dpi=120)
     plt.close(figure)
-    print(f"written to {RESULTS.name}/{base.name}.csv, .txt, .png and .json")
+    print(f"written to {base}.csv, .txt, .png and .json")
     return base.with_suffix(".txt")
 
 

@@ -68,6 +68,11 @@ class GradientReducer:
             bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
             self._next += 1
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of gradient that a step sums."""
+        return sum(bucket.flat.nbytes for bucket in self._buckets)
+
     def begin(self, *, num_microbatches: int) -> None:
         """Clears the gradients before a step of ``num_microbatches`` backward passes."""
         if self._group is None:

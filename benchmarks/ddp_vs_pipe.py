@@ -1,0 +1,299 @@
+"""DDP beside Pipe+DDP, as PipeTransformer tabled it: largest batch, memory, images/s; and its all-frozen probe.
+
+    python benchmarks/ddp_vs_pipe.py [--scale small|full] [--ranks-per-node 2] [--nodes 2] [--repeats 7]
+
+Published: ../shared/reference/pipetransformer_experiments.md, pipelines of 3 and of 4 GPUs on 2 machines. Here all
+ranks are on this machine. DDP is torch's own at its best settings, "our plan" the trainer's own data parallelism, and
+Pipe+DDP the trainer's pipelines (1F1B) as its planner cuts them. Every figure is one of fresh ranks; those of a table
+take turns, round by round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from support.ddp_vs_pipe import DDP, Frozen, Line, Shape, probe_table, speed_table
+from support.fresh import FreshRanks
+from support.measure import RESULTS
+from support.methods import Bench, Method
+from support.trials import Probe, Trial, measure_costs, probe_frozen
+
+from pipetransformer.arguments import Parser, count
+from pipetransformer.cli import run_guarded
+from pipetransformer.config import load_config
+from pipetransformer.errors import UserError
+from pipetransformer.pipe.costs import JobCosts
+from pipetransformer.pipe.planner import Constraints, best_plan
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.quantities import parse_num_bytes
+
+CONFIG = Path(__file__).resolve().parent.parent / "config" / "train_config_digits_no_freeze.yaml"
+OUR_PLAN, PIPE = "our plan, pp 1", "Pipe+DDP"
+CHUNKS = {3: (4,), 4: (8,)}
+"""Of the original by ranks of a machine; other pipelines are tried with both."""
+STEP_ROWS = 4
+"""Batches are tried in steps of so many samples a rank: the original's are 4 (DDP) and about 3 to 5 (Pipe) apart."""
+DDP_BUCKETS_MB = (1, 8, 25)
+"""Of which the fastest is DDP's setting; 25 is torch's default."""
+TUNING_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What is trained.
+
+    Attributes:
+        job: overrides of ``CONFIG``. num_blocks: of its model. ranks_per_node: of each table.
+        memory: of a rank, where no GPU sets the limit. most_rows: samples a rank beyond which no batch is tried.
+        probed: batches of a machine, all blocks frozen. steps: in a measurement.
+    """
+
+    job: tuple[str, ...]
+    num_blocks: int
+    ranks_per_node: tuple[int, ...]
+    memory: str
+    most_rows: int
+    probed: tuple[int, ...]
+    steps: int
+
+
+SCALES = {
+    # 32 x 32 pictures in patches of 4: 65 tokens, 0.4 M parameters
+    "small": Scale(
+        job=("model.kwargs={patch_size: 4, embed_dim: 64, depth: 8, num_heads: 4}", "data.image_size=32"),
+        num_blocks=8,
+        ranks_per_node=(2,),
+        memory="80 MB",
+        most_rows=512,
+        probed=(16, 80),
+        steps=2,
+    ),
+    "full": Scale(
+        job=(
+            *("model.name=vit_base_patch16_224", "model.kwargs={in_chans: 3}", "data.image_size=224"),
+            *("train.optimizer=sgd", "data.num_workers=2"),
+        ),
+        num_blocks=12,
+        ranks_per_node=(3, 4),
+        memory="16 GB",
+        most_rows=4096,
+        probed=(64, 320),
+        steps=5,
+    ),
+}
+
+
+def main() -> None:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    on_gpu = torch.cuda.is_available()
+    parser.add_argument("--scale", choices=SCALES, default="full" if on_gpu else "small")
+    parser.add_argument("--ranks-per-node", type=count, help="length of a pipeline; as the scale says without it")
+    parser.add_argument("--nodes", type=count, default=2, help="simulated machines, each one pipeline")
+    parser.add_argument("--chunks", type=count, nargs="+", metavar="M", help="the original's without it")
+    parser.add_argument("--memory-per-rank", type=num_bytes, help='such as "150 MB"; a GPU says itself what it holds')
+    parser.add_argument("--largest-batch", type=count, help="no larger global batch is tried")
+    parser.add_argument("--repeats", type=count, default=7)
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results (default: beside it)")
+    arguments = parser.parse_args()
+    scale = SCALES[arguments.scale]
+    lengths = (arguments.ranks_per_node,) if arguments.ranks_per_node else scale.ranks_per_node
+    shapes = [Shape(length, arguments.nodes) for length in lengths]
+    for shape in shapes:
+        check(shape, arguments, scale)
+    memory = arguments.memory_per_rank or (None if on_gpu else parse_num_bytes(scale.memory))
+    with FreshRanks.ready() as ranks:
+        bench = Bench(ranks, memory)
+        for shape in shapes:
+            tell_speed(bench, shape, arguments, scale)
+        tell_frozen(bench, shapes[0], arguments, scale)
+
+
+def num_bytes(text: str) -> int:
+    try:
+        number = parse_num_bytes(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f'{text} is not allowed; give a size such as "150 MB"')
+    return number
+
+
+def check(shape: Shape, arguments: argparse.Namespace, scale: Scale) -> None:
+    """Raises UserError."""
+    num_units = scale.num_blocks + 2
+    if not 2 <= shape.ranks_per_node <= num_units:
+        raise UserError(
+            f"--ranks-per-node: a pipeline of {shape.ranks_per_node} is not allowed; give 2 to {num_units}, which are "
+            "the model's stem, blocks and head"
+        )
+    for m in chunks_of(shape, arguments):
+        if m < shape.ranks_per_node:
+            raise UserError(f"--chunks: {m} do not fill a pipeline of {shape.ranks_per_node}; give at least as many")
+    largest, step = arguments.largest_batch, max(step_of(shape, m) for m in chunks_of(shape, arguments))
+    if largest is not None and largest < step:
+        raise UserError(f"--largest-batch: {largest} is less than one step of {step}; give at least {step}")
+    num_gpus = torch.cuda.device_count()
+    if torch.cuda.is_available() and num_gpus < shape.world_size:
+        raise UserError(
+            f"--ranks-per-node: {shape} ranks need as many GPUs and this machine has {num_gpus}; give fewer, or set "
+            "CUDA_VISIBLE_DEVICES= to run on the CPU"
+        )
+
+
+def chunks_of(shape: Shape, arguments: argparse.Namespace) -> tuple[int, ...]:
+    if arguments.chunks:
+        return tuple(dict.fromkeys(arguments.chunks))
+    usual = CHUNKS.get(shape.ranks_per_node, (4, 8))
+    return tuple(m for m in usual if m >= shape.ranks_per_node) or (2 * shape.ranks_per_node,)
+
+
+def step_of(shape: Shape, num_microbatches: int) -> int:
+    return math.lcm(STEP_ROWS * shape.world_size, shape.nodes * num_microbatches)
+
+
+def methods_of(bench: Bench, shape: Shape, arguments: argparse.Namespace, scale: Scale) -> list[Method]:
+    """DDP, ours without a pipeline, and a pipeline for every M."""
+    config = load_config(CONFIG, scale.job)
+    together = ParallelPlan(0, 1, shape.world_size, (), 1, "1f1b", None, scale.num_blocks)
+    trial = Trial(config, together, ddp_bucket_mb=None, batch=STEP_ROWS * shape.world_size, steps=scale.steps)
+    (costs, *_) = bench.ranks.run(measure_costs, trial, num_ranks=shape.world_size)
+    ddp = replace(trial, ddp_bucket_mb=DDP_BUCKETS_MB[-1])
+    methods = [Method(DDP, ddp, trial.batch), Method(OUR_PLAN, trial, trial.batch)]
+    for m in chunks_of(shape, arguments):
+        step = step_of(shape, m)
+        plan, bubble = planned(costs, shape, m, batch=step, num_blocks=scale.num_blocks)
+        methods.append(Method(PIPE, replace(trial, plan=plan, batch=step), step, bubble))
+    return methods
+
+
+def planned(costs: JobCosts, shape: Shape, m: int, *, batch: int, num_blocks: int) -> tuple[ParallelPlan, float]:
+    """The planner's cut into pipelines of a machine's ranks, and the share of a step in which they wait."""
+    constraints = Constraints(
+        world_size=shape.world_size, global_batch_size=batch, schedules=(("1f1b", 1),), microbatches=m,
+        pipeline_lengths=(shape.ranks_per_node,), memory_limit=None,
+    )  # fmt: skip
+    best, _ = best_plan(0, cached=None, costs=costs, constraints=constraints, num_blocks=num_blocks, calibration={})
+    assert best is not None, constraints
+    return best.plan, best.bubble
+
+
+def tell_speed(bench: Bench, shape: Shape, arguments: argparse.Namespace, scale: Scale) -> None:
+    methods = methods_of(bench, shape, arguments, scale)
+    most = arguments.largest_batch or scale.most_rows * shape.world_size
+    found = {method: bench.largest(method, most=most) for method in methods}
+    common = math.lcm(*(method.step for method in methods))
+    equal = max(common, min(batch for batch, _ in found.values()) // common * common)
+    ddp, bucket_mb = tuned(bench, methods[0], batch=equal, repeats=min(TUNING_ROUNDS, arguments.repeats))
+    found = {ddp if method is methods[0] else method: batches for method, batches in found.items()}
+    bench.peaks |= {(ddp, batch): peak for (method, batch), peak in bench.peaks.items() if method is methods[0]}
+    at_largest = [(method, batch) for method, (batch, _) in found.items() if batch]
+    at_equal = [(method, equal) for method in found]
+    rates = bench.rates([*dict.fromkeys([*at_largest, *at_equal])], repeats=arguments.repeats)
+
+    def line(block: str, method: Method, batch: int, *, fits: bool) -> Line:
+        return Line(
+            block, method.name, method.chunks, method.bubble, replicas=method.trial.plan.dp, batch=batch, fits=fits,
+            peak_bytes=bench.peaks.get((method, batch)),
+            images_per_second=tuple(rates.get((method, batch), ())) if fits else (),
+        )  # fmt: skip
+
+    lines = []
+    for method, (batch, too_large) in found.items():
+        lines += [line("largest", method, too_large, fits=False)] if too_large is not None else []
+        lines += [line("largest", method, batch, fits=True)] if batch else []
+    lines += [
+        line("equal", method, batch, fits=(method, batch) in rates and bench.holds(method, batch))
+        for method, batch in at_equal
+    ]
+    speed_table(
+        lines,
+        shape=shape,
+        device=device_name(),
+        scale=arguments.scale,
+        folder=arguments.output,
+        notes=[*memory_notes(bench.memory, most=most), ddp_note(bucket_mb), where(shape), plans_note(found)],
+    )
+
+
+def tuned(bench: Bench, ddp: Method, *, batch: int, repeats: int) -> tuple[Method, int]:
+    """DDP with the buckets that are fastest at this batch."""
+    candidates = [replace(ddp, trial=replace(ddp.trial, ddp_bucket_mb=bucket_mb)) for bucket_mb in DDP_BUCKETS_MB]
+    rates = bench.rates([(candidate, batch) for candidate in candidates], repeats=repeats)
+    best = max(candidates, key=lambda candidate: median(rates.get((candidate, batch), (0.0,))))
+    assert best.trial.ddp_bucket_mb is not None
+    return best, best.trial.ddp_bucket_mb
+
+
+def tell_frozen(bench: Bench, shape: Shape, arguments: argparse.Namespace, scale: Scale) -> None:
+    num_blocks, found = scale.num_blocks, dict[tuple[int, str], list[Probe]]()
+    for number in range(arguments.repeats):
+        for batch in scale.probed:
+            for prefix, cached in (("computed", None), ("cached", num_blocks)):
+                plan = ParallelPlan(num_blocks, 1, shape.world_size, (), 1, "1f1b", cached, num_blocks)
+                trial = Trial(load_config(CONFIG, scale.job), plan, None, batch * shape.nodes, scale.steps)
+                probes = bench.ranks.run(probe_frozen, trial, num_ranks=shape.world_size)
+                found.setdefault((batch, prefix), []).append(probes[0])
+        print(f"all blocks frozen, round {number + 1} of {arguments.repeats}", flush=True)
+    rows = [
+        Frozen(
+            batch,
+            batch * shape.nodes,
+            prefix,
+            seconds=tuple(probe.seconds for probe in probes),
+            data=tuple(probe.data for probe in probes),
+            forward=tuple(probe.forward for probe in probes),
+            backward=tuple(probe.backward for probe in probes),
+            reduced_bytes=probes[0].reduced_bytes,
+        )
+        for (batch, prefix), probes in found.items()
+    ]
+    probe_table(
+        rows,
+        shape=shape,
+        device=device_name(),
+        scale=arguments.scale,
+        folder=arguments.output,
+        notes=[where(shape)],
+    )
+
+
+def device_name() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def where(shape: Shape) -> str:
+    return f"Machines are simulated: all {shape.world_size} ranks are on this one, one thread each."
+
+
+def memory_notes(memory: int | None, *, most: int) -> list[str]:
+    ends = f"Batches above {most:,} are not tried."
+    if memory is None:
+        return [f"MB a rank: the GPU's peak in a step. Out of memory is the GPU's own error. {ends}"]
+    return [
+        "MB a rank: the peak of the fullest rank in its first steps, over what it held without the model "
+        f"({'on the GPU' if torch.cuda.is_available() else 'resident memory of its process'}). Out of memory is a peak "
+        f"above the budget of {memory / 1e6:,.0f} MB (--memory-per-rank): nothing failed. {ends}",
+    ]
+
+
+def ddp_note(bucket_mb: int) -> str:
+    tried = ", ".join(map(str, DDP_BUCKETS_MB))
+    return (
+        f"DDP: static_graph, gradient_as_bucket_view, buckets of {bucket_mb} MB (the fastest of "
+        f"{tried} at the equal batch). All methods have the same optimizer, data and loss."
+    )
+
+
+def plans_note(methods: dict[Method, tuple[int, int | None]]) -> str:
+    cuts = [f"M {m.chunks} before units {list(m.trial.plan.boundaries)}" for m in methods if m.name == PIPE]
+    return f"The planner cuts (0 is the stem, then the blocks): {', '.join(cuts)}. Schedule: 1F1B, no recomputation."
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(main))

@@ -1,0 +1,316 @@
+"""What the tables of torchgpipe's benchmarks claim: rows, files, the graphs that they train, mistakes in one line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from ranks import RankPool
+from scipy.stats import ttest_ind
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+import amoebanet_memory
+import amoebanet_speed
+import resnet101_accuracy
+import resnet101_speed
+from support.fresh import OutOfMemory
+from support.graphs import GraphBench, Setting, time_rounds
+from support.speed import Published, SpeedTable, equal_settings, own_settings, rows_of
+from support.table import write_table
+
+from pipetransformer.cli import run_guarded
+from pipetransformer.data.images import ImageDataset
+from pipetransformer.data.prepared import Prepared
+from pipetransformer.distributed import World
+from pipetransformer.zoo import zoo_model
+
+RESNET_SPEED, AMOEBANET_SPEED = (
+    partial(table.main, "not started", description="") for table in (resnet101_speed.TABLE, amoebanet_speed.TABLE)
+)
+SPEED = [resnet101_speed.TABLE, amoebanet_speed.TABLE]
+TINY = zoo_model("resnet101")
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", SPEED, ids=lambda table: table.name)
+@pytest.mark.parametrize("scale", ["small", "full"])
+def test_rows_are_the_originals_and_micro_batches_are_whole(table: SpeedTable, scale: str) -> None:
+    size = table.sizes[scale]
+    equal, own = equal_settings(table.settings, size), own_settings(table.settings, size)
+    names = [setting.name for setting in table.settings]
+    assert [s.name for s in equal] == [s.name for s in own] == list(table.published) == names
+    assert len({setting.batch_size for setting in equal}) == 1
+    assert all(setting.rows * setting.num_microbatches == setting.batch_size for setting in [*equal, *own])
+    for setting, original in zip(own, table.settings):
+        assert setting.checkpoint == original.checkpoint
+        if size.divisor == 1:
+            assert setting.num_microbatches == original.num_microbatches
+            assert abs(setting.batch_size - original.batch_size) < original.num_microbatches
+
+
+@pytest.mark.parametrize("table", SPEED, ids=lambda table: table.name)
+def test_published_speedups_are_those_of_the_published_rates(table: SpeedTable) -> None:
+    first = table.published[table.settings[0].name]
+    for published in table.published.values():
+        assert published.samples_per_s / first.samples_per_s == pytest.approx(published.speedup, abs=6e-4)
+
+
+def test_speedups_are_paired_by_round_and_rows_that_cannot_run_are_kept() -> None:
+    settings = [Setting("naive-1", 1, 8), Setting("pipeline-2", 2, 16, 2), Setting("pipeline-8", 8, 16, 2)]
+    published = {setting.name: Published(1.0, 1.0) for setting in settings}
+    timed = list(zip(settings, [[1.0, 2.0, 4.0], [2.0, 2.0, 4.0], None]))
+    first, second, third = rows_of(timed, batch="equal", published=published, world_size=2)
+    assert (first["samples/s"], first["slowest"], first["fastest"]) == (4.0, 2.0, 8.0)
+    assert second["speed-up"] == 2.0  # of 1, 2 and 2; of the medians it would be 8 / 4 alone
+    assert (third["samples/s"], third["note"], third["published speed-up"]) == (None, "needs 8 ranks", 1.0)
+
+
+def test_a_table_is_four_files_that_agree(tmp_path: Path) -> None:
+    rows = [{"what": "one", "figure": 1.5, "note": None}, {"what": "two", "figure": None, "note": "needs 8 GPUs"}]
+    figures: list[Figure] = []
+    text = write_table("name", rows, title="Title", notes=["A note."], draw=figures.append, folder=tmp_path / "new")
+    lines = text.read_text().splitlines()
+    assert lines[0] == "Title" and "A note." in lines
+    assert any(line.split() == ["one", "1.5", "-"] for line in lines)
+    assert any(line.split() == ["two", "-", "needs", "8", "GPUs"] for line in lines)
+    with text.with_suffix(".csv").open() as file:
+        assert list(csv.DictReader(file))[1] == {"what": "two", "figure": "", "note": "needs 8 GPUs"}
+    kept = json.loads(text.with_suffix(".json").read_text())
+    assert kept["rows"] == rows and "torch" in kept["environment"]
+    assert text.with_suffix(".png").read_bytes().startswith(b"\x89PNG") and len(figures) == 1
+
+
+@pytest.mark.parametrize("name", list(amoebanet_memory.PUBLISHED))
+def test_models_of_the_memory_table_are_those_that_were_published(name: str) -> None:
+    model = amoebanet_memory.SIZES["full"].models[name]
+    shape, parameters, memory, _ = amoebanet_memory.PUBLISHED[name]
+    number = model.num_parameters
+    assert str(model) == shape
+    assert parameters in (f"{number / 1e6:.0f}M", f"{number / 1e9:.2f}B")
+    if name != "pipeline-2":  # see the table's notes
+        assert memory == f"{12 * number / 2**30:.2f}GB"
+
+
+class FakeRanks:
+    """Answers as devices that hold 60 bytes of activations a parameter; a large model alone runs out of memory."""
+
+    def run(self, function: object, job: amoebanet_memory.Job, *, num_ranks: int) -> list[amoebanet_memory.Held]:
+        if job.model.filters > 64 and num_ranks == 1:
+            raise OutOfMemory
+        share = job.model.num_parameters // num_ranks
+        return [amoebanet_memory.Held(share, 60 * share)] * num_ranks
+
+
+def test_rows_that_run_out_of_memory_are_kept_and_named(tmp_path: Path) -> None:
+    """The limit holds the largest model that one device has the memory for, and no more."""
+    size = amoebanet_memory.SIZES["small"]
+    number = size.models["pipeline-1"].num_parameters
+    limit = 72 * number
+    bench = amoebanet_memory.Bench(size, FakeRanks(), most_ranks=4, limit=limit)  # type: ignore[arg-type]
+    rows = [bench.row(setting) for setting in amoebanet_memory.settings(size)]
+    naive, one, two, four, eight = rows
+    assert one["note"] is None and one["largest that fits"] == naive["largest that fits"] == "(1, 64)"
+    assert one["largest device MiB"] == 72 * number / 2**20 and one["peak activations MiB"] == 60 * number / 2**20
+    assert (eight["note"], eight["parameters"]) == ("needs 8 ranks", size.models["pipeline-8"].num_parameters)
+    for row, setting in zip((two, four), (2, 4)):
+        beyond = size.models[str(row["experiment"])].num_parameters // setting * 72 > limit
+        assert (row["note"] == "out of memory: beyond --device-memory") == beyond
+    unlimited = amoebanet_memory.Bench(size, FakeRanks(), most_ranks=8, limit=None)  # type: ignore[arg-type]
+    alone = unlimited.row(Setting("pipeline-2", 1, 8, 8))
+    assert (alone["note"], alone["peak activations MiB"]) == ("out of memory", None)
+    text = write_table("m", rows, title="T", draw=lambda to: amoebanet_memory.draw(to, rows), folder=tmp_path)
+    assert "needs 8 ranks" in text.read_text()
+
+
+# ---- graphs ----------------------------------------------------------------------------------------------------------
+
+
+def bench_of(world: World) -> GraphBench:
+    build = partial(TINY.build, **TINY.small)
+    return GraphBench(world, build=build, image_size=TINY.small_input["size"], num_classes=10)
+
+
+def trained_alike(world: World) -> set[str]:
+    """Parameters of this rank's stage that two steps of a pipeline bring where two of the model itself do."""
+    bench = bench_of(world)
+    naive = bench.step(Setting("naive-1", 1, 4, checkpoint=None))
+    pipeline = bench.step(Setting("pipeline-2", 2, 4, 1))
+    found: list[dict[str, torch.Tensor]] = []
+    for step in (naive, pipeline):
+        bench.reset(seed=0)
+        for _ in range(2):
+            if step is not None:
+                step()
+        found.append({name: p.detach().clone() for name, p in bench.model.named_parameters()})
+        if step is naive:
+            torch.distributed.broadcast_object_list(found, src=0)
+    bench.reset(seed=0)
+    start = dict(bench.model.named_parameters())
+    own = {name for name, new in found[1].items() if not torch.equal(new, start[name])}
+    # Two steps in float32; a weight of which nothing is left but rounding would differ by all of itself.
+    return {
+        name for name in own if float((found[1][name] - found[0][name]).abs().max()) < 1e-4 * found[0][name].abs().max()
+    }
+
+
+def test_a_pipeline_of_one_micro_batch_trains_as_the_model_itself(ranks: RankPool) -> None:
+    first, second = ranks.run(2, trained_alike)
+    names = {name for name, _ in TINY.build(**TINY.small).named_parameters()}
+    assert first and second and not first & second and first | second == names
+
+
+def timed(world: World) -> tuple[list[int], list[list[float]]]:
+    bench = bench_of(world)
+    settings = [Setting("naive-1", 1, 4, checkpoint=None), Setting("pipeline-2", 2, 4, 2)]
+    calls = [0, 0]
+
+    def counted(row: int, setting: Setting) -> None:
+        calls[row] += 1
+        step = steps[row]
+        assert step is not None
+        step()
+
+    steps = [bench.step(setting) for setting in settings]
+    rows = [step and partial(counted, row, setting) for row, (step, setting) in enumerate(zip(steps, settings))]
+    return calls, time_rounds(rows, repeats=2, device=world.device)
+
+
+def test_every_row_is_timed_in_every_round_on_its_own_ranks(ranks: RankPool) -> None:
+    (calls, seconds), (calls_of_1, seconds_of_1), (calls_of_2, _) = ranks.run(3, timed)
+    assert [calls, calls_of_1, calls_of_2] == [[3, 3], [0, 3], [0, 0]]
+    assert seconds == seconds_of_1 and [len(row) for row in seconds] == [2, 2]
+    assert all(second > 0 for row in seconds for second in row)
+
+
+# ---- accuracy --------------------------------------------------------------------------------------------------------
+
+
+def test_the_learning_rate_is_the_originals() -> None:
+    """At batch 1,024: 4 epochs of warm-up from 0.1 to 0.4, then a tenth at 30, 60 and 80 of 90 epochs."""
+    rate = partial(resnet101_accuracy.learning_rate, multiplier=4.0)
+    at = {0: 0.1, 2: 0.25, 4: 0.4, 29: 0.4, 31: 0.04, 61: 0.004, 81: 0.0004}
+    assert {epoch: rate(epoch / 90) for epoch in at} == pytest.approx(at)
+    assert resnet101_accuracy.learning_rate(0.2, multiplier=0.5) == pytest.approx(0.1)
+
+
+def test_within_noise_is_what_welchs_test_says() -> None:
+    random = np.random.default_rng(0)
+    told = []
+    for _ in range(200):
+        mine, others = random.normal(0, 1, 3).tolist(), random.normal(random.choice([0, 4]), 2, 4).tolist()
+        compared = resnet101_accuracy.compare(mine, others)
+        assert compared is not None
+        assert compared.is_noise == (ttest_ind(mine, others, equal_var=False).pvalue >= 0.05)
+        told.append(compared.is_noise)
+    assert 20 < sum(told) < 180
+    assert resnet101_accuracy.compare([1.0], [1.0, 2.0]) is None
+    same = resnet101_accuracy.compare([1.0, 1.0], [1.0, 1.0])
+    assert same is not None and same.is_noise
+
+
+def trials(world: World) -> tuple[dict[str, list[float]], float]:
+    """Errors of all rows, and the largest difference between weights of 2 replicas and of 2 micro-batches."""
+    arrays = {
+        "pictures": np.random.default_rng(0).integers(0, 256, (24, 3, 32, 32), dtype=np.uint8),
+        "labels": np.arange(24) % 3,
+    }
+    pictures = resnet101_accuracy._PICTURES
+    train = ImageDataset(Prepared(arrays, ""), preprocessing=pictures, seed=0)
+    held_out = ImageDataset(
+        Prepared({name: array[:11] for name, array in arrays.items()}, ""), preprocessing=pictures, seed=None
+    )
+    settings = (
+        Setting("dataparallel-256", 2, 8, checkpoint=None),
+        Setting("pipeline-256", 2, 8, 2),
+        Setting("pipeline-1k", 8, 8, 2),
+    )
+    build = partial(resnet101_accuracy._resnet, stride=2, layers=(1, 1, 1, 1), channels=(8, 8, 8, 8))
+    size = resnet101_accuracy.Size(
+        "tiny", build, settings, base_batch=8, epochs=1, train_samples=None, eval_samples=None
+    )
+    trial = resnet101_accuracy.Trials(world, size, {"train": train, "eval": held_out})
+    errors = trial.run(num_seeds=2)
+    trial._data_parallel(settings[0], seed=0)
+    replicas = {name: p.detach().clone() for name, p in trial._bench.model.named_parameters()}
+    trial._pipelined(settings[1], seed=0)
+    pipeline = trial._bench.pipeline(settings[1])
+    assert pipeline is not None
+    mine = [(name, p) for stage in pipeline.stages for name, p in stage.named_parameters()]
+    assert 0 < len(mine) < len(replicas)
+    return errors, max(float((p - replicas[name]).abs().max() / p.abs().max()) for name, p in mine)
+
+
+def test_two_micro_batches_train_the_weights_of_two_replicas(ranks: RankPool) -> None:
+    """Both normalise by the same halves of the batch, and the gradient is the mean of both."""
+    (errors, difference), (errors_of_1, difference_of_1) = ranks.run(2, trials)
+    assert errors == errors_of_1 and errors.keys() == {"dataparallel-256", "pipeline-256"}
+    assert all(len(runs) == 2 and all(0 <= run <= 100 for run in runs) for runs in errors.values())
+    # Three steps in float32, whose sums have another order in the two.
+    assert max(difference, difference_of_1) < 1e-3
+
+
+def test_a_row_outside_noise_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    size = resnet101_accuracy.SIZES["small"]
+    errors = {
+        "dataparallel-256": [80.0, 80.5, 81.0],
+        "pipeline-256": [80.2, 80.6, 80.7],
+        "pipeline-4k": [90.0, 91, 90.5],
+    }
+    splits = {"train": range(100), "eval": range(10)}
+    resnet101_accuracy.tell(errors, size, world_size=2, num_seeds=3, splits=splits, to=tmp_path)  # type: ignore[arg-type]
+    told = (tmp_path / "resnet101-accuracy.txt").read_text()
+    assert "Not within noise: pipeline-4k." in told and "needs 8 ranks" in told
+    with (tmp_path / "resnet101-accuracy.csv").open() as file:
+        rows = {row["experiment"]: row for row in csv.DictReader(file)}
+    assert [rows[name]["within noise"] for name in resnet101_accuracy.PAIRS] == ["yes", "", "no"]
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "line"),
+    [
+        (RESNET_SPEED, ["--scale", "big"], "argument --scale: invalid choice: 'big'"),
+        (AMOEBANET_SPEED, ["--repeats", "0"], "argument --repeats: 0 is not allowed"),
+        (amoebanet_memory.main, ["--device-memory", "8GB"], "argument --device-memory: 8GB is not allowed; give"),
+        (resnet101_accuracy.main, ["--data", "nowhere"], "--data: nowhere is no folder; give one that holds CIFAR-100"),
+        (resnet101_accuracy.main, ["--data", "."], "data.path: "),
+        (resnet101_accuracy.main, ["--seeds", "no"], "argument --seeds: no is not allowed"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    main: Callable[[], None],
+    arguments: list[str],
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["script", *arguments])
+    monkeypatch.chdir(tmp_path)
+    assert run_guarded(main) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("error: ") and line in told
+
+
+def test_without_data_the_accuracy_is_skipped_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["script"])
+    monkeypatch.setattr(resnet101_accuracy, "DATA", tmp_path / "none")
+    assert run_guarded(resnet101_accuracy.main) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"skipped: CIFAR-100 is not at {tmp_path / 'none'}; give its folder with --data FOLDER"
+    ]

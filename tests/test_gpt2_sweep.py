@@ -1,0 +1,153 @@
+"""The sweep measures every cell of both, tells where ours takes more memory and why, and refuses in one line."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import RankPool
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+
+import gpt2_sweep
+from support.memory import peak_growth
+from support.sweep_report import Cell, Figures, Shape, memory_notes, rows_of, write_sweep
+
+from pipetransformer.distributed import World
+
+SIZES = {"num_layers": 4, "width": 32, "num_heads": 4, "vocabulary_size": 61, "sequence_length": 16}
+SHAPE = Shape(64, SIZES, on_gpus=False)
+MIB = 2**20
+
+pytest.importorskip("torchgpipe", reason="needs the extra bench")
+
+
+def _sweep(world: World) -> tuple[dict[Cell, Figures], float]:
+    gpt2_sweep.os.cpu_count = lambda: 1  # two threads beside other tests take minutes
+    return gpt2_sweep.sweep(world, sizes=SIZES, stages=(1, 2), microbatches=(8,), with_1f1b=True, repeats=1)
+
+
+def test_all_cells_are_measured_and_their_gradients_agree(ranks: RankPool, tmp_path: Path) -> None:
+    found, difference = ranks.run(2, _sweep)[0]
+    assert 0 < difference < 1e-5
+    assert len(found) == 10  # 2 K x 2 modes x 2, and 1F1B where there are two stages
+    for cell, figures in found.items():
+        assert figures.seconds[0] > figures.forward_seconds[0] > 0
+        assert figures.parameter_bytes == found[cell._replace(implementation="ours")].parameter_bytes
+        assert min(figures.activation_bytes) > 0
+    for name in ("ours", "torchgpipe"):  # checkpointing saves memory in both, or one of them is used wrongly
+        for k in (1, 2) if name == "torchgpipe" else (2,):
+            kept, again = (sum(found[Cell(k, 8, mode, name)].activation_bytes) for mode in (False, True))
+            assert again < 0.6 * kept, (name, k)
+    write_sweep(found, difference, shape=SHAPE, folder=tmp_path)
+    with (tmp_path / "gpt2_sweep.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(found)
+
+
+def _wrong_gradients(world: World) -> None:
+    step = gpt2_sweep.Ours.step
+
+    def wrong(pipe: gpt2_sweep.Ours) -> None:
+        step(pipe)
+        for parameter in gpt2_sweep.parameters(pipe):
+            parameter.grad *= 1.01
+
+    gpt2_sweep.Ours.step = wrong
+    try:
+        _sweep(world)
+    finally:
+        gpt2_sweep.Ours.step = step
+
+
+def test_wrong_gradients_are_not_timed(ranks: RankPool) -> None:
+    with pytest.raises(AssertionError, match="gradients of ours and torchgpipe's differ by 1.0e-02"):
+        ranks.run(2, _wrong_gradients)
+
+
+def test_memory_is_what_is_alive_at_once() -> None:
+    class Layer(nn.Module):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return (given + 1) + 1
+
+    layer, given = Layer(), torch.zeros(1000)
+
+    def work() -> None:
+        kept = layer(given)  # beside it, the sum that it is made of: 2 x 4000 bytes
+        del kept
+        torch.zeros(1500).view(3, 500).add_(1)
+
+    assert peak_growth(work, partitions=[layer], devices=[torch.device("cpu")]) == [8000]
+
+
+def _pair(cell: Cell, ours: int, theirs: int) -> dict[Cell, Figures]:
+    return {
+        cell: Figures([1.0], [0.5], parameter_bytes=[0], growth_bytes=[ours]),
+        cell._replace(implementation="torchgpipe"): Figures([1.0], [0.5], parameter_bytes=[0], growth_bytes=[theirs]),
+    }
+
+
+def test_cells_with_more_memory_are_named_with_their_causes() -> None:
+    hidden = SHAPE.hidden_bytes
+    assert hidden == 4 * 64 * 16 * 32
+    found = {
+        **_pair(Cell(1, 1, False, "ours"), 5 * MIB, 5 * MIB),
+        **_pair(Cell(2, 8, True, "ours"), 10 * MIB + hidden, 10 * MIB),
+        **_pair(Cell(2, 8, False, "ours"), 12 * MIB, 10 * MIB),
+    }
+    assert memory_notes(found, shape=SHAPE) == [
+        "Memory: ours takes at most torchgpipe's in 1 of 3 cells.",
+        "The others:",
+        "  K 2, M 8, checkpoint True: 10.1 MiB, torchgpipe 10.0 MiB, 1.2 % more: what enters each block, where "
+        "torchgpipe keeps what enters a partition: 0.2 MiB; a block run again while the last micro-batch waits: its "
+        "backward comes last in ours, first in torchgpipe: 0.8 MiB; what crosses a cut, on both sides of it: 0.1 MiB",
+        "  K 2, M 8, checkpoint False: 12.0 MiB, torchgpipe 10.0 MiB, 20.0 % more: what crosses a cut, on both sides "
+        "of it: 0.1 MiB; the rest is not explained",
+    ]
+
+
+def test_throughput_is_the_median_of_rounds_beside_its_spread() -> None:
+    figures = Figures(seconds=[1.0, 2.0, 4.0], forward_seconds=[0.5, 0.5, 1.0], parameter_bytes=[8], growth_bytes=[20])
+    (row,) = rows_of({Cell(1, 1, False, "ours"): figures}, batch_size=64)
+    assert (row["samples_per_s"], row["lowest"], row["highest"]) == (32, 16, 64)
+    assert (row["forward_s"], row["backward_s"]) == (0.5, 1.5)
+    assert (row["peak_activation_bytes"], row["total_bytes"]) == (12, 28)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--microbatches", "2,3"], "--microbatches: 3 does not divide the batch of 64"),
+        (["--scale", "small", "--stages", "16"], "--stages: 16 is more than the 8 blocks of --scale small"),
+        (["--stages", "two"], "argument --stages: two is not allowed; give a whole number of at least 1"),
+    ],
+)
+def test_mistakes_are_one_line(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpt2_sweep.py", *arguments])
+    assert gpt2_sweep.run_guarded(gpt2_sweep.main) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and told in lines[0]
+
+
+def test_without_torchgpipe_the_remedy_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("support.torchgpipe.find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "argv", ["gpt2_sweep.py"])
+    assert gpt2_sweep.run_guarded(gpt2_sweep.main) == 2
+    assert 'pip install -e ".[bench]"' in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_the_script_runs_from_the_command_line(tmp_path: Path) -> None:
+    flags = ["--scale", "small", "--stages", "1,2", "--microbatches", "2", "--repeats", "1", "--output", str(tmp_path)]
+    ended = subprocess.run([sys.executable, gpt2_sweep.__file__, *flags], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "Memory: ours takes at most torchgpipe's in" in ended.stdout
+    assert {path.suffix for path in tmp_path.glob("gpt2_sweep.*")} == {".csv", ".txt", ".png", ".json"}
