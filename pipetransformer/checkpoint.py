@@ -25,16 +25,31 @@ from pipetransformer.dp import execute_transfers, plan_transfers
 from pipetransformer.errors import UserError, writing
 from pipetransformer.layout import Layout, Ownership
 from pipetransformer.models import BuiltModel, Chain
+from pipetransformer.numbering import Numbering
 from pipetransformer.optim import OptimizerState, empty_state
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.shutdown import register
 
 if TYPE_CHECKING:
     from pipetransformer.config import TrainConfig
+    from pipetransformer.data import Dataset
 
-__all__ = ["CheckpointStore", "gather_weights", "save_model"]
+__all__ = ["CheckpointStore", "gather_weights", "job_identity", "save_model"]
 
 _PART = ".part"
+
+
+def job_identity(train: TrainConfig, *, total_steps: int, num_nodes: int, training_data: Dataset) -> dict[str, object]:
+    """What must not change between a checkpoint and its resumption: samples would be skipped or seen twice, or the
+    optimizer's state would mean nothing."""
+    return {
+        "steps": total_steps,
+        "train.seed": train.seed,
+        "train.batch_size": train.batch_size,
+        "train.optimizer": train.optimizer,
+        "nodes": num_nodes,
+        "training data": training_data.fingerprint,
+    }
 
 
 class CheckpointStore:
@@ -105,12 +120,12 @@ class CheckpointStore:
                     tensors |= {f"optimizer.{name}.{key}": value for key, value in state[name].items()}
         return tensors
 
-    def resumable(self, *, identity: Mapping[str, object], num_blocks: int) -> tuple[Path, dict[str, Any]]:
-        """The last complete checkpoint and its JSON part. Not collective.
+    def resumable(self, *, identity: Mapping[str, object], numbering: Numbering) -> tuple[Path, dict[str, Any]]:
+        """The last complete checkpoint and its JSON part, in the units of ``numbering``. Not collective.
 
         Raises:
             UserError: if there is none, or if it belongs to another job (what ``identity`` says of it was saved with
-                it), another number of ranks or of blocks.
+                it), another number of ranks or of blocks, or if its plan cuts blocks that are to be whole.
         """
         path = self.latest()
         if path is None:
@@ -128,7 +143,7 @@ class CheckpointStore:
             raise UserError(f"run.resume: {path / 'state.json'} cannot be read ({said}); delete {path}") from error
         for given, here, what, remedy in (
             (plan.world_size, self._world.size, "ranks", f"start it with {plan.world_size}"),
-            (plan.num_blocks, num_blocks, "blocks", "give the same model"),
+            (plan.num_blocks, numbering.num_blocks, "blocks", "give the same model"),
             *(
                 (saved.get(key), value, key, "give the same data, seed, batch size, epochs, optimizer and nodes")
                 for key, value in identity.items()
@@ -136,6 +151,11 @@ class CheckpointStore:
         ):
             if given != here:
                 raise UserError(f"run.resume: {path} is of a run with {what} {given} and this one has {here}; {remedy}")
+        renumbered = plan.renumbered(numbering.units_per_block)
+        if renumbered is None:
+            raise UserError(f"run.resume: the plan of {path} cuts blocks in halves; give pipe.units=half")
+        state["plan"] = renumbered.as_dict()
+        state["state_holders"] = _renumbered(state["state_holders"], old=plan.numbering, new=numbering)
         return path, state
 
     def load(
@@ -172,6 +192,15 @@ class CheckpointStore:
             if unit not in active:
                 ownership.parked |= {name: optimizer_state.pop(name) for name in chain.named_parameters([unit])}
         return plan, optimizer_state
+
+
+def _renumbered(holders: Mapping[str, list[int]], *, old: Numbering, new: Numbering) -> dict[str, list[int]]:
+    """The holders of a part's units, for each of its new units: everything is loaded by name, whoever wrote it."""
+    of_part: dict[int, set[int]] = {}
+    for unit, ranks in holders.items():
+        of_part.setdefault(old.part_of(int(unit)), set()).update(ranks)
+    parts = ((unit, new.part_of(unit)) for unit in range(new.num_units))
+    return {str(unit): sorted(of_part[part]) for unit, part in parts if part in of_part}
 
 
 def _discard(folder: Path) -> None:

@@ -6,93 +6,43 @@ that is kept in ``docs/config.md``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    JsonValue,
-    PlainSerializer,
-    PlainValidator,
-    StringConstraints,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
 
+from pipetransformer.config_types import (
+    Count,
+    CountOrZero,
+    Every,
+    FolderName,
+    NotNegative,
+    NumBytes,
+    Positive,
+    Section,
+    Share,
+    Text,
+    Warmup,
+)
 from pipetransformer.config_words import Allowed, explain, reference, text_keys
 from pipetransformer.config_yaml import dump_yaml, parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
-from pipetransformer.quantities import Interval, parse_num_bytes
+from pipetransformer.quantities import Interval
 from pipetransformer.schedules import admits
 
 __all__ = ["Config", "Interval", "load_config"]
 
 
-def _interval(minimum: int) -> Callable[[object], Interval]:
-    def validate(value: object) -> Interval:
-        interval = Interval.parse(value) if isinstance(value, str) else value
-        if not isinstance(interval, Interval) or interval.count < minimum:
-            raise ValueError
-        return interval
-
-    return validate
-
-
-def _num_bytes(value: object) -> int:
-    num_bytes = parse_num_bytes(value) if isinstance(value, str) else value
-    if not isinstance(num_bytes, int) or isinstance(num_bytes, bool) or num_bytes < 1:
-        raise ValueError
-    return num_bytes
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-Text = Annotated[str, StringConstraints(min_length=1)]
-FolderName = Annotated[
-    str,
-    StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"),
-    Allowed("letters, digits and . _ - (not . at the start)"),
-]
-Count = Annotated[int, Ge(1)]
-CountOrZero = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-NotNegative = Annotated[float, Ge(0)]
-Share = Annotated[float, Ge(0), Lt(1)]
-Every = Annotated[
-    Interval,
-    PlainValidator(_interval(minimum=1)),
-    PlainSerializer(str),
-    Allowed('a positive interval such as "1 epoch" or "50 steps"'),
-]
-Warmup = Annotated[
-    Interval,
-    PlainValidator(_interval(minimum=0)),
-    PlainSerializer(str),
-    Allowed('an interval, not negative, such as "0 steps", "50 steps" or "1 epoch"'),
-]
-NumBytes = Annotated[
-    int,
-    PlainValidator(_num_bytes),
-    Allowed('a size of at least 1 byte, such as "8 GiB", "500 MB" or a number of bytes'),
-]
-
 _EPOCH = Interval(1, "epoch")
 _PICTURES = ("digits", "cifar10", "cifar100", "image_folder")
 
 
-class Section(BaseModel):
-    """A frozen set of keys: unknown ones are refused, and so is a value of another type (``"3"`` for 3)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
 
 
 class ModelConfig(Section):
@@ -232,6 +182,12 @@ class PipeConfig(Section):
     initial_length: Count | Literal["auto"] = Field(
         default="auto", description="Pipeline length (pp): a number holds until the first freeze; `auto` plans freely."
     )
+    units: Literal["block", "half"] = Field(
+        default="block",
+        description="The smallest piece that a pipeline may cut at: a `block`, or `half` of one (its attention, or its "
+        "MLP, with its residual), for a finer balance. `boundaries` of plans count these units; freezing and the cache "
+        "count in blocks either way.",
+    )
     schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zero_bubble"] = Field(
         default="1f1b",
         description="Order of work in a pipeline. `gpipe`: all forwards, then all backwards. `1f1b`: a backward as "
@@ -249,7 +205,7 @@ class PipeConfig(Section):
     )
     checkpoint: Literal["never", "except_last", "always", "selective"] = Field(
         default="never",
-        description="Whose activations are computed again in the backward, block by block, to save memory: no "
+        description="Whose activations are computed again in the backward, unit by unit (`units`), to save memory: no "
         "micro-batch's, all but the last one's of a step, or all. `selective`: all, but for what matrix products and "
         "attention gave, which is kept.",
     )
@@ -258,6 +214,10 @@ class PipeConfig(Section):
         description="Bytes of weights, gradients, optimizer state and activations that AutoPipe may plan on a rank; "
         "null takes nine tenths of a GPU, and sets no limit on a CPU.",
     )
+
+    @property
+    def units_per_block(self) -> int:
+        return 2 if self.units == "half" else 1
 
 
 class DpConfig(Section):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -12,7 +14,7 @@ from pipetransformer.feed import Feed
 from pipetransformer.layout import Layout
 from pipetransformer.pipe.objective import Objective
 
-__all__ = ["NotFinite", "evaluate"]
+__all__ = ["NotFinite", "evaluate", "evaluate_splits"]
 
 
 class NotFinite(Exception):
@@ -21,6 +23,28 @@ class NotFinite(Exception):
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
         self.rank = rank
+
+
+def evaluate_splits(
+    layout: Layout,
+    feeds: Mapping[str, Feed],
+    datasets: Mapping[str, Dataset],
+    objective: Objective,
+    *,
+    batch_size: int,
+    num_nodes: int,
+) -> dict[str, float]:
+    """Collective. The metrics of all splits but ``train``; those of others than ``eval`` carry the split's name.
+
+    Raises:
+        NotFinite: if a loss is not.
+    """
+    metrics: dict[str, float] = {}
+    for split in (split for split in datasets if split != "train"):
+        suffix = "" if split == "eval" else f"_{split}"
+        found = evaluate(layout, feeds[split], datasets[split], objective, batch_size=batch_size, num_nodes=num_nodes)
+        metrics |= {f"{name}{suffix}": value for name, value in found.items()}
+    return metrics
 
 
 def evaluate(

@@ -52,7 +52,7 @@ class Feed:
         self._num_workers = num_workers
         self._reader: BatchReader | None = None
         if self._is_first and store is not None and plan.cached is not None:
-            dtype = chain.boundary(plan.cached, rows=1, length=1).dtype
+            dtype = chain.boundary(plan.first_computed - 1, rows=1, length=1).dtype
             self._reader = BatchReader(store, boundary=plan.cached, device=chain.device, dtype=dtype)
 
     def batches(self, batches: Sequence[Batch], *, epoch: int) -> Generator[StepInput, None, None]:
@@ -92,7 +92,7 @@ class Feed:
             length=item.length,
             rows=len(ids),
             global_count=item.global_count,
-            enters=0 if needs_main or plan.cached is None else plan.cached + 1,
+            enters=0 if needs_main else plan.first_computed,
             num_real=item.share.num_real,
         )
 

@@ -58,7 +58,8 @@ class Layout:
     """One rank under one plan. ``move`` makes the next; the old one is closed by it.
 
     Attributes:
-        parameters: of the active units that this rank trains, by the model's names, and unit_index the unit of each.
+        parameters: of the active units that this rank trains, by the model's names, and part_index the part of each:
+            0 for the stem, i + 1 for block i.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class Layout:
         self.mesh = mesh
         chain.freeze(plan.frozen)
         self.parameters = chain.named_parameters(plan.units_of(world.rank))
-        self.unit_index = torch.tensor([chain.unit_of(name) for name in self.parameters], device=chain.device)
+        parts = [chain.numbering.part_of(chain.unit_of(name)) for name in self.parameters]
+        self.part_index = torch.tensor(parts, device=chain.device)
         self.optimizer = build_optimizer(train, self.parameters, state)
         self.reducer = GradientReducer(self.parameters, group=mesh.dp_group)
         self.executor: Executor = build_executor(

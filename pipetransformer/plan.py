@@ -1,23 +1,19 @@
 """The immutable answer to "who holds what, and how is a batch cut": what the controllers pass to each other.
 
-Units are numbered along the chain: 0 is the stem, 1..L are the blocks, L + 1 is the head. With ``frozen`` blocks,
-units 0..frozen form the prefix (none for frozen = 0) and the rest are cut into contiguous stages, one or more a rank.
+Units are numbered along the chain (``numbering.py``). With ``frozen`` blocks, theirs and the stem form the prefix (no
+unit for frozen = 0) and the rest are cut into contiguous stages, one or more a rank.
 Ranks are laid out with pp innermost: rank = replica * pp + place, and the rank at ``place`` of a pipeline holds the
 stages place, place + pp, place + 2 pp, ...
 """
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, replace
 
+from pipetransformer.numbering import Numbering
 from pipetransformer.schedules import SCHEDULES, admits
 
-__all__ = ["ParallelPlan", "first_active"]
-
-
-def first_active(frozen: int) -> int:
-    """The first unit that trains with ``frozen`` frozen blocks: the stem freezes with block 0."""
-    return frozen + 1 if frozen else 0
+__all__ = ["ParallelPlan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +30,7 @@ class ParallelPlan:
             from the inputs.
         num_blocks: L, the number of blocks of the model.
         stages_per_rank: v, above 1 only under ``interleaved`` (which needs it) and ``zero_bubble``.
+        units_per_block: 1, or 2 where blocks may be cut in halves.
     """
 
     frozen: int
@@ -45,6 +42,7 @@ class ParallelPlan:
     cached: int | None
     num_blocks: int
     stages_per_rank: int = 1
+    units_per_block: int = 1
 
     def __post_init__(self) -> None:
         assert 0 <= self.frozen <= self.num_blocks, self
@@ -66,13 +64,22 @@ class ParallelPlan:
         return self.pp * self.stages_per_rank
 
     @property
+    def numbering(self) -> Numbering:
+        return Numbering(self.num_blocks, self.units_per_block)
+
+    @property
     def num_units(self) -> int:
-        return self.num_blocks + 2
+        return self.numbering.num_units
+
+    @property
+    def first_computed(self) -> int:
+        """The first unit that a step computes: what comes before it is read from the cache."""
+        return self.numbering.behind(self.cached or 0)
 
     @property
     def first_active(self) -> int:
         """The first unit that trains: what comes before it is the prefix."""
-        return first_active(self.frozen)
+        return self.numbering.behind(self.frozen)
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -112,6 +119,16 @@ class ParallelPlan:
             for stage in range(self.num_stages)
             for unit in self.stage_units(stage)
         }
+
+    def renumbered(self, units_per_block: int) -> ParallelPlan | None:
+        """The same layout in other units; None where it cuts a block that would be one unit."""
+        if units_per_block == self.units_per_block:
+            return self
+        old, new = self.numbering, Numbering(self.num_blocks, units_per_block)
+        parts = [old.part_of(unit) for unit in self.boundaries]
+        if tuple(map(old.first_of, parts)) != self.boundaries:
+            return None
+        return replace(self, boundaries=tuple(map(new.first_of, parts)), units_per_block=units_per_block)
 
     def as_dict(self) -> dict[str, object]:
         return {**asdict(self), "boundaries": list(self.boundaries)}

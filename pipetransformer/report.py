@@ -198,7 +198,7 @@ class Report:
             self.totals.cache_advance_s += advance.seconds
         if self._floor is not None and not refill:
             for (first, length), count in advance.samples.items():
-                self._floor.add_advance(length=length, num_samples=count, first=first, stop=boundary + 1)
+                self._floor.add_advance(length=length, num_samples=count, first=first, stop=advance.stop)
         self.tracker.event(
             "advance", step=step, boundary=boundary, seconds=advance.seconds, samples=advance.num_samples
         )

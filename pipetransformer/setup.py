@@ -21,6 +21,7 @@ from pipetransformer.data import Dataset, Lead, describe, load_image_data, load_
 from pipetransformer.distributed import World, led_by
 from pipetransformer.errors import UserError, writing
 from pipetransformer.models import BuiltModel, Chain, TimmModel, build_model
+from pipetransformer.numbering import Numbering
 from pipetransformer.pipe.controller import schedules_of
 from pipetransformer.pipe.planner import divisors
 from pipetransformer.plan import ParallelPlan
@@ -174,7 +175,13 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         datasets = load_squad(config.data, tokenizer=built.tokenizer, lead=lead)
     else:
         datasets = load_text_data(config.data, info=info, tokenizer=built.tokenizer, lead=lead)
-    chain = Chain(built.model, name=config.model.name, precision=config.train.precision, device=world.device)
+    chain = Chain(
+        built.model,
+        name=config.model.name,
+        precision=config.train.precision,
+        device=world.device,
+        units_per_block=config.pipe.units_per_block,
+    )
     train_data = datasets["train"]
     probe = train_data.inputs(np.arange(1), length=int(train_data.lengths[0]), epoch=0)
     try:
@@ -217,6 +224,7 @@ def check_layout(config: Config, *, world_size: int, local_size: int, num_units:
         local_size: ranks of a node, which holds whole pipelines.
     """
     pipe, batch_size = config.pipe, config.train.batch_size
+    units = f"{num_units} units (stem, {'blocks' if pipe.units == 'block' else 'halves of blocks'}, head)"
     if isinstance(pipe.initial_length, int):
         if local_size % pipe.initial_length:
             allowed = ", ".join(str(d) for d in divisors(local_size))
@@ -229,16 +237,15 @@ def check_layout(config: Config, *, world_size: int, local_size: int, num_units:
             )
         if pipe.initial_length > num_units:
             raise UserError(
-                f"pipe.initial_length: {pipe.initial_length} exceeds the {num_units} units (stem, blocks, head) of "
-                f"the model; give at most {num_units}"
+                f"pipe.initial_length: {pipe.initial_length} exceeds the {units} of the model; give at most {num_units}"
             )
         per_rank = min(stages for _, stages in schedules_of(config))
         if pipe.initial_length > 1 and pipe.initial_length * per_rank > num_units:
             most = num_units // pipe.initial_length
             remedy = f"at most {most}" if most > 1 else "a smaller pipe.initial_length, or pipe.schedule 1f1b"
             raise UserError(
-                f"pipe.stages_per_rank: {per_rank} x pipe.initial_length {pipe.initial_length} exceeds the {num_units} "
-                f"units (stem, blocks, head) of the model; give {remedy}"
+                f"pipe.stages_per_rank: {per_rank} x pipe.initial_length {pipe.initial_length} exceeds the {units} of "
+                f"the model; give {remedy}"
             )
     first_dp = world_size // pipe.initial_length if isinstance(pipe.initial_length, int) else 1
     may_grow = config.freeze.policy != "none" and pipe.enabled and config.dp.enabled
@@ -255,8 +262,12 @@ def check_layout(config: Config, *, world_size: int, local_size: int, num_units:
         )
 
 
-def read_plans(path: str, *, world: World, num_blocks: int, total_steps: int) -> dict[int, ParallelPlan]:
-    """The plans of an ``events.jsonl`` by the step they were adopted at. Raises UserError."""
+def read_plans(path: str, *, world: World, numbering: Numbering, total_steps: int) -> dict[int, ParallelPlan]:
+    """The plans of an ``events.jsonl`` by the step they were adopted at, in the units of ``numbering``.
+
+    Raises:
+        UserError: if they are not of this job.
+    """
     plans: dict[int, ParallelPlan] = {}
     try:
         events = read_events(Path(path))
@@ -277,7 +288,7 @@ def read_plans(path: str, *, world: World, num_blocks: int, total_steps: int) ->
             plans = {step: plan for step, plan in plans.items() if step <= int(event.get("step", 0))}
     if 0 not in plans:
         raise UserError(f"run.replay: {path} holds no plan for step 0; give the events.jsonl of a whole run")
-    for plan in plans.values():
+    for step, plan in plans.items():
         if plan.world_size != world.size:
             raise UserError(
                 f"run.replay: {path} was recorded with {plan.world_size} ranks and this job has {world.size}"
@@ -287,8 +298,13 @@ def read_plans(path: str, *, world: World, num_blocks: int, total_steps: int) ->
                 f"run.replay: {path} holds a pipeline of {plan.pp} ranks, and a node, which holds whole pipelines, has "
                 f"{world.local_size}; start it on as many nodes as it was recorded on"
             )
-        if plan.num_blocks != num_blocks:
+        if plan.num_blocks != numbering.num_blocks:
             raise UserError(
-                f"run.replay: {path} was recorded with {plan.num_blocks} blocks and this model has {num_blocks}"
+                f"run.replay: {path} was recorded with {plan.num_blocks} blocks and this model has "
+                f"{numbering.num_blocks}"
             )
+        renumbered = plan.renumbered(numbering.units_per_block)
+        if renumbered is None:
+            raise UserError(f"run.replay: {path} holds a plan that cuts blocks in halves; give pipe.units=half")
+        plans[step] = renumbered
     return plans

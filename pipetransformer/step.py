@@ -75,8 +75,8 @@ class Stepper:
         self._rank = rank
         self._probe = probe
         self._needs_norms = needs_norms
-        self._norm_sums = torch.zeros(chain.num_blocks, dtype=torch.float64, device=chain.device)
-        self._norm_steps = 0
+        self._num_blocks = chain.num_blocks
+        self._squares: list[Tensor] = []
         self.seconds = PhaseSeconds()
 
     def run(self, layout: Layout, feed: Feed, batch: StepInput, *, step: int, lr: float) -> None:
@@ -115,30 +115,32 @@ class Stepper:
         norms = gradient_norms(gradients)
         if self._needs_norms:
             # Stem and head go to two slots beside the blocks' and are dropped.
-            squares = torch.zeros(len(self._norm_sums) + 2, dtype=torch.float64, device=norms.device)
-            squares.index_add_(0, layout.unit_index, norms.double().square())
-            self._norm_sums += squares[1:-1].sqrt()
-            self._norm_steps += 1
+            squares = torch.zeros(self._num_blocks + 2, dtype=torch.float64, device=norms.device)
+            squares.index_add_(0, layout.part_index, norms.double().square())
+            self._squares.append(squares[1:-1])
         if self._train.max_grad_norm is not None:
             clip_(norms, gradients, max_norm=self._train.max_grad_norm, pp_group=layout.mesh.pp_group)
 
     def clear(self) -> None:
         """Forgets times and norms, as after steps that were only measured."""
         self.seconds = PhaseSeconds()
-        self._norm_sums, self._norm_steps = torch.zeros_like(self._norm_sums), 0
+        self._squares = []
 
     def take_norms(self, layout: Layout) -> tuple[list[float], int]:
         """Collective. Gradient norms by block summed over the steps since the last call, and how many steps.
 
-        Summed over a pipeline's stages and broadcast from rank 0, so that all ranks decide alike.
+        Squares are summed over a pipeline's stages, which may share a block; the norms are broadcast from rank 0, so
+        that all ranks decide alike.
         """
-        sums, steps = self._norm_sums, self._norm_steps
-        if steps:
-            if layout.mesh.pp_group is not None:
-                dist.all_reduce(sums, group=layout.mesh.pp_group)
-            dist.broadcast(sums, src=0)
-        self._norm_sums, self._norm_steps = torch.zeros_like(sums), 0
-        return sums.tolist(), steps
+        steps, self._squares = self._squares, []
+        if not steps:
+            return [0.0] * self._num_blocks, 0
+        squares = torch.stack(steps)
+        if layout.mesh.pp_group is not None:
+            dist.all_reduce(squares, group=layout.mesh.pp_group)
+        sums = squares.sqrt().sum(dim=0)
+        dist.broadcast(sums, src=0)
+        return sums.tolist(), len(steps)
 
 
 def _mix(*numbers: int) -> int:

@@ -17,13 +17,13 @@ from typing import Any
 
 from pipetransformer.agenda import Agenda
 from pipetransformer.cache import AutoCache
-from pipetransformer.checkpoint import CheckpointStore, gather_weights, save_model
+from pipetransformer.checkpoint import CheckpointStore, gather_weights, job_identity, save_model
 from pipetransformer.config import Config
 from pipetransformer.data import Batch, epoch_batches
 from pipetransformer.distributed import World, device_memory, led_by
-from pipetransformer.evaluate import NotFinite, evaluate
+from pipetransformer.evaluate import NotFinite, evaluate_splits
 from pipetransformer.feed import Feed
-from pipetransformer.freeze import FreezeController, build_policy
+from pipetransformer.freeze import FreezeController
 from pipetransformer.guards import Guards
 from pipetransformer.layout import Layout, Move, initial_ownership, move
 from pipetransformer.optim import OptimizerState, learning_rate
@@ -70,30 +70,21 @@ class Trainer:
         batches_per_epoch = len(self._train_batches(0))
         self.agenda = Agenda(batches_per_epoch, train.epochs, train.eval_every, config.checkpoint.every)
         self.total_steps = self.agenda.total_steps
-        num_blocks = self.chain.num_blocks
+        numbering, num_blocks = self.chain.numbering, self.chain.num_blocks
         self.checkpoints = CheckpointStore(folder.path / "checkpoints", world=world, keep=config.checkpoint.keep)
+        self.identity = job_identity(
+            train, total_steps=self.total_steps, num_nodes=world.num_nodes, training_data=self.train_data
+        )
         self.resumable = (
-            self.checkpoints.resumable(identity=self._identity(), num_blocks=num_blocks) if config.run.resume else None
+            self.checkpoints.resumable(identity=self.identity, numbering=numbering) if config.run.resume else None
         )
         self.replayed = (
-            read_plans(config.run.replay, world=world, num_blocks=num_blocks, total_steps=self.total_steps)
+            read_plans(config.run.replay, world=world, numbering=numbering, total_steps=self.total_steps)
             if config.run.replay
             else None
         )
-        self.autofreeze = FreezeController(
-            build_policy(
-                config.freeze.policy,
-                num_blocks=num_blocks,
-                alpha=config.freeze.alpha,
-                percentile=config.freeze.percentile,
-                max_frozen=config.freeze.max_frozen,
-            ),
-            every_steps=config.freeze.every.steps(batches_per_epoch),
-            warmup_steps=config.freeze.warmup.steps(batches_per_epoch),
-            max_frozen=num_blocks if config.freeze.max_frozen is None else config.freeze.max_frozen,
-            patience=config.freeze.patience,
-        )
-        self.autopipe = AutoPipe(
+        self.autofreeze = FreezeController.of(config.freeze, num_blocks=num_blocks, batches_per_epoch=batches_per_epoch)
+        self.autopipe = AutoPipe.of(
             config,
             num_blocks=num_blocks,
             world_size=world.size,
@@ -184,7 +175,7 @@ class Trainer:
             why = (
                 "the pipeline that is kept needs a unit for each stage"
                 if frozen == most
-                else "no layout fits pipe.memory_limit"
+                else "no layout fits in memory"
             )
             self.report.held(self.step, frozen=frozen, wanted=decision.frozen, reason=why)
         reason: str = self.config.freeze.policy
@@ -280,21 +271,20 @@ class Trainer:
 
     def _evaluate(self) -> None:
         """Measures every evaluation split; keeps the weights if they are the best so far."""
-        start, metrics = perf_counter(), dict[str, float]()
-        batch_size, nodes = self.config.train.batch_size, self.world.num_nodes
+        start = perf_counter()
         self.chain.train(False)
-        for split, dataset in self.datasets.items():
-            if split == "train":
-                continue
-            try:
-                found = evaluate(
-                    self._layout, self.feeds[split], dataset, self.objective, batch_size=batch_size, num_nodes=nodes
-                )
-            except NotFinite as error:
-                what = "the evaluation loss is not finite"
-                raise self.guards.diverged(self.step - 1, rank=error.rank, what=what) from None
-            suffix = "" if split == "eval" else f"_{split}"
-            metrics |= {f"{name}{suffix}": value for name, value in found.items()}
+        try:
+            metrics = evaluate_splits(
+                self._layout,
+                self.feeds,
+                self.datasets,
+                self.objective,
+                batch_size=self.config.train.batch_size,
+                num_nodes=self.world.num_nodes,
+            )
+        except NotFinite as error:
+            what = "the evaluation loss is not finite"
+            raise self.guards.diverged(self.step - 1, rank=error.rank, what=what) from None
         epoch = self.agenda.epoch(self.step - 1)
         seconds = perf_counter() - start
         predictions = self.datasets["eval"].predictions
@@ -345,9 +335,7 @@ class Trainer:
         self._open_feeds()
         reset_peak_memory(self.world.device)
         self.report.trains(self._plan)
-        freeze = self.config.freeze
-        decisions = sum(map(self.autofreeze.due, range(1, self.total_steps)))
-        if self.autofreeze.policy is not None and decisions < freeze.patience:
+        if self.autofreeze.never_freezes(self.total_steps):
             self.report.never_freezes()
 
     def _refill_path(self) -> Sequence[int]:
@@ -380,7 +368,7 @@ class Trainer:
         self.autofreeze.observe(norm_sums, num_steps=num_steps)
         state = {
             "step": self.step,
-            "identity": self._identity(),
+            "identity": self.identity,
             "freeze": self.autofreeze.state_dict(),
             "cache": self.autocache.path,
             "report": self.report.state_dict(),
@@ -399,19 +387,6 @@ class Trainer:
         self._save_model("final")
         self.report.finish(steps=self.step)
         self._layout.close()
-
-    def _identity(self) -> dict[str, object]:
-        """What must not change between a checkpoint and its resumption: samples would be skipped or seen twice, or the
-        optimizer's state would mean nothing."""
-        train = self.config.train
-        return {
-            "steps": self.total_steps,
-            "train.seed": train.seed,
-            "train.batch_size": train.batch_size,
-            "train.optimizer": train.optimizer,
-            "nodes": self.world.num_nodes,
-            "training data": self.train_data.fingerprint,
-        }
 
     # ---- small things ----------------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class Case:
 
     Attributes:
         moves: (step, frozen, pp). ways: for each move (schedule, stages a rank), where they are not all ``schedule``
-            with one. clip: max_grad_norm. recompute: pipe.checkpoint.
+            with one. clip: max_grad_norm. recompute: pipe.checkpoint. units: pipe.units.
     """
 
     model: str
@@ -60,6 +60,7 @@ class Case:
     ways: tuple[tuple[str, int], ...] = ()
     recompute: str = "never"
     dropout: float = 0.0
+    units: str = "block"
 
     @property
     def name(self) -> str:
@@ -89,6 +90,7 @@ class Case:
                 schedule=schedule,
                 cached=frozen if self.cached and frozen else None,
                 stages_per_rank=stages_per_rank,
+                units_per_block=2 if self.units == "half" else 1,
             )
             for (step, frozen, pp), (schedule, stages_per_rank) in zip(self.moves, ways, strict=True)
         }
@@ -103,13 +105,17 @@ def make_plan(
     schedule: str,
     cached: int | None = None,
     stages_per_rank: int = 1,
+    units_per_block: int = 1,
 ) -> ParallelPlan:
-    """A plan with evenly cut stages."""
-    first = frozen + 1 if frozen else 0
-    active, num_stages = NUM_BLOCKS + 2 - first, pp * stages_per_rank
-    boundaries = tuple(first + round(stage * active / num_stages) for stage in range(1, num_stages))
+    """A plan with evenly cut stages; halves of blocks are cut apart (at even units) wherever there is room."""
+    first = 1 + frozen * units_per_block if frozen else 0
+    active, num_stages = NUM_BLOCKS * units_per_block + 2 - first, pp * stages_per_rank
+    boundaries = [first + round(stage * active / num_stages) for stage in range(1, num_stages)]
+    if units_per_block == 2 and active >= 2 * num_stages:
+        boundaries = [cut - cut % 2 for cut in boundaries]
     return ParallelPlan(
-        frozen, pp, world_size // pp, boundaries, num_microbatches, schedule, cached, NUM_BLOCKS, stages_per_rank
+        *(frozen, pp, world_size // pp, tuple(boundaries), num_microbatches, schedule, cached, NUM_BLOCKS),
+        *(stages_per_rank, units_per_block),
     )
 
 
@@ -179,7 +185,7 @@ def elastic_run(
     """The job under test on one rank: (all weights on rank 0, this rank's gradients by step)."""
     replay = Path(folder) / f"replay_{world.rank}.jsonl"
     write_replay(replay, case.plans())
-    overrides = [*case.overrides(data), f"pipe.checkpoint={case.recompute}"]
+    overrides = [*case.overrides(data), f"pipe.checkpoint={case.recompute}", f"pipe.units={case.units}"]
     overrides += [f"run.replay={replay}", f"run.dir={folder}", "run.id=elastic"]
     gradients: dict[int, Weights] = {}
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipetransformer.numbering import Numbering
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.schedules import SCHEDULES, admits
 
@@ -40,6 +41,38 @@ def test_ranks_of_units_are_units_of_ranks(data: st.DataObject) -> None:
     assert ParallelPlan.from_dict(plan.as_dict()) == plan
 
 
+@given(st.integers(1, 40), st.integers(1, 2))
+def test_units_are_numbered_part_by_part(num_blocks: int, units_per_block: int) -> None:
+    numbering = Numbering(num_blocks, units_per_block)
+    parts = [numbering.part_of(unit) for unit in range(numbering.num_units)]
+    blocks = [part for block in range(1, num_blocks + 1) for part in [block] * units_per_block]
+    assert parts == [0, *blocks, num_blocks + 1]
+    assert all(numbering.first_of(part) == parts.index(part) for part in parts)
+    assert numbering.behind(0) == 0
+    assert all(numbering.behind(n) == parts.index(n + 1) for n in range(1, num_blocks + 1))
+    assert Numbering.of(num_blocks=num_blocks, num_units=numbering.num_units) == numbering
+
+
+@given(st.data())
+def test_a_plan_in_halves_and_back_is_itself(data: st.DataObject) -> None:
+    num_blocks, pp = data.draw(st.integers(4, 12)), data.draw(st.integers(1, 4))
+    frozen = data.draw(st.integers(0, num_blocks - 4))
+    first = frozen + 1 if frozen else 0
+    cuts = sorted(data.draw(st.sets(st.integers(first + 1, num_blocks + 1), min_size=pp - 1, max_size=pp - 1)))
+    plan = ParallelPlan(frozen, pp, 1, tuple(cuts), pp, "1f1b", None, num_blocks)
+    halves = plan.renumbered(2)
+    assert halves is not None and halves.units_per_block == 2 and halves.renumbered(1) == plan
+    parts = {(plan.numbering.part_of(u), ranks) for u, ranks in plan.ranks_by_unit().items()}
+    assert parts == {(halves.numbering.part_of(u), ranks) for u, ranks in halves.ranks_by_unit().items()}
+
+
+def test_a_plan_that_cuts_a_block_has_no_whole_ones() -> None:
+    plan = ParallelPlan(1, 2, 1, (6,), 2, "1f1b", 1, 4, units_per_block=2)
+    assert plan.cuts == (3, 6, 10) and plan.first_computed == 3
+    assert plan.renumbered(1) is None and plan.renumbered(2) == plan
+    assert replace(plan, boundaries=(7,)).renumbered(1) == ParallelPlan(1, 2, 1, (4,), 2, "1f1b", 1, 4)
+
+
 WRONG: dict[str, dict[str, Any]] = {
     "a stage too many": {"boundaries": (4, 5, 6, 8)},
     "an empty stage": {"boundaries": (4, 4, 8)},
@@ -61,7 +94,7 @@ def test_a_plan_that_no_pipeline_can_do(what: str) -> None:
 def test_events_of_older_versions_are_read() -> None:
     plan = ParallelPlan(0, 2, 1, (3,), 2, "1f1b", None, 4)
     fields = plan.as_dict()
-    del fields["stages_per_rank"]
+    del fields["stages_per_rank"], fields["units_per_block"]
     assert ParallelPlan.from_dict(fields) == plan
     del fields["schedule"]
     with pytest.raises(KeyError):

@@ -39,13 +39,14 @@ def advance(
         Samples by (first unit that was run, padded length).
     """
     done: dict[tuple[int, int], int] = {}
+    numbering = chain.numbering
     samples = np.arange(len(dataset)) if own is None else np.flatnonzero(own >= 0)
     batches = epoch_batches(dataset.lengths[samples], batch_size=rows, seed=0, epoch=0, shuffle=False)
     with torch.inference_mode():
         for batch in batches[worker::num_workers]:
             real, length = samples[batch.ids], batch.length
             ids = np.resize(real, rows)
-            first = source + 1 if source is not None and store.holds(ids, source).all() else 0
+            first = numbering.behind(source) if source is not None and store.holds(ids, source).all() else 0
             inputs = {}
             if first == 0 or chain.family.side_inputs:
                 raw = dataset.inputs(ids, length=length, epoch=0)
@@ -56,7 +57,7 @@ def advance(
                 hidden = store.read(ids, length=length).to(chain.device)
                 hidden = hidden.to(chain.boundary(first - 1, rows=1, length=length).dtype)
             side = {key: inputs[key] for key in chain.input_keys if key in inputs}
-            hidden = chain.run(range(first, target + 1), hidden, side)
+            hidden = chain.run(range(first, numbering.behind(target)), hidden, side)
             store.write(real, hidden[: len(real)], boundary=target)
             done[first, length] = done.get((first, length), 0) + len(real)
     return done

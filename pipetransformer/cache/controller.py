@@ -27,9 +27,11 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What one advance pass did: ``samples`` over all ranks by (first unit that was run, padded length)."""
+    """What one advance pass did: ``samples`` over all ranks by (first unit that was run, padded length), each carried
+    up to unit ``stop``."""
 
     seconds: float
+    stop: int
     samples: dict[tuple[int, int], int]
 
     @property
@@ -96,9 +98,7 @@ class AutoCache:
         Args:
             forward: ``(first unit, stop, padded length, samples) -> seconds`` of the frozen forward on all ranks.
         """
-        stop = frozen + 1
-        from_here = 0 if self.boundary is None else self.boundary + 1
-        from_cached = 0 if cached is None else cached + 1
+        stop, from_here, from_cached = map(self._chain.numbering.behind, (frozen, self.boundary or 0, cached or 0))
         seconds = 0.0
         for split, dataset in self._datasets.items():
             for length, count in zip(*np.unique(dataset.lengths, return_counts=True)):
@@ -110,13 +110,6 @@ class AutoCache:
 
     def store(self, split: str) -> ActivationStore | None:
         return self._cache.stores[split] if self._cache is not None else None
-
-    def options(self, frozen: int) -> tuple[int | None, ...]:
-        """Boundaries that ``frozen`` blocks could be read at: what is there already (None: nothing), and n itself."""
-        usable = self.boundary if self.boundary is not None and self.boundary <= frozen else None
-        if self.declined or frozen == 0:
-            return (None,)
-        return (usable,) if usable == frozen else (usable, frozen)
 
     def reserve(self) -> str:
         """Collective. Takes the memory if that has not been done; returns why not, or an empty string."""
@@ -131,7 +124,7 @@ class AutoCache:
         return self.declined
 
     def _layout(self, dataset: Dataset) -> StoreLayout:
-        leaving = self._chain.boundary(1, rows=1, length=1)
+        leaving = self._chain.boundary(self._chain.numbering.behind(1) - 1, rows=1, length=1)
         dtype = _DTYPES.get(self._config.dtype, leaving.dtype)
         own = samples_of_nodes(dataset.lengths, num_nodes=self._num_nodes) == self._rank // self._local_size
         slots = None if own.all() else np.where(own, np.cumsum(own) - 1, -1)
@@ -180,7 +173,8 @@ class AutoCache:
                 samples[key] = samples.get(key, 0) + count
         self.boundary = target
         self.path.append(target)
-        return Advance(seconds=perf_counter() - start, samples=samples)
+        stop = self._chain.numbering.behind(target)
+        return Advance(seconds=perf_counter() - start, stop=stop, samples=samples)
 
     def close(self) -> None:
         if self._cache is not None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pipetransformer.freeze.policies import Policy
+from pipetransformer.freeze.policies import Policy, build_policy
+
+if TYPE_CHECKING:
+    from pipetransformer.config import FreezeConfig
 
 __all__ = ["FreezeController", "FreezeDecision"]
 
@@ -46,6 +50,24 @@ class FreezeController:
         self._before: tuple[float, ...] | None = None
         self._answers: list[int] = []
 
+    @classmethod
+    def of(cls, config: FreezeConfig, *, num_blocks: int, batches_per_epoch: int) -> FreezeController:
+        """Raises UserError for what a model of ``num_blocks`` blocks cannot do."""
+        policy = build_policy(
+            config.policy,
+            num_blocks=num_blocks,
+            alpha=config.alpha,
+            percentile=config.percentile,
+            max_frozen=config.max_frozen,
+        )
+        return cls(
+            policy,
+            every_steps=config.every.steps(batches_per_epoch),
+            warmup_steps=config.warmup.steps(batches_per_epoch),
+            max_frozen=num_blocks if config.max_frozen is None else config.max_frozen,
+            patience=config.patience,
+        )
+
     @property
     def needs_norms(self) -> bool:
         return self.policy is not None and self.policy.needs_norms
@@ -58,6 +80,10 @@ class FreezeController:
         """Whether a decision is to be taken after ``step`` optimizer steps."""
         past = step - self._warmup
         return self.policy is not None and past >= 0 and past % self._every == 0
+
+    def never_freezes(self, total_steps: int) -> bool:
+        """Whether a run of so many steps has too few decisions for the first one to count."""
+        return self.policy is not None and sum(map(self.due, range(1, total_steps))) < self._patience
 
     def observe(self, norm_sums: Sequence[float], *, num_steps: int) -> None:
         """Adds the gradient norms of ``num_steps`` steps, summed over the steps, one number a block."""

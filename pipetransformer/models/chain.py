@@ -1,7 +1,7 @@
 """A model seen as a chain ``stem -> blocks[0..L) -> head`` of units that keep the model's own parameter names.
 
-Unit 0 is the stem, units 1..L are the blocks, unit L + 1 is the head. A rank holds only some units: the parameters of
-the others are released to the meta device and come back by ``materialize`` before a transfer fills them.
+A block is one unit, or two: its attention half and its MLP half (``numbering.py``). A rank holds only some units: the
+parameters of the others are released to the meta device and come back by ``materialize`` before a transfer fills them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.families import Family, family_of
+from pipetransformer.models.halves import Halves
+from pipetransformer.models.proof import differ, halves_differ
+from pipetransformer.numbering import Numbering
 
 __all__ = ["Chain", "Stage"]
 
@@ -26,12 +29,22 @@ class Chain:
         model: a model of one of the families; trained in place.
         name: how the user named it, for error messages.
         precision: ``float32``, ``bfloat16`` (autocast over float32 weights) or ``float64``.
+        units_per_block: 1, or 2 to cut blocks in halves.
 
     Raises:
-        UserError: if the model is no chain that is known.
+        UserError: if the model is no chain that is known, or its blocks have no halves that are.
     """
 
-    def __init__(self, model: nn.Module, *, name: str, precision: str = "float32", device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        name: str,
+        precision: str = "float32",
+        device: torch.device,
+        units_per_block: int = 1,
+    ) -> None:
+        self.name = name
         self.family: Family = family_of(model, name=name)
         self.model = model.to(device=device, dtype=torch.float64 if precision == "float64" else torch.float32)
         if any(buffer.endswith("running_mean") for buffer, _ in model.named_buffers()):
@@ -39,11 +52,15 @@ class Chain:
                 f"model.name: {name} has batch normalisation, whose statistics would depend on how a batch is cut; "
                 "use a model with layer normalisation"
             )
-        self.name = name
         self.device = device
         self.dtype = torch.float64 if precision == "float64" else torch.float32
         self._autocast = precision == "bfloat16"
         self.blocks: Sequence[nn.Module] = list(model.get_submodule(self.family.blocks).children())
+        self.numbering = Numbering(len(self.blocks), units_per_block)
+        self._halves = self.family.halves if units_per_block > 1 else None
+        if units_per_block > 1 and self._halves is None:
+            raise self._indivisible(f"its family, {self.family.name}, has no halves")
+        self._bodies = self._bodies_of_units()
         self._owners = {parameter: self._owner(parameter) for parameter, _ in model.named_parameters()}
         self._frozen = 0
         self._leaving: list[tuple[tuple[int, ...], bool, torch.dtype]] = []
@@ -55,17 +72,28 @@ class Chain:
 
     def _owner(self, parameter: str) -> int:
         prefix = f"{self.family.blocks}."
-        if parameter.startswith(prefix):
-            return 1 + int(parameter[len(prefix) :].split(".", 1)[0])
-        return 0 if parameter.startswith(self.family.stem_prefixes) else self.num_blocks + 1
+        if not parameter.startswith(prefix):
+            return 0 if parameter.startswith(self.family.stem_prefixes) else self.num_units - 1
+        block, _, rest = parameter[len(prefix) :].partition(".")
+        half = 0 if self._halves is None else self._halves.owner(rest)
+        if half is None:
+            raise self._indivisible(f"neither half owns {parameter}")
+        return self.numbering.first_of(int(block) + 1) + half
+
+    def _bodies_of_units(self) -> Sequence[Callable[..., Tensor]]:
+        """What runs in each unit between stem and head: the library's own blocks, or their halves."""
+        if self._halves is None:
+            return self.blocks
+        halves = (self._halves.attention, self._halves.mlp)
+        return [partial(half, block) for block in self.blocks for half in halves]
 
     @property
     def num_blocks(self) -> int:
-        return len(self.blocks)
+        return self.numbering.num_blocks
 
     @property
     def num_units(self) -> int:
-        return len(self.blocks) + 2
+        return self.numbering.num_units
 
     @property
     def input_keys(self) -> tuple[str, ...]:
@@ -98,11 +126,11 @@ class Chain:
                 main = hidden.to(self.dtype) if hidden.is_floating_point() else hidden
                 hidden = self.family.stem(self.model, {**inputs, self.family.main_input: main})
                 first = 1
-            blocks = self.blocks[first - 1 : min(stop, self.num_units - 1) - 1]
-            if blocks:
+            bodies = self._bodies[first - 1 : min(stop, self.num_units - 1) - 1]
+            if bodies:
                 arguments = self.family.block_arguments(self.model, hidden, inputs)
-                for block in blocks:
-                    hidden = block(hidden, **arguments)
+                for body in bodies:
+                    hidden = body(hidden, **arguments)
             if stop == self.num_units:
                 hidden = self.family.head(self.model, hidden, inputs)
         return hidden
@@ -126,7 +154,7 @@ class Chain:
             self._set_sticky_eval(block, frozen=index < num_frozen)
 
     def _is_frozen(self, unit: int) -> bool:
-        return self._frozen > 0 and unit <= self._frozen
+        return unit < self.numbering.behind(self._frozen)
 
     def train(self, mode: bool = True) -> None:
         """Train or eval mode of the active units."""
@@ -166,7 +194,7 @@ class Chain:
 
         Raises:
             UserError: if the logits differ from those of the model's own forward, as for a variant that overrides the
-                forward of its family.
+                forward of its family, or halves from their block.
         """
         self.model.eval()
         main = inputs[self.family.main_input]
@@ -176,10 +204,11 @@ class Chain:
             expected = self._own_outputs(main, side)
             try:
                 outputs = self._run_by_unit(main, side, text_length=text_length)
+            except UserError:
+                raise
             except Exception as error:  # blocks that take other arguments, say; the model's own forward did well
                 raise self._unlike(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
-        scale = expected.abs().max().clamp_min(1.0)
-        if outputs.shape != expected.shape or (outputs - expected).abs().max() > 1e-3 * scale:
+        if differ(outputs, expected):
             raise self._unlike("other outputs than its own")
 
     def _own_outputs(self, main: Tensor, side: Mapping[str, Tensor]) -> Tensor:
@@ -192,11 +221,29 @@ class Chain:
 
     def _run_by_unit(self, main: Tensor, side: Mapping[str, Tensor], *, text_length: int | None) -> Tensor:
         hidden, self._leaving = main, []
+        starts = {self.numbering.first_of(index + 1): block for index, block in enumerate(self.blocks)}
         for unit in range(self.num_units):
+            if self._halves is not None and unit in starts:
+                self._prove_halves(self._halves, starts[unit], hidden, side)
             hidden = self.run(range(unit, unit + 1), hidden, side)
             by_length = text_length is not None and hidden.dim() == 3
             self._leaving.append((tuple(hidden.shape[1:]), by_length, hidden.dtype))
         return hidden
+
+    def _prove_halves(self, halves: Halves, block: nn.Module, hidden: Tensor, side: Mapping[str, Tensor]) -> None:
+        """Note: of every block, because the blocks of a model need not be alike."""
+        with self.autocast():
+            arguments = self.family.block_arguments(self.model, hidden, side)
+            try:
+                differs = halves_differ(halves, block, hidden, arguments=arguments)
+                found = "other outputs than the whole" if differs else ""
+            except Exception as error:  # a block that is wired in another way lacks modules, say
+                found = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if found:
+            raise self._indivisible(found)
+
+    def _indivisible(self, found: str) -> UserError:
+        return UserError(f"pipe.units: half cannot cut the blocks of {self.name} ({found}); give block")
 
     def _unlike(self, found: str) -> UserError:
         return UserError(

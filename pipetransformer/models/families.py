@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
+from pipetransformer.models.halves import DISTILBERT, ENCODER, GPT2, LLAMA, SCALED, VIT, Halves
 
 __all__ = ["FAMILIES", "Family", "family_of"]
 
@@ -33,6 +34,7 @@ class Family:
             ``side_inputs`` those that every rank needs: it derives its blocks' arguments and the head's from them.
         stem, head: ``stem(model, inputs) -> hidden [batch, tokens, width]`` and ``head(model, hidden, inputs)``.
         block_arguments: ``(model, hidden, inputs) -> keyword arguments`` of every block.
+        halves: how a block divides; None where it does not.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Family:
     stem: Callable[[Any, Inputs], Tensor]
     head: Callable[[Any, Tensor, Inputs], Tensor]
     block_arguments: Callable[[Any, Tensor, Inputs], dict[str, Any]]
+    halves: Halves | None = None
     stem_inputs: tuple[str, ...] = ()
     side_inputs: tuple[str, ...] = ()
 
@@ -75,7 +78,7 @@ def _vit(model: nn.Module) -> Family | None:
         hidden = model.patch_embed(inputs["pixel_values"])
         return model.norm_pre(model.patch_drop(model._pos_embed(hidden)))  # type: ignore[no-any-return]
 
-    return _pictures("ViT and DeiT", stem, lambda model, hidden, inputs: {})
+    return _pictures("ViT and DeiT", stem, lambda model, hidden, inputs: {}, halves=VIT)
 
 
 def _eva(model: nn.Module) -> Family | None:
@@ -93,7 +96,7 @@ def _eva(model: nn.Module) -> Family | None:
         known = hasattr(model.rope, "feat_shape")
         return {"rope": model.rope.get_embed() if known else model.rope.get_embed(shape=model.patch_embed.grid_size)}
 
-    return _pictures("EVA", stem, arguments)
+    return _pictures("EVA", stem, arguments, halves=SCALED)
 
 
 def _beit(model: nn.Module) -> Family | None:
@@ -108,11 +111,15 @@ def _beit(model: nn.Module) -> Family | None:
         hidden = torch.cat((model.cls_token.expand(len(hidden), -1, -1), hidden), dim=1)
         return model.pos_drop(hidden if model.pos_embed is None else hidden + model.pos_embed)  # type: ignore[no-any-return]
 
-    return _pictures("BEiT", stem, lambda model, hidden, inputs: {})
+    return _pictures("BEiT", stem, lambda model, hidden, inputs: {}, halves=SCALED)
 
 
 def _pictures(
-    name: str, stem: Callable[[Any, Inputs], Tensor], block_arguments: Callable[[Any, Tensor, Inputs], dict[str, Any]]
+    name: str,
+    stem: Callable[[Any, Inputs], Tensor],
+    block_arguments: Callable[[Any, Tensor, Inputs], dict[str, Any]],
+    *,
+    halves: Halves,
 ) -> Family:
     return Family(
         name=f"timm {name}",
@@ -122,6 +129,7 @@ def _pictures(
         stem=stem,
         head=lambda model, hidden, inputs: model.forward_head(model.norm(hidden)),
         block_arguments=block_arguments,
+        halves=halves,
     )
 
 
@@ -151,6 +159,7 @@ def _encoder(model: nn.Module) -> Family | None:
         stem=stem,
         head=head,
         block_arguments=_bidirectional_mask,
+        halves=ENCODER,
         stem_inputs=("token_type_ids",),
         side_inputs=("attention_mask",),
     )
@@ -185,6 +194,7 @@ def _distilbert(model: nn.Module) -> Family | None:
         stem=lambda model, inputs: model.distilbert.embeddings(inputs["input_ids"]),
         head=answer if _has(model, "qa_outputs") else classify,
         block_arguments=_bidirectional_mask,
+        halves=DISTILBERT,
         side_inputs=("attention_mask",),
     )
 
@@ -206,6 +216,7 @@ def _gpt2(model: nn.Module) -> Family | None:
         stem=stem,
         head=lambda model, hidden, inputs: _last_token(model.score(model.transformer.ln_f(hidden)), inputs),
         block_arguments=_causal_mask,
+        halves=GPT2,
         side_inputs=("attention_mask",),
     )
 
@@ -228,6 +239,7 @@ def _decoder(model: nn.Module) -> Family | None:
         stem=lambda model, inputs: model.model.embed_tokens(inputs["input_ids"]),
         head=lambda model, hidden, inputs: _last_token(model.score(model.model.norm(hidden)), inputs),
         block_arguments=arguments,
+        halves=LLAMA,
         side_inputs=("attention_mask",),
     )
 

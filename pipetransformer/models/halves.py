@@ -1,0 +1,107 @@
+"""Where a block divides: its attention half and its MLP half, each with its norm, its dropouts and its residual.
+
+Both run through the block's own modules, in the order in which the block runs them. ``proof.py`` proves them equal to
+the block, so that a block that is wired in another way is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["DISTILBERT", "ENCODER", "GPT2", "LLAMA", "SCALED", "VIT", "Halves"]
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """How the blocks of a family divide.
+
+    Attributes:
+        attention, mlp: ``(block, hidden, **arguments) -> hidden``, with the block's own arguments.
+        attention_prefixes, mlp_prefixes: of the names, within a block, of the parameters that each half owns.
+    """
+
+    attention: Callable[..., Tensor]
+    mlp: Callable[..., Tensor]
+    attention_prefixes: tuple[str, ...]
+    mlp_prefixes: tuple[str, ...]
+
+    def owner(self, parameter: str) -> int | None:
+        """The half (0 or 1) of a parameter, by its name within the block; None where neither owns it."""
+        owners = [parameter.startswith(prefixes) for prefixes in (self.attention_prefixes, self.mlp_prefixes)]
+        return owners.index(True) if any(owners) else None
+
+
+# ---- timm ------------------------------------------------------------------------------------------------------------
+
+
+def _vit_attention(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    return hidden + block.drop_path1(block.ls1(block.attn(block.norm1(hidden), **arguments)))  # type: ignore[no-any-return]
+
+
+def _vit_mlp(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    return hidden + block.drop_path2(block.ls2(block.mlp(block.norm2(hidden))))  # type: ignore[no-any-return]
+
+
+def _scaled_attention(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    found = block.attn(block.norm1(hidden), **arguments)
+    return hidden + block.drop_path1(found if block.gamma_1 is None else block.gamma_1 * found)  # type: ignore[no-any-return]
+
+
+def _scaled_mlp(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    found = block.mlp(block.norm2(hidden))
+    return hidden + block.drop_path2(found if block.gamma_2 is None else block.gamma_2 * found)  # type: ignore[no-any-return]
+
+
+VIT = Halves(_vit_attention, _vit_mlp, ("norm1.", "attn.", "ls1."), ("norm2.", "mlp.", "ls2."))
+SCALED = Halves(_scaled_attention, _scaled_mlp, ("norm1.", "attn.", "gamma_1"), ("norm2.", "mlp.", "gamma_2"))
+"""BEiT's and EVA's, whose layer scales are parameters of the block itself."""
+
+
+# ---- transformers ----------------------------------------------------------------------------------------------------
+
+
+def _encoder_attention(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    return block.attention(hidden, **arguments)[0]  # type: ignore[no-any-return]
+
+
+def _encoder_mlp(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    from transformers.pytorch_utils import apply_chunking_to_forward
+
+    return apply_chunking_to_forward(block.feed_forward_chunk, block.chunk_size_feed_forward, block.seq_len_dim, hidden)
+
+
+def _distilbert_attention(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    return block.sa_layer_norm(block.attention(hidden, **arguments)[0] + hidden)  # type: ignore[no-any-return]
+
+
+def _distilbert_mlp(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    return block.output_layer_norm(block.ffn(hidden) + hidden)  # type: ignore[no-any-return]
+
+
+def _gpt2_attention(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    return block.attn(block.ln_1(hidden), **arguments)[0] + hidden  # type: ignore[no-any-return]
+
+
+def _gpt2_mlp(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    return hidden + block.mlp(block.ln_2(hidden))  # type: ignore[no-any-return]
+
+
+def _llama_attention(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    return hidden + block.self_attn(hidden_states=block.input_layernorm(hidden), **arguments)[0]  # type: ignore[no-any-return]
+
+
+def _llama_mlp(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    return hidden + block.mlp(block.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
+
+
+ENCODER = Halves(_encoder_attention, _encoder_mlp, ("attention.",), ("intermediate.", "output."))
+"""BERT's and its like: a norm follows each residual."""
+DISTILBERT = Halves(
+    _distilbert_attention, _distilbert_mlp, ("attention.", "sa_layer_norm."), ("ffn.", "output_layer_norm.")
+)
+GPT2 = Halves(_gpt2_attention, _gpt2_mlp, ("ln_1.", "attn."), ("ln_2.", "mlp."))
+LLAMA = Halves(_llama_attention, _llama_mlp, ("input_layernorm.", "self_attn."), ("post_attention_layernorm.", "mlp."))
