@@ -45,7 +45,7 @@ def test_all_cells_are_measured_and_their_gradients_agree(ranks: RankPool, tmp_p
             kept, again = (sum(found[Cell(k, 8, mode, name)].activation_bytes) for mode in (False, True))
             assert again < 0.6 * kept, (name, k)
     write_sweep(found, difference, shape=SHAPE, folder=tmp_path)
-    with (tmp_path / "gpt2_sweep.csv").open() as file:
+    with (tmp_path / "gpt2-sweep.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(found)
 
 

@@ -19,6 +19,7 @@ def brute_force(
     crossing: list[int],
     memory: list[list[int]],
     largest: list[list[int]],
+    received: list[list[int]],
     limit: int | None,
 ) -> tuple[int, tuple[int, ...]] | None:
     """(cost of the slowest stage, boundaries) of the best cut that fits: it orders as ``partition`` says."""
@@ -26,7 +27,8 @@ def brute_force(
     found = []
     for boundaries in combinations(range(1, n), num_stages - 1):
         stages = list(zip((0, *boundaries), (*boundaries, n)))
-        taken = [sum(row[a:b]) + max(most[a:b]) for row, most, (a, b) in zip(memory, largest, stages)]
+        rows = zip(memory, largest, received, stages)
+        taken = [sum(row[a:b]) + max(most[a:b]) + first[a] for row, most, first, (a, b) in rows]
         if limit is not None and max(taken) > limit:
             continue
         each = [
@@ -50,10 +52,17 @@ def test_partition_equals_brute_force(largest_cost: int) -> None:
         crossing = [random.choice([0, random.randint(0, largest_cost)]) for _ in range(n)]
         memory = [[random.randint(0, 9) for _ in range(n)] for _ in range(num_stages)]
         largest = [[random.choice([0, random.randint(0, 9)]) for _ in range(n)] for _ in range(num_stages)]
+        received = [[random.choice([0, random.randint(0, 9)]) for _ in range(n)] for _ in range(num_stages)]
         limit = random.choice([None, random.randint(5, 60)])
-        expected = brute_force(costs, num_stages, crossing, memory, largest, limit)
+        expected = brute_force(costs, num_stages, crossing, memory, largest, received, limit)
         found = partition(
-            costs, num_stages=num_stages, crossing=crossing, memory=memory, largest=largest, memory_limit=limit
+            costs,
+            num_stages=num_stages,
+            crossing=crossing,
+            memory=memory,
+            largest=largest,
+            received=received,
+            memory_limit=limit,
         )
         assert found == (None if expected is None else expected[1]), (costs, num_stages, crossing, memory, limit)
         if found is not None and expected is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.analysis.parts import Samples, time_parts
-from pipetransformer.analysis.report import PartitionReport, analyse
+from pipetransformer.analysis.report import STATE_FACTOR, PartitionReport, analyse
 from pipetransformer.errors import UserError
 from pipetransformer.graph import Graph, GraphCosts, profile_graph, trace
 from pipetransformer.pipe.costs import Link
@@ -86,15 +86,16 @@ def measured_cut(
     """
     round_ns = sum(costs.forward_ns) + sum(costs.recompute_ns) + sum(costs.backward_ns)
     rounds = _TRIAL_ROUNDS if round_ns < _LONG_NS else _LONG_TRIAL_ROUNDS
-    slowest: dict[tuple[int, ...], float] = {}
+    tried: dict[tuple[int, ...], tuple[float, GraphCosts]] = {}
     for _ in range(_TRIALS):
         boundaries = cut_graph(costs, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit)
-        if boundaries in slowest:
+        if boundaries in tried:
             break
         forward, backward = time_parts(graph, boundaries, inputs, iterations=rounds, recompute=recompute)
-        slowest[boundaries] = max(f.median + b.median for f, b in zip(forward, backward))
         costs = _corrected(costs, graph.stages(boundaries), forward=forward, backward=backward)
-    return min(slowest, key=lambda cut: slowest[cut]), costs
+        tried[boundaries] = max(f.median + b.median for f, b in zip(forward, backward)), costs
+    best = min(tried, key=lambda cut: tried[cut][0])
+    return best, tried[best][1]
 
 
 def _corrected(
@@ -125,8 +126,8 @@ def cut_graph(
     """The exact min-max cut: forward, recomputation, backward and what is sent both ways.
 
     Args:
-        memory_limit: bytes of weights, gradients and activations that a part may take: of K - part micro-batches as
-            1F1B keeps them, or with ``recompute`` of the one that is computed again. What parts receive is not counted.
+        memory_limit: bytes that a part may take: weights, gradients and AdamW's moments; of K - part micro-batches, as
+            1F1B keeps them, what it received and its activations, or with ``recompute`` those of one alone.
 
     Raises:
         UserError: there are fewer units than stages, or nothing fits; names what would.
@@ -134,16 +135,20 @@ def cut_graph(
     _check_stages(num_stages, num_units=len(costs.forward_ns))
     unit_ns = [sum(times) for times in zip(costs.forward_ns, costs.recompute_ns, costs.backward_ns)]
     crossing = [link.ns(sent) + link.ns(returned) for sent, returned in zip(costs.crossing_bytes, costs.returned_bytes)]
+    alive = range(num_stages, 0, -1)
     memory = [
         [
-            2 * weights + kept * (1 if recompute else num_stages - stage)
+            STATE_FACTOR * weights + kept * (1 if recompute else count)
             for weights, kept in zip(costs.parameter_bytes, costs.activation_bytes)
         ]
-        for stage in range(num_stages)
+        for count in alive
     ]
+    received = [[count * num_bytes for num_bytes in (0, *costs.crossing_bytes[:-1])] for count in alive]
 
     def cut(limit: int | None) -> tuple[int, ...] | None:
-        return partition(unit_ns, num_stages=num_stages, crossing=crossing, memory=memory, memory_limit=limit)
+        return partition(
+            unit_ns, num_stages=num_stages, crossing=crossing, memory=memory, received=received, memory_limit=limit
+        )
 
     if (boundaries := cut(memory_limit)) is not None:
         return boundaries

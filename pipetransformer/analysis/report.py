@@ -13,7 +13,10 @@ from pipetransformer.pipe.costs import Link
 from pipetransformer.pipe.partition import balance_bound
 from pipetransformer.pipe.simulator import StageCosts, simulate
 
-__all__ = ["PartitionReport", "Traffic", "analyse"]
+__all__ = ["STATE_FACTOR", "PartitionReport", "Traffic", "analyse"]
+
+STATE_FACTOR = 4
+"""Bytes of weight, gradient and AdamW's two moments, for each byte of weight."""
 
 _IMBALANCE = "imbalance is ratio of computation time between fastest and slowest parts between 0 and 1 higher is better"
 
@@ -156,7 +159,8 @@ class PartitionReport:
         yield f"theoretical over real {_by_part(t / r for t, r in zip(self.sequential.both, both))}"
         yield f"real imbalance forward + backward {imbalance(both):.4f}; no cut of these units exceeds {self.bound:.4f}"
         yield f"mean over max {1 / _slowdown(both):.4f}; slowdown against perfect balance {_slowdown(both):.4f}"
-        yield f"memory MB weights and gradients {_by_part(2 * n / 1e6 for n in self.weight_bytes)}"
+        state = _by_part(STATE_FACTOR * n / 1e6 for n in self.weight_bytes)
+        yield f"memory MB weights, gradients and AdamW's moments {state}"
         yield f"memory MB activations of a micro-batch {_by_part(n / 1e6 for n in self.activation_bytes)}"
         yield (
             f"1F1B with {self.num_microbatches} micro-batches: bubble {self.bubble:.4f}, "

@@ -33,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-recomputation", action="store_true", help="keep activations instead of computing them again"
     )
     parser.add_argument(
-        "--memory-limit", type=count, metavar="BYTES", help="of a part: weights, gradients, activations"
+        "--memory-limit",
+        type=count,
+        metavar="BYTES",
+        help="of a part: weights, gradients, AdamW's moments, activations",
     )
     parser.add_argument("--microbatches", type=count, help="of the simulated step (default: two for each stage)")
     parser.add_argument(

@@ -27,6 +27,7 @@ def partition(
     crossing: Sequence[int] | None = None,
     memory: Sequence[Sequence[int]] | None = None,
     largest: Sequence[Sequence[int]] | None = None,
+    received: Sequence[Sequence[int]] | None = None,
     memory_limit: int | None = None,
 ) -> tuple[int, ...] | None:
     """Cuts ``costs`` into ``num_stages`` contiguous non-empty stages so that the slowest is fastest.
@@ -36,7 +37,7 @@ def partition(
         crossing: cost of sending what leaves unit i (added to the stage that ends with it and to the one that starts
             after it); zeros if not given. The last entry is never used.
         memory: bytes that each unit takes on each stage, [num_stages][units]; earlier stages of 1F1B keep more
-            micro-batches alive. largest: alike, bytes that a stage needs of the unit alone that has most, beside these.
+            micro-batches alive. Beside these, alike: largest, of the unit alone that has most; received, of the first.
         memory_limit: bytes that a stage may take; no limit if not given.
 
     Returns:
@@ -48,7 +49,7 @@ def partition(
     if num_stages > n:
         return None
     cost = _stage_matrix(costs, crossing)
-    allowed = _memory_masks(memory, largest, memory_limit, num_stages=num_stages, num_units=n)
+    allowed = _memory_masks(memory, largest, received, memory_limit, num_stages=num_stages, num_units=n)
     # slowest[stage][start]: the least that the slowest stage costs where units[start:] go to the stages from this on.
     slowest = [np.full(n + 1, _NEVER) for _ in range(num_stages)]
     last = num_stages - 1
@@ -124,6 +125,7 @@ def _stage_matrix(costs: Sequence[int], crossing: Sequence[int] | None) -> Matri
 def _memory_masks(
     memory: Sequence[Sequence[int]] | None,
     largest: Sequence[Sequence[int]] | None,
+    received: Sequence[Sequence[int]] | None,
     limit: int | None,
     *,
     num_stages: int,
@@ -133,14 +135,12 @@ def _memory_masks(
     after = np.arange(num_units + 1)[None, :] > np.arange(num_units + 1)[:, None]
     if memory is None or limit is None:
         return [after] * num_stages
-    totals = [np.array([0, *accumulate(row)], dtype=np.int64) for row in memory]
-    if largest is None:
-        largest = [[0] * num_units] * num_stages
+    nothing = [[0] * num_units] * num_stages
     masks = []
-    for total, row in zip(totals, largest):
-        single = np.zeros(
-            (num_units + 1, num_units + 1), dtype=np.int64
-        )  # [start, stop]: the maximum of row[start:stop]
-        single[:, 1:] = np.maximum.accumulate(np.where(after[:, 1:], np.array(row)[None, :], 0), axis=1)
-        masks.append(after & (total[None, :] - total[:, None] + single <= limit))
+    for row, most, first in zip(memory, largest or nothing, received or nothing):
+        total = np.array([0, *accumulate(row)], dtype=np.int64)
+        single = np.zeros((num_units + 1, num_units + 1), dtype=np.int64)  # [start, stop]: maximum of most[start:stop]
+        single[:, 1:] = np.maximum.accumulate(np.where(after[:, 1:], np.array(most)[None, :], 0), axis=1)
+        entering = np.array([*first, 0], dtype=np.int64)[:, None]
+        masks.append(after & (total[None, :] - total[:, None] + single + entering <= limit))
     return masks
