@@ -13,11 +13,11 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 from matplotlib.figure import Figure
+from support.command_line import add_output, bench_parser
 from support.fresh import FreshRanks, OutOfMemory
 from support.graphs import (
     GraphBench,
@@ -29,10 +29,9 @@ from support.graphs import (
     num_ranks,
     pick_scale,
 )
-from support.measure import RESULTS
 from support.table import Row, write_table
 
-from pipetransformer.arguments import Parser, count
+from pipetransformer.arguments import count
 from pipetransformer.cli import run_guarded
 from pipetransformer.distributed import World, synchronize
 from pipetransformer.graph import GraphPipeline, trace
@@ -66,11 +65,12 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one row measures."""
+    """What one row measures. ``boundaries``: of its stages, once they are known."""
 
     setting: Setting
     model: Model
     image_size: int
+    boundaries: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,7 @@ class Size:
     models: Mapping[str, Model]
     batch_size: int
     image_size: int
+    timeout_seconds: float  # of a row: tracing, cutting and two steps
 
 
 SIZES = {
@@ -103,6 +104,7 @@ SIZES = {
         },
         batch_size=128,
         image_size=224,
+        timeout_seconds=7200.0,
     ),
     "small": Size(
         models={
@@ -114,6 +116,7 @@ SIZES = {
         },
         batch_size=16,
         image_size=96,
+        timeout_seconds=600.0,
     ),
 }
 # (L, F), parameters, memory of parameters, peak memory of activations: as printed.
@@ -124,19 +127,21 @@ PUBLISHED = {
     "pipeline-4": ("(12, 544)", "1.16B", "13.00GB", "18.72GB"),
     "pipeline-8": ("(24, 512)", "2.01B", "22.42GB", "35.78GB"),
 }
+NOT_CUT = "not cut: its units are timed on one device, which has not the memory"
 NOTES = (
     "Model memory: 12 bytes a parameter: weight, gradient, RMSprop's mean square, as the original counts. Activations: "
     "the most that a second step added to what lay there after the first, of all devices together; the original "
     "takes what its allocator had reserved, less the model. A device's memory is both, of its own stage.",
     "Pipelines: GPipe, as many micro-batches as rows, except_last (the original's default: what enters a unit is kept, "
-    "all of the last micro-batch), cut by the exact partitioner by measured time, without regard to memory.",
+    "all of the last micro-batch), cut by the exact partitioner by measured time, without regard to memory. Times are "
+    "taken before, by ranks of their own: rank 0's device holds the whole model then, and its stage alone in the row.",
     "Published figures are of 24 GB Tesla P40, in units of 2^30 bytes; 613M times 12 bytes are 6.85 of them, not the "
     "6.45 printed. naive-1 ran out of memory there.",
 )
 
 
 def main() -> None:
-    parser = Parser(description=__doc__, prog=f"pipetransformer bench {NAME}")
+    parser = bench_parser(NAME, description=__doc__)
     add_scale(parser)
     parser.add_argument(
         "--device-memory",
@@ -144,13 +149,11 @@ def main() -> None:
         metavar="BYTES",
         help="call a row out of memory beyond this, and find the largest of the table's models that fits each row",
     )
-    parser.add_argument(
-        "--output", type=Path, default=RESULTS, help="folder of the results (default benchmarks/results)"
-    )
+    add_output(parser)
     arguments = parser.parse_args()
     scale, most = pick_scale(arguments.scale), num_ranks(arguments.ranks)
     size = SIZES[scale]
-    with FreshRanks.ready() as ranks:
+    with FreshRanks.ready(timeout_seconds=size.timeout_seconds) as ranks:
         bench = Bench(size, ranks, most_ranks=most, limit=arguments.device_memory)
         rows = [bench.row(setting) for setting in settings(size)]
     notes = [f"Batch {size.batch_size}, {size.image_size} x {size.image_size} random pixels.", *NOTES]
@@ -166,6 +169,10 @@ def main() -> None:
 def settings(size: Size) -> list[Setting]:
     naive = Setting("naive-1", 1, size.batch_size, checkpoint=None)
     return [naive, *(Setting(f"pipeline-{n}", n, size.batch_size, size.batch_size) for n in (1, 2, 4, 8))]
+
+
+class NotCut(Exception):
+    """The times that a cut takes were not measured: rank 0 ran out of memory, which is not the row's own failure."""
 
 
 class Bench:
@@ -199,7 +206,11 @@ class Bench:
         row["note"] = needs(setting, world_size=self._most_ranks)
         if row["note"] is not None:
             return row
-        held = self._measured(setting, model)
+        try:
+            held = self._measured(setting, model)
+        except NotCut:
+            row["note"] = NOT_CUT
+            return row
         if held is None:
             row["note"] = "out of memory"
         else:
@@ -212,15 +223,24 @@ class Bench:
         return row
 
     def _measured(self, setting: Setting, model: Model) -> list[Held] | None:
-        """By rank; None where one of them ran out of memory."""
+        """By rank; None where one of them ran out of memory. Raises NotCut."""
         job = Job(setting, model, self._size.image_size)
         if job not in self._held:
             print(f"{setting.name}: AmoebaNet-D {model}", flush=True)
+            cut = replace(job, boundaries=self._boundaries(job))
             try:
-                self._held[job] = self._ranks.run(measure, job, num_ranks=setting.num_devices)
+                self._held[job] = self._ranks.run(measure, cut, num_ranks=setting.num_devices)
             except OutOfMemory:
                 self._held[job] = None
         return self._held[job]
+
+    def _boundaries(self, job: Job) -> tuple[int, ...]:
+        if job.setting.num_devices == 1:
+            return ()
+        try:
+            return self._ranks.run(find_boundaries, job, num_ranks=job.setting.num_devices)[0]
+        except OutOfMemory as error:
+            raise NotCut from error
 
     def _fits(self, held: Sequence[Held] | None) -> bool:
         return held is not None and (self._limit is None or max(rank.num_bytes for rank in held) <= self._limit)
@@ -229,19 +249,29 @@ class Bench:
         """Of the table's models, which grow from row to row."""
         largest = "none of these"
         for model in self._size.models.values():
-            if not self._fits(self._measured(setting, model)):
-                break
+            try:
+                if not self._fits(self._measured(setting, model)):
+                    break
+            except NotCut:
+                return f"{largest}; {model} is {NOT_CUT}"
             largest = str(model)
         return largest
 
 
+def find_boundaries(world: World, job: Job) -> tuple[int, ...]:
+    """Runs on every rank of a row. The whole model is on rank 0's device."""
+    return _bench_of(world, job).boundaries(job.setting)
+
+
+def _bench_of(world: World, job: Job) -> GraphBench:
+    return GraphBench(world, build=job.model.build, image_size=job.image_size, num_classes=_NUM_CLASSES)
+
+
 def measure(world: World, job: Job) -> Held:
     """Runs on every rank of a row. Only the rank's own stage is on its device."""
-    setting = job.setting
-    bench = GraphBench(world, build=job.model.build, image_size=job.image_size, num_classes=_NUM_CLASSES)
-    boundaries, group = bench.boundaries(setting), bench.group(setting.num_devices)
+    setting, bench = job.setting, _bench_of(world, job)  # whose model is not built, since nothing asks for it
+    group = bench.group(setting.num_devices)
     images, target = bench.batch(setting.batch_size)
-    del bench
     torch.manual_seed(0)
     model = job.model.build().train()
     loss = cross_entropy_of(setting.batch_size)
@@ -252,7 +282,7 @@ def measure(world: World, job: Job) -> Held:
         graph = trace(model, (images[: setting.rows].cpu(),))
         pipeline = GraphPipeline(
             graph,
-            boundaries=boundaries,
+            boundaries=job.boundaries,
             num_microbatches=setting.num_microbatches,
             kind="gpipe",
             loss=loss,

@@ -1,11 +1,12 @@
 """DDP beside Pipe+DDP, as PipeTransformer tabled it: largest batch, memory, images/s; and its all-frozen probe.
 
-    python benchmarks/ddp_vs_pipe.py [--scale small|full] [--ranks-per-node 2] [--nodes 2] [--repeats 7]
+    pipetransformer bench ddp-vs-pipe [--scale small|full] [--ranks-per-node 2] [--nodes 2] [--repeats 7]
 
-Published: ../shared/reference/pipetransformer_experiments.md, pipelines of 3 and of 4 GPUs on 2 machines. Here all
-ranks are on this machine. DDP is torch's own at its best settings, "our plan" the trainer's own data parallelism, and
-Pipe+DDP the trainer's pipelines (1F1B) as its planner cuts them. Every figure is one of fresh ranks; those of a table
-take turns, round by round.
+Published: the notes on experiments in PipeTransformer's repository, Distributed-AI/PipeTransformer (He et al., ICML
+2021): pipelines of 3 and of 4 GPUs on 2 machines. Here all ranks are on this machine. DDP is torch's own at its best
+settings, "our plan" the trainer's own data parallelism, and Pipe+DDP the trainer's pipelines (1F1B) as its planner cuts
+them, by costs of the micro-batches that they then run. Every figure is one of fresh ranks; those of a table take turns,
+round by round.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 import torch
+from support.command_line import add_output, bench_parser
 from support.ddp_vs_pipe import DDP, Frozen, Line, Shape, probe_table, speed_table
-from support.fresh import FreshRanks
-from support.measure import RESULTS
+from support.fresh import FreshRanks, OutOfMemory
 from support.methods import Bench, Method
 from support.trials import Probe, Trial, measure_costs, probe_frozen
 
-from pipetransformer.arguments import Parser, count
+from pipetransformer.arguments import count
 from pipetransformer.cli import run_guarded
 from pipetransformer.config import load_config
 from pipetransformer.errors import UserError
@@ -52,6 +54,7 @@ class Scale:
         job: overrides of ``CONFIG``. num_blocks: of its model. ranks_per_node: of each table.
         memory: of a rank, where no GPU sets the limit. most_rows: samples a rank beyond which no batch is tried.
         probed: batches of a machine, all blocks frozen. steps: in a measurement.
+        timeout_seconds: of a measurement, the building of its model included.
     """
 
     job: tuple[str, ...]
@@ -61,6 +64,7 @@ class Scale:
     most_rows: int
     probed: tuple[int, ...]
     steps: int
+    timeout_seconds: float
 
 
 SCALES = {
@@ -73,6 +77,7 @@ SCALES = {
         most_rows=512,
         probed=(16, 80),
         steps=2,
+        timeout_seconds=600.0,
     ),
     "full": Scale(
         job=(
@@ -85,12 +90,13 @@ SCALES = {
         most_rows=4096,
         probed=(64, 320),
         steps=5,
+        timeout_seconds=3600.0,
     ),
 }
 
 
 def main() -> None:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser("ddp-vs-pipe", description=__doc__)
     on_gpu = torch.cuda.is_available()
     parser.add_argument("--scale", choices=SCALES, default="full" if on_gpu else "small")
     parser.add_argument("--ranks-per-node", type=count, help="length of a pipeline; as the scale says without it")
@@ -99,7 +105,7 @@ def main() -> None:
     parser.add_argument("--memory-per-rank", type=num_bytes, help='such as "150 MB"; a GPU says itself what it holds')
     parser.add_argument("--largest-batch", type=count, help="no larger global batch is tried")
     parser.add_argument("--repeats", type=count, default=7)
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results (default: beside it)")
+    add_output(parser)
     arguments = parser.parse_args()
     scale = SCALES[arguments.scale]
     lengths = (arguments.ranks_per_node,) if arguments.ranks_per_node else scale.ranks_per_node
@@ -107,7 +113,7 @@ def main() -> None:
     for shape in shapes:
         check(shape, arguments, scale)
     memory = arguments.memory_per_rank or (None if on_gpu else parse_num_bytes(scale.memory))
-    with FreshRanks.ready() as ranks:
+    with FreshRanks.ready(timeout_seconds=scale.timeout_seconds) as ranks:
         bench = Bench(ranks, memory)
         for shape in shapes:
             tell_speed(bench, shape, arguments, scale)
@@ -158,18 +164,47 @@ def step_of(shape: Shape, num_microbatches: int) -> int:
 
 
 def methods_of(bench: Bench, shape: Shape, arguments: argparse.Namespace, scale: Scale) -> list[Method]:
-    """DDP, ours without a pipeline, and a pipeline for every M."""
+    """DDP, ours without a pipeline, and a pipeline for every M, cut for its smallest batch."""
     config = load_config(CONFIG, scale.job)
     together = ParallelPlan(0, 1, shape.world_size, (), 1, "1f1b", None, scale.num_blocks)
     trial = Trial(config, together, ddp_bucket_mb=None, batch=STEP_ROWS * shape.world_size, steps=scale.steps)
-    (costs, *_) = bench.ranks.run(measure_costs, trial, num_ranks=shape.world_size)
     ddp = replace(trial, ddp_bucket_mb=DDP_BUCKETS_MB[-1])
-    methods = [Method(DDP, ddp, trial.batch), Method(OUR_PLAN, trial, trial.batch)]
-    for m in chunks_of(shape, arguments):
-        step = step_of(shape, m)
-        plan, bubble = planned(costs, shape, m, batch=step, num_blocks=scale.num_blocks)
-        methods.append(Method(PIPE, replace(trial, plan=plan, batch=step), step, bubble))
-    return methods
+    pipes = [
+        cut_for(bench, trial, shape, m, step=step_of(shape, m), batch=step_of(shape, m))
+        for m in chunks_of(shape, arguments)
+    ]
+    return [Method(DDP, ddp, trial.batch), Method(OUR_PLAN, trial, trial.batch), *pipes]
+
+
+def cut_for(bench: Bench, trial: Trial, shape: Shape, m: int, *, step: int, batch: int) -> Method:
+    """The pipeline as the planner cuts it, by costs that are measured here of the micro-batches of ``batch``."""
+    num_blocks = trial.plan.num_blocks
+    shaped = ParallelPlan(0, 1, shape.nodes, (), m, "1f1b", None, num_blocks)  # says how many rows a micro-batch has
+    measured = replace(trial, plan=shaped, batch=batch)
+    (costs, *_) = bench.ranks.run(measure_costs, measured, num_ranks=shape.world_size)
+    plan, bubble = planned(costs, shape, m, batch=batch, num_blocks=num_blocks)
+    return Method(PIPE, replace(trial, plan=plan, batch=batch), step, bubble)
+
+
+def recut(bench: Bench, method: Method, shape: Shape, *, batch: int) -> Method:
+    """A pipeline as it is cut for ``batch``; any other method is the same at every batch."""
+    if method.chunks is None or batch in (0, method.trial.batch):
+        return method
+    try:
+        return cut_for(bench, method.trial, shape, method.chunks, step=method.step, batch=batch)
+    except OutOfMemory:  # units are timed with the whole model on every rank
+        return method
+
+
+def largest_of(bench: Bench, method: Method, shape: Shape, *, most: int) -> tuple[Method, int, int | None]:
+    """The method at its largest batch, cut for that, and the smallest batch that was tried and does not fit."""
+    batch, too_large = bench.largest(method, most=most)
+    found = recut(bench, method, shape, batch=batch)
+    if found.trial.plan != method.trial.plan:  # its stages hold otherwise much
+        batch, too_large = bench.largest(found, most=most)
+    elif found is not method:
+        bench.same(found, method)
+    return found, batch, too_large
 
 
 def planned(costs: JobCosts, shape: Shape, m: int, *, batch: int, num_blocks: int) -> tuple[ParallelPlan, float]:
@@ -186,14 +221,14 @@ def planned(costs: JobCosts, shape: Shape, m: int, *, batch: int, num_blocks: in
 def tell_speed(bench: Bench, shape: Shape, arguments: argparse.Namespace, scale: Scale) -> None:
     methods = methods_of(bench, shape, arguments, scale)
     most = arguments.largest_batch or scale.most_rows * shape.world_size
-    found = {method: bench.largest(method, most=most) for method in methods}
+    largest = [largest_of(bench, method, shape, most=most) for method in methods]
     common = math.lcm(*(method.step for method in methods))
-    equal = max(common, min(batch for batch, _ in found.values()) // common * common)
+    equal = max(common, min(batch for _, batch, _ in largest) // common * common)
     ddp, bucket_mb = tuned(bench, methods[0], batch=equal, repeats=min(TUNING_ROUNDS, arguments.repeats))
-    found = {ddp if method is methods[0] else method: batches for method, batches in found.items()}
-    bench.peaks |= {(ddp, batch): peak for (method, batch), peak in bench.peaks.items() if method is methods[0]}
-    at_largest = [(method, batch) for method, (batch, _) in found.items() if batch]
-    at_equal = [(method, equal) for method in found]
+    if ddp.trial != methods[0].trial:
+        largest[0] = largest_of(bench, ddp, shape, most=most)  # its buckets are part of its memory
+    at_largest = [(method, batch) for method, batch, _ in largest if batch]
+    at_equal = [(recut(bench, method, shape, batch=equal), equal) for method, _, _ in largest]
     rates = bench.rates([*dict.fromkeys([*at_largest, *at_equal])], repeats=arguments.repeats)
 
     def line(block: str, method: Method, batch: int, *, fits: bool) -> Line:
@@ -204,7 +239,7 @@ def tell_speed(bench: Bench, shape: Shape, arguments: argparse.Namespace, scale:
         )  # fmt: skip
 
     lines = []
-    for method, (batch, too_large) in found.items():
+    for method, batch, too_large in largest:
         lines += [line("largest", method, too_large, fits=False)] if too_large is not None else []
         lines += [line("largest", method, batch, fits=True)] if batch else []
     lines += [
@@ -217,7 +252,12 @@ def tell_speed(bench: Bench, shape: Shape, arguments: argparse.Namespace, scale:
         device=device_name(),
         scale=arguments.scale,
         folder=arguments.output,
-        notes=[*memory_notes(bench.memory, most=most), ddp_note(bucket_mb), where(shape), plans_note(found)],
+        notes=[
+            *memory_notes(bench.memory, most=most),
+            ddp_note(bucket_mb),
+            where(shape),
+            plans_note(at_largest, at_equal),
+        ],
     )
 
 
@@ -290,9 +330,17 @@ def ddp_note(bucket_mb: int) -> str:
     )
 
 
-def plans_note(methods: dict[Method, tuple[int, int | None]]) -> str:
-    cuts = [f"M {m.chunks} before units {list(m.trial.plan.boundaries)}" for m in methods if m.name == PIPE]
-    return f"The planner cuts (0 is the stem, then the blocks): {', '.join(cuts)}. Schedule: 1F1B, no recomputation."
+def plans_note(at_largest: Sequence[tuple[Method, int]], at_equal: Sequence[tuple[Method, int]]) -> str:
+    cuts = ", ".join(
+        f"M {method.chunks} at {batch:,} before units {list(method.trial.plan.boundaries)} (costs of "
+        f"{method.trial.batch:,})"
+        for method, batch in dict.fromkeys([*at_largest, *at_equal])
+        if method.name == PIPE
+    )
+    return (
+        "The planner cuts each row's batch, by costs measured of its micro-batches (0 is the stem, then the blocks): "
+        f"{cuts}. Schedule: 1F1B, no recomputation."
+    )
 
 
 if __name__ == "__main__":

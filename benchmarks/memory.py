@@ -1,6 +1,6 @@
 """Predicted over real: the most bytes that each rank holds at once in a step.
 
-    python benchmarks/memory.py [--models vit bert]
+    pipetransformer bench memory [--models vit bert]
 
 Costs are measured unit by unit, as a job does before training, and the planner predicts from them. Real is what lies in
 tensors at the peak of a second step (weights, gradients, optimizer state, batch, activations), counted storage by
@@ -9,8 +9,8 @@ storage as torch makes and frees them: no allocator's habits, no resident pages.
 
 from __future__ import annotations
 
-import argparse
 import gc
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,22 +22,21 @@ from statistics import median
 import numpy as np
 import torch.distributed as dist
 from matplotlib.figure import Figure
+from support.command_line import bench_parser
 from support.ranks import is_rank, launch
+from support.steps import PlanSteps
 from support.table import Row, write_table
 from torch import Tensor
 
 from pipetransformer.adapter import LiveBytes
+from pipetransformer.cli import run_guarded
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import Batch, epoch_batches
 from pipetransformer.distributed import World, close_world, init_world, led_by
-from pipetransformer.feed import Feed
-from pipetransformer.layout import initial_ownership, move
 from pipetransformer.measure import Workload, full_batches, measure_profile
-from pipetransformer.pipe.objective import Objective
 from pipetransformer.pipe.planner import predict
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.setup import Job, build_job
-from pipetransformer.step import Stepper
 
 CONFIGS = Path(__file__).resolve().parent.parent / "config"
 MODELS = {
@@ -62,7 +61,7 @@ class Real:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench_parser("memory", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     arguments = parser.parse_args()
     if is_rank():
@@ -128,33 +127,24 @@ def predicted_bytes(world: World, config: Config, plans: Sequence[ParallelPlan])
 
 def real_bytes(world: World, config: Config, plans: Sequence[ParallelPlan]) -> list[Real]:
     """Collective. What this rank holds under each plan in its second step; the first makes the optimizer's state."""
-    found, layout = [], None
+    found = []
     with LiveBytes() as live:
         job = build_job(config, world, lead=partial(led_by, 0))
         gc.collect()
         others = live.alive - _weights(job)  # data, buffers
         batches, workload = _batches(job, world)
         batch = full_batches(batches)[workload.modal_length]
-        data = job.datasets["train"]
-        objective = Objective(data.kind, label_smoothing=0.0, device=world.device)
-        stepper = Stepper(job.chain, config.train, objective=objective, rank=world.rank, needs_norms=False)
-        ownership = initial_ownership(job.chain, world)
+        steps = PlanSteps(job, config, world=world)
         for plan in plans:
-            layout, _ = move(
-                layout, plan, ownership=ownership, chain=job.chain, train=config.train, world=world,
-                objective=objective, keep_frozen_state=False, recompute=config.pipe.checkpoint,
-            )  # fmt: skip
-            job.chain.train()  # blocks that are frozen no more are still in eval mode
-            feed = Feed(job.chain, data, plan, rank=world.rank, store=None, num_workers=0)
+            layout, feed = steps.enter(plan), steps.feed(plan)
             with closing(feed.batches([batch] * 2, epoch=0)) as incoming:
                 for step, given in enumerate(incoming):
                     live.peak = live.alive
-                    stepper.run(layout, feed, given, step=step, lr=1e-3)
+                    steps.run(feed, given, step=step, lr=1e-3)
                     del given
             moments = sum(_size(t) for state in layout.state().values() for t in state.values())
             found.append(Real(peak=live.peak - others, lasting=moments + _weights(job)))
-    assert layout is not None
-    layout.close()
+        steps.leave()
     return found
 
 
@@ -188,7 +178,12 @@ def row_of(plan: ParallelPlan, *, predicted: int, real: int) -> Row:
 
 def tell(rows: list[Row]) -> None:
     ratios = [float(row["predicted / real"] or 0) for row in rows]
-    notes = [f"predicted / real: median {median(ratios):.3f}, {min(ratios):.3f} .. {max(ratios):.3f}"]
+    models = [f"{name} ({MODELS[name][1].strip('{}')})" for name in dict.fromkeys(str(row["model"]) for row in rows)]
+    notes = [
+        f"predicted / real: median {median(ratios):.3f}, {min(ratios):.3f} .. {max(ratios):.3f}",
+        f"Models: {', '.join(models)}. float32, batch {BATCH} over 2 ranks, dropout 0.1; M: micro-batches, n: frozen "
+        "blocks. Real: bytes in tensors at the peak of a second step, storage by storage.",
+    ]
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -206,4 +201,4 @@ def tell(rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_guarded(main))

@@ -1,6 +1,6 @@
 """What the trainer costs where nothing is elastic: one rank, no freezing, against a bare torch loop.
 
-    python benchmarks/overhead.py [--repeats 7] [--steps 30] [--model vit|bert]
+    pipetransformer bench overhead [--repeats 7] [--steps 30] [--model vit|bert]
 
 Both train the same model on the same batches in one process and take turns, a step each, so that a slow moment of the
 machine meets both; several processes, because where each happens to lie in memory makes about 1 %. The bare loop is
@@ -27,8 +27,11 @@ from typing import Any
 import psutil
 import torch
 import torch.nn.functional as F
+from support.command_line import bench_parser
 from support.measure import save, spread
 
+from pipetransformer.arguments import count
+from pipetransformer.cli import run_guarded
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import alone, epoch_batches
 from pipetransformer.distributed import World, close_world, init_world, synchronize
@@ -57,9 +60,9 @@ WARMUP = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7, help="processes that are measured, of each model")
-    parser.add_argument("--steps", type=int, default=30, help="pairs of steps in each")
+    parser = bench_parser("overhead", description=__doc__)
+    parser.add_argument("--repeats", type=count, default=7, help="processes that are measured, of each model")
+    parser.add_argument("--steps", type=count, default=30, help="pairs of steps in each")
     parser.add_argument("--model", choices=MODELS, help="one model alone")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -208,4 +211,4 @@ PARTS: dict[str, Callable[[str, int], object]] = {
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_guarded(main))

@@ -1,17 +1,19 @@
 """PipeTransformer's own setting, simulated, beside what it published: ablation, alpha, three data sets.
 
-    python benchmarks/paper.py
+    pipetransformer bench paper
 
 Published figures: He et al., ICML 2021, arXiv 2102.03161, tables 1 to 3. What the simulator assumes: docs/simulator.md.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
 from pathlib import Path
 
+from support.command_line import bench_parser
 from support.measure import save
 
+from pipetransformer.cli import run_guarded
 from pipetransformer.commands.tables import make_console, make_table
 from pipetransformer.simulation import load_simulation, run_simulation
 
@@ -66,7 +68,7 @@ def measure() -> list[dict[str, object]]:
 
 
 def main() -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    bench_parser("paper", description=__doc__).parse_args()
     rows = measure()
     titles = ("table", "what", "published", "predicted", "against the best static layout")
     lines = (
@@ -86,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_guarded(main))

@@ -1,7 +1,7 @@
 """The exact partitioner beside torchgpipe's block partition, on the same random costs.
 
     pip install -e ".[bench]"
-    python benchmarks/partitioner.py [--chains 2000]
+    pipetransformer bench partitioner [--chains 2000]
 
 Both cut a chain into contiguous stages, communication left out, which torchgpipe does not know. A ratio is the slowest
 stage of torchgpipe's cut over that of ours: 1 is a draw, and it is never below.
@@ -9,19 +9,24 @@ stage of torchgpipe's cut over that of ours: 1 is a draw, and it is never below.
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 from random import Random
 from statistics import median
 from time import perf_counter
 
+from support.command_line import bench_parser
 from support.measure import save
-from torchgpipe.balance import blockpartition
+from support.torchgpipe import require_torchgpipe
 
+from pipetransformer.arguments import count
+from pipetransformer.cli import run_guarded
 from pipetransformer.pipe.partition import bottleneck, partition
 
 
 def compare(num_chains: int, *, seed: int = 0) -> dict[str, object]:
+    from torchgpipe.balance import blockpartition  # not installed with the project
+
     random = Random(seed)
     ratios, ours_s, theirs_s = [], 0.0, 0.0
     for _ in range(num_chains):
@@ -46,13 +51,14 @@ def compare(num_chains: int, *, seed: int = 0) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--chains", type=int, default=2000)
+    parser = bench_parser("partitioner", description=__doc__)
+    parser.add_argument("--chains", type=count, default=2000, help="random chains (default 2000)")
     arguments = parser.parse_args()
+    require_torchgpipe()
     result = compare(arguments.chains)
     print(json.dumps(result, indent=1))
     print(f"saved {save('partitioner', [result])}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_guarded(main))

@@ -1,7 +1,7 @@
 """A pipeline of 2 ranks beside everything else that 2 cores can run, at one batch size, round by round in one run.
 
     pip install -e ".[bench]"
-    python benchmarks/pipeline.py [--repeats 7]
+    pipetransformer bench pipeline [--repeats 7]
 
 Rows: a plain loop with one thread and with two, plain data parallel on 2 ranks, 1F1B on 2 ranks, and torchgpipe 0.0.7
 on two CPU "devices" of one process, with one thread and with two; all train the same ViT on the same batch without an
@@ -11,7 +11,7 @@ what a pipeline can reach.
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,19 +21,20 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 from matplotlib.figure import Figure
+from support.command_line import bench_parser
 from support.measure import spread
-from support.ranks import is_rank, launch, slowest
+from support.ranks import is_rank, launch
+from support.steps import PlanSteps
 from support.table import write_table
 from support.torchgpipe import build_gpipe, require_torchgpipe, threads
 from torch import Tensor, nn
 
+from pipetransformer.arguments import count
+from pipetransformer.cli import run_guarded
 from pipetransformer.config import load_config
 from pipetransformer.data import epoch_batches
-from pipetransformer.distributed import World, close_world, init_world, led_by
-from pipetransformer.feed import Feed
-from pipetransformer.layout import Layout, initial_ownership, move
+from pipetransformer.distributed import World, close_world, init_world, led_by, slowest
 from pipetransformer.models import Chain, Stage
-from pipetransformer.pipe.objective import Objective
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.setup import build_job
 
@@ -47,23 +48,29 @@ JOB = (
 )
 NUM_BLOCKS, CUT, MICROBATCHES = 12, 7, (2, 4, 8)
 Round = Callable[[], None]
-WHY = (
+READING = (
     "Medians [least .. most] of the rounds; ratios are of one round each. A pipeline of 2 waits for its first and its",
-    "last micro-batch, 1 / (M + 1) of its time, and smaller products are slower ones; replicas wait for one sum of",
-    "gradients alone. So where the model fits and gradients are cheap to sum, plain data parallel wins.",
+    "last micro-batch, 1 / (M + 1) of its time; replicas wait for one sum of gradients alone.",
     'torchgpipe has one worker for each distinct device, and "cpu" is one: its partitions follow one another, and only',
     "threads inside operators use the second core.",
 )
+WHY = {
+    "plain loop": "A plain loop wins: what two ranks gain is less here than what their gradients or activations cost.",
+    "data parallel": "Data parallel wins: its gradients are cheap to sum, against what a pipeline waits.",
+    "1F1B": "A pipeline wins: what it waits is less here than what replicas take to sum all gradients.",
+    "torchgpipe": "torchgpipe wins: threads inside operators gain more here than ranks, which pay for messages.",
+}
+"""By what is fastest."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser = bench_parser("pipeline", description=__doc__)
+    parser.add_argument("--repeats", type=count, default=7, help="timed rounds (default 7)")
     arguments = parser.parse_args()
+    require_torchgpipe()
     if is_rank():
         run(repeats=arguments.repeats)
     else:
-        require_torchgpipe()
         launch(__file__, num_ranks=2, num_threads=2)
 
 
@@ -89,15 +96,14 @@ class Bench:
         self.world = world
         config = load_config(CONFIG, JOB)
         job = build_job(config, world, lead=partial(led_by, 0))
-        self.chain, self.data, self.train = job.chain, job.datasets["train"], config.train
-        self.batches = epoch_batches(self.data.lengths, batch_size=BATCH, seed=0, epoch=0, num_nodes=1)
-        self.objective = Objective(self.data.kind, label_smoothing=0.0, device=world.device)
-        self.ownership = initial_ownership(self.chain, world)
-        self.layout: Layout | None = None
+        data = job.datasets["train"]
+        self.batches = epoch_batches(data.lengths, batch_size=BATCH, seed=0, epoch=0, num_nodes=1)
+        self.steps = PlanSteps(job, config, world=world)
+        self.objective = self.steps.objective
         whole = build_job(config, world, lead=partial(led_by, 0)).chain  # that no transition takes apart
         self.alone, self.gpipes = whole, {m: gpipe_of(whole, m) for m in MICROBATCHES}
-        raw = self.data.inputs(self.batches[0].ids, length=self.batches[0].length, epoch=0)
-        self.inputs, self.labels = raw[whole.family.main_input], self.data.labels[self.batches[0].ids]
+        raw = data.inputs(self.batches[0].ids, length=self.batches[0].length, epoch=0)
+        self.inputs, self.labels = raw[whole.family.main_input], data.labels[self.batches[0].ids]
 
     def rows(self) -> list[tuple[str, Round]]:
         """By name what is timed; entering a layout is not."""
@@ -126,18 +132,10 @@ class Bench:
 
     def entered(self, plan: ParallelPlan) -> Round:
         def action() -> None:
-            if self.layout is None or self.layout.plan != plan:
-                self.layout, _ = move(
-                    self.layout, plan, ownership=self.ownership, chain=self.chain, train=self.train, world=self.world,
-                    objective=self.objective, keep_frozen_state=False,
-                )  # fmt: skip
-                feed = Feed(self.chain, self.data, plan, rank=self.world.rank, store=None, num_workers=0)
-                self.batch = next(iter(feed.batches([self.batches[0]], epoch=0)))
-                self.chain.train()
-            self.objective.begin(step=0, global_count=BATCH)
-            self.layout.reducer.begin(num_microbatches=plan.num_microbatches)
-            self.layout.executor.train(self.batch)
-            self.layout.reducer.finish()
+            if self.steps.layout is None or self.steps.layout.plan != plan:
+                self.steps.enter(plan)
+                self.batch = next(iter(self.steps.feed(plan).batches([self.batches[0]], epoch=0)))
+            self.steps.backward(self.batch)
 
         return action
 
@@ -154,7 +152,7 @@ class Bench:
             else:
                 entering = torch.ones(rows, 65, 192, requires_grad=True)
                 torch.autograd.backward(self.objective(stage(entering), self.labels[part]))
-        clear(self.alone)
+        self.alone.model.zero_grad()
 
     def plain(self, *, num_threads: int) -> None:
         if self.world.rank == 0:
@@ -162,7 +160,7 @@ class Bench:
                 self.objective.begin(step=0, global_count=BATCH)
                 outputs = self.alone.run(range(NUM_BLOCKS + 2), self.inputs, {})
                 torch.autograd.backward(self.objective(outputs, self.labels))
-            clear(self.alone)
+            self.alone.model.zero_grad()
         dist.barrier()
 
     def torchgpipe(self, m: int, num_threads: int) -> None:
@@ -170,7 +168,7 @@ class Bench:
             with threads(num_threads):
                 self.objective.begin(step=0, global_count=BATCH)
                 torch.autograd.backward(self.objective(self.gpipes[m](self.inputs), self.labels))
-            clear(self.alone)
+            self.alone.model.zero_grad()
         dist.barrier()
 
 
@@ -190,11 +188,6 @@ class Unit(nn.Module):
 def gpipe_of(chain: Chain, m: int) -> nn.Module:
     layers = nn.Sequential(*(Unit(chain, unit) for unit in range(chain.num_units)))
     return build_gpipe(layers, balance=[CUT, chain.num_units - CUT], devices=["cpu", "cpu"], num_microbatches=m)
-
-
-def clear(chain: Chain) -> None:
-    for parameter in chain.model.parameters():
-        parameter.grad = None
 
 
 def tell(times: dict[str, list[float]]) -> None:
@@ -221,9 +214,13 @@ def tell(times: dict[str, list[float]]) -> None:
         "pipeline",
         rows,
         title=f"A ViT of 5.4 M parameters, {BATCH} pictures a step, forward and backward, on 2 cores",
-        notes=[f"Fastest here: {fastest}.", *WHY],
+        notes=[f"Fastest here: {fastest}. {why(fastest)}", *READING],
         draw=lambda figure: draw(figure, times),
     )
+
+
+def why(fastest: str) -> str:
+    return next(sentence for name, sentence in WHY.items() if fastest.startswith(name))
 
 
 def draw(figure: Figure, times: dict[str, list[float]]) -> None:
@@ -235,4 +232,4 @@ def draw(figure: Figure, times: dict[str, list[float]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_guarded(main))

@@ -1,6 +1,6 @@
 """Predicted over real, on 2 ranks: the time of each stage, and the step time of a pipeline.
 
-    python benchmarks/predictor.py [--repeats 9]
+    pipetransformer bench predictor [--repeats 9]
 
 In every round costs are measured unit by unit, as the trainer does before training, then real steps of every layout
 are timed; a ratio is of one round, so that both have seen the same machine. Medians over the rounds, with their spread.
@@ -10,8 +10,8 @@ correction by static layouts that a job makes.
 
 from __future__ import annotations
 
-import argparse
 import shutil
+import sys
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -20,21 +20,22 @@ from statistics import median
 from time import perf_counter
 
 import torch.distributed as dist
+from support.command_line import bench_parser
 from support.measure import save, spread
-from support.ranks import is_rank, launch, slowest
+from support.ranks import is_rank, launch
+from support.steps import PlanSteps
 
+from pipetransformer.arguments import count
+from pipetransformer.cli import run_guarded
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import Batch, cache_folder, epoch_batches
-from pipetransformer.distributed import World, close_world, init_world, led_by, synchronize
-from pipetransformer.feed import Feed
-from pipetransformer.layout import Layout, initial_ownership, move
+from pipetransformer.distributed import World, close_world, init_world, led_by, slowest, synchronize
 from pipetransformer.measure import Workload, measure_profile
 from pipetransformer.pipe.costs import JobCosts
-from pipetransformer.pipe.objective import Objective
 from pipetransformer.pipe.planner import Constraints, best_plan, predict, unit_costs
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.setup import Job, build_job
-from pipetransformer.step import PhaseSeconds, Stepper
+from pipetransformer.step import PhaseSeconds
 
 CONFIG = Path(__file__).resolve().parent.parent / "config" / "train_config_digits_no_freeze.yaml"
 # A ViT of 5.4 M parameters on 32 x 32 pictures in patches of 4.
@@ -48,8 +49,8 @@ STEPS = 3  # timed in a row
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser = bench_parser("predictor", description=__doc__)
+    parser.add_argument("--repeats", type=count, default=9, help="rounds (default 9)")
     arguments = parser.parse_args()
     if is_rank():
         run(repeats=arguments.repeats)
@@ -75,10 +76,10 @@ def of_mode(config: Config, job: Job, world: World, *, mode: str, repeats: int) 
     workload = Workload.of(
         batches, global_batch_size=train.batch_size, num_ranks=2, pipeline_lengths=(1, 2), microbatches=None
     )
-    bench = Bench(job, config, batches[0], mode=mode, world=world)
+    bench = Bench(job, config, batches[0], world=world)
     found: dict[tuple[str, int], Rounds] = {}
     for _ in range(repeats):
-        if world.rank == 0:  # what was measured in the round before
+        if world.rank == 0:  # what was measured in the round before; the folder is ``launch``'s own
             shutil.rmtree(cache_folder() / "profiles", ignore_errors=True)
         bench.give_back()
         costs = measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world).job
@@ -111,51 +112,37 @@ class Rounds:
 class Bench:
     """Real steps of any plan."""
 
-    def __init__(self, job: Job, config: Config, batch: Batch, *, mode: str, world: World) -> None:
-        self._job, self._train, self._batch, self._mode, self._world = job, config.train, batch, mode, world
-        self._objective = Objective(job.datasets["train"].kind, label_smoothing=0.0, device=world.device)
-        self._stepper = Stepper(job.chain, config.train, objective=self._objective, rank=world.rank, needs_norms=False)
-        self._ownership = initial_ownership(job.chain, world)
-        self._layout: Layout | None = None
+    def __init__(self, job: Job, config: Config, batch: Batch, *, world: World) -> None:
+        self._steps = PlanSteps(job, config, world=world)
+        self._batch, self._world = batch, world
         self._step = 0
 
     def time(self, plan: ParallelPlan) -> tuple[float, list[float]]:
         """Seconds of a step, the slowest rank's, and of each rank's computing: medians of some steps in a row."""
-        self._enter(plan)
-        feed = Feed(
-            self._job.chain, self._job.datasets["train"], plan, rank=self._world.rank, store=None, num_workers=0
-        )
+        self._steps.enter(plan)
+        feed = self._steps.feed(plan)
         incoming = feed.batches([self._batch] * (1 + STEPS), epoch=0)
         steps, computing = list[float](), list[float]()
         for number in range(1 + STEPS):  # the first builds the schedule
             batch = next(incoming)
             dist.barrier()
-            self._stepper.seconds = PhaseSeconds()
+            self._steps.stepper.seconds = PhaseSeconds()
             start = perf_counter()
-            self._stepper.run(self._layout, feed, batch, step=self._step, lr=0.0)
+            self._steps.run(feed, batch, step=self._step)
             synchronize(self._world.device)
             seconds, self._step = slowest(perf_counter() - start), self._step + 1
             if number:
                 steps.append(seconds)
-                computing.append(self._stepper.seconds.forward + self._stepper.seconds.backward)
+                phases = self._steps.stepper.seconds
+                computing.append(phases.forward + phases.backward)
         incoming.close()
         everyone = [0.0] * self._world.size
         dist.all_gather_object(everyone, median(computing))
         return median(steps), everyone
 
     def give_back(self) -> None:
-        """Every rank holds the whole model again, as measurements before training find it."""
-        if self._layout is not None:
-            self._enter(ParallelPlan(0, 1, self._world.size, (), 1, "1f1b", None, self._job.chain.num_blocks))
-            self._layout.close()
-            self._layout = None
-            self._ownership.state.clear()
-
-    def _enter(self, plan: ParallelPlan) -> None:
-        self._layout, _ = move(
-            self._layout, plan, ownership=self._ownership, chain=self._job.chain, train=self._train, world=self._world,
-            objective=self._objective, keep_frozen_state=False, recompute=self._mode,
-        )  # fmt: skip
+        """As measurements before training find the job."""
+        self._steps.leave()
 
 
 def plan_of(schedule: str, m: int, *, config: Config, job: Job, costs: JobCosts) -> ParallelPlan:
@@ -206,4 +193,4 @@ def row_of(rounds: Rounds, *, mode: str, world: World) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_guarded(main))

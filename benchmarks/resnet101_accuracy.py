@@ -1,6 +1,6 @@
 """torchgpipe's table of ResNet-101's accuracy: data parallel and pipelines at small and large batches, on CIFAR-100.
 
-    pipetransformer bench resnet101-accuracy [--scale small|full] [--data FOLDER] [--seeds 3] [--epochs N]
+    pipetransformer bench resnet101-accuracy --data FOLDER [--scale small|full] [--seeds 3] [--epochs N]
 
 Rows, devices, micro-batches and recipe are those of torchgpipe's examples/resnet101_accuracy_benchmark at 1c0a887: SGD
 with Nesterov momentum, a learning rate that grows with the batch, its warm-up and three decays, in proportion to the
@@ -20,25 +20,24 @@ from time import perf_counter
 import torch
 from matplotlib.figure import Figure
 from scipy.stats import t as student
+from support.command_line import add_output, bench_parser
 from support.graphs import GraphBench, Setting, add_scale, cross_entropy_of, held_by, needs, num_ranks, pick_scale
-from support.measure import RESULTS
-from support.ranks import is_rank, launch, slowest
+from support.ranks import is_rank, launch
 from support.table import Row, write_table
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipetransformer.arguments import Parser, count
+from pipetransformer.arguments import count
 from pipetransformer.cli import run_guarded
 from pipetransformer.config import DataConfig
 from pipetransformer.data import Dataset
 from pipetransformer.data.images import ImagePreprocessing, load_image_data
 from pipetransformer.data.info import describe
-from pipetransformer.distributed import World, close_world, init_world, led_by
+from pipetransformer.distributed import World, close_world, init_world, led_by, slowest
 from pipetransformer.errors import UserError
 from pipetransformer.zoo import zoo_model
 
 NAME = "resnet101-accuracy"
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "cifar100"
 # Pixels as CIFAR-100's own statistics have them.
 _PICTURES = ImagePreprocessing(32, 3, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276), "bicubic")
 _NUM_CLASSES = 100
@@ -68,12 +67,14 @@ class Size:
     Attributes:
         settings: data-parallel rows have no checkpointing, and a replica for every device.
         base_batch: whose learning rate is 0.1.
+        divisor: what the original's batches are divided by.
     """
 
     model: str
     build: Callable[[], nn.Module]
     settings: tuple[Setting, ...]
     base_batch: int
+    divisor: int
     epochs: int
     train_samples: int | None
     eval_samples: int | None
@@ -102,6 +103,7 @@ SIZES = {
             Setting("pipeline-4k", 8, 4096, 64),
         ),
         base_batch=256,
+        divisor=1,
         epochs=90,
         train_samples=None,
         eval_samples=None,
@@ -119,6 +121,7 @@ SIZES = {
             Setting("pipeline-4k", 2, 512, 8),
         ),
         base_batch=32,
+        divisor=8,
         epochs=3,
         train_samples=12_800,
         eval_samples=5_000,
@@ -127,21 +130,20 @@ SIZES = {
 
 
 def main() -> None:
-    parser = Parser(description=__doc__, prog=f"pipetransformer bench {NAME}")
+    parser = bench_parser(NAME, description=__doc__)
     add_scale(parser)
-    parser.add_argument("--data", type=Path, help=f"folder of CIFAR-100: parquet files or the archive ({DATA})")
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="where CIFAR-100 lies: parquet files or the archive"
+    )
     parser.add_argument("--seeds", type=count, default=3, help="runs of each row (default 3)")
     parser.add_argument("--epochs", type=count, help="of each run (default: the scale's)")
-    parser.add_argument(
-        "--output", type=Path, default=RESULTS, help="folder of the results (default benchmarks/results)"
-    )
+    add_output(parser)
     arguments = parser.parse_args()
-    folder = arguments.data or DATA
+    folder: Path | None = arguments.data
+    if folder is None:
+        raise UserError("--data: nothing is given; give the folder that holds CIFAR-100 (parquet files or the archive)")
     if not folder.is_dir():
-        if arguments.data is not None:
-            raise UserError(f"--data: {folder} is no folder; give one that holds CIFAR-100")
-        print(f"skipped: CIFAR-100 is not at {folder}; give its folder with --data FOLDER")
-        return
+        raise UserError(f"--data: {folder} is no folder; give one that holds CIFAR-100")
     size = SIZES[pick_scale(arguments.scale)]
     if arguments.epochs is not None:
         size = replace(size, epochs=arguments.epochs)
@@ -332,9 +334,14 @@ def tell(
     compared = [row for row in rows if row["within noise"] is not None]
     outside = [str(row["experiment"]) for row in compared if row["within noise"] == "no"]
     verdict = f"Not within noise: {', '.join(outside)}." if outside else "All compared rows are within noise."
+    divided = [
+        f"Batches are the original's, which name the rows, divided by {size.divisor}; numbers of devices and "
+        "micro-batches are the table's own."
+    ]
     notes = [
         f"{size.model} on {len(splits['train']):,} pictures of CIFAR-100 for {size.epochs} epochs, evaluated on "
         f"{len(splits['eval']):,}; chance is {100 - 100 / _NUM_CLASSES:.0f} % error. {num_seeds} seeds.",
+        *(divided if size.divisor > 1 else []),
         "Data parallel: DistributedDataParallel, each replica normalises by its own rows and the first one's running "
         "statistics are kept. Pipelines: GPipe with recomputation of all micro-batches but the last; each micro-batch "
         "normalises by its own rows, and running statistics see the whole batch once.",

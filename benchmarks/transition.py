@@ -1,6 +1,6 @@
 """What a transition costs: 4x1 -> 2x2 -> 1x4 and back (pp x dp), on 4 ranks, all weights and moments in play.
 
-    python benchmarks/transition.py [--cycles 4]
+    pipetransformer bench transition [--cycles 4]
 
 Seconds are all that a transition adds to the time from one step's reduction to the next one's, over what that time is
 under the new plan otherwise: the move, new groups, the rebuilt stage, its schedule, its first step. They are told in
@@ -10,8 +10,8 @@ to each rank that trains it and did not hold it.
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,9 +21,12 @@ from time import perf_counter
 
 import torch
 import torch.distributed as dist
+from support.command_line import bench_parser
 from support.measure import save, spread
 from support.ranks import is_rank, launch
 
+from pipetransformer.arguments import count
+from pipetransformer.cli import run_guarded
 from pipetransformer.config import load_config
 from pipetransformer.distributed import close_world, init_world, synchronize
 from pipetransformer.plan import ParallelPlan
@@ -44,8 +47,8 @@ JOB = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cycles", type=int, default=4, help="times to and fro")
+    parser = bench_parser("transition", description=__doc__)
+    parser.add_argument("--cycles", type=count, default=4, help="times to and fro")
     arguments = parser.parse_args()
     if is_rank():
         run(cycles=arguments.cycles)
@@ -150,4 +153,4 @@ def fewest_bytes(before: ParallelPlan, after: ParallelPlan, unit_bytes: Sequence
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_guarded(main))

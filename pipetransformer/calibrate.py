@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 
-import torch
 import torch.distributed as dist
 
 from pipetransformer.data import Batch
-from pipetransformer.distributed import synchronize
+from pipetransformer.distributed import slowest, synchronize
 from pipetransformer.feed import Feed
 from pipetransformer.layout import Layout
 from pipetransformer.measure import Measurements, full_batches, samples_by_length
@@ -105,12 +104,6 @@ def _time_steps(layout: Layout, feed: Feed, batch: Batch, *, stepper: Stepper) -
         synchronize(device)
         times.append(perf_counter() - start)
         if len(times) == 1:
-            repeats = min(repeats, max(1, int(_LONGEST_TIMING / _of_slowest_rank(times[0])) - 1))
+            repeats = min(repeats, max(1, int(_LONGEST_TIMING / slowest(times[0])) - 1))
     batches.close()
-    return _of_slowest_rank(median(times[1:]))
-
-
-def _of_slowest_rank(seconds: float) -> float:
-    slowest = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return float(slowest)
+    return slowest(median(times[1:]))

@@ -32,7 +32,7 @@ from pipetransformer.config_words import Allowed, explain, reference, text_keys
 from pipetransformer.config_yaml import dump_yaml, parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
 from pipetransformer.quantities import Interval
-from pipetransformer.schedules import admits
+from pipetransformer.schedules import admits, fewest_stages
 
 __all__ = ["Config", "Interval", "load_config"]
 
@@ -338,7 +338,7 @@ def _check_pipe(pipe: PipeConfig) -> None:
         )
     if not (isinstance(microbatches, int) and isinstance(length, int) and length > 1):
         return
-    takes = partial(admits, schedule, num_ranks=length, stages_per_rank=2 if schedule == "interleaved" else 1)
+    takes = partial(admits, schedule, num_ranks=length, stages_per_rank=fewest_stages(schedule))
     if takes(num_microbatches=microbatches):
         return
     if schedule == "1f1b":

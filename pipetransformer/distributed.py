@@ -19,7 +19,17 @@ import torch.distributed as dist
 
 from pipetransformer.errors import UserError
 
-__all__ = ["World", "close_world", "device_memory", "first_of_ranks", "init_world", "led_by", "now_ns", "synchronize"]
+__all__ = [
+    "World",
+    "close_world",
+    "device_memory",
+    "first_of_ranks",
+    "init_world",
+    "led_by",
+    "now_ns",
+    "slowest",
+    "synchronize",
+]
 
 
 Result = TypeVar("Result")
@@ -95,6 +105,13 @@ def first_of_ranks(number: int | None) -> tuple[int, int] | None:
     found = torch.tensor(nothing if number is None else number * size + dist.get_rank())
     dist.all_reduce(found, op=dist.ReduceOp.MIN)
     return None if int(found) == nothing else divmod(int(found), size)
+
+
+def slowest(seconds: float) -> float:
+    """Collective. The most that any rank took."""
+    most = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return float(most)
 
 
 def led_by(leader: int, action: Callable[[], Result]) -> Result:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.config import Config, TrainConfig
-from pipetransformer.data import Batch, Dataset, cache_folder
+from pipetransformer.data import Batch, Dataset, cache_folder, channels_of, known_classes
 from pipetransformer.distributed import World, device_memory, synchronize
 from pipetransformer.errors import UserError
 from pipetransformer.links import between_seconds, median_seconds, reduction_seconds, send_seconds
@@ -136,7 +136,7 @@ def measure_profile(
     chain: Chain, dataset: Dataset, *, batches: Sequence[Batch], workload: Workload, config: Config, world: World
 ) -> Profile:
     """Collective. What was kept of an earlier job, or else profiles the chain, whole on every rank, on real samples."""
-    key = _key(workload=workload, config=config, world=world)
+    key = _key(chain, workload=workload, config=config, world=world)
     found: list[Profile | None] = [_kept(key) if world.rank == 0 else None]
     if world.size > 1:
         dist.broadcast_object_list(found, src=0)
@@ -164,6 +164,9 @@ def costs_key(config: Config) -> dict[str, object]:
     """What of a configuration the costs depend on."""
     return {
         "model": config.model.model_dump(mode="json", exclude={"pretrained"}),
+        "task": config.task,
+        "classes": known_classes(config.data),
+        "channels": channels_of(config.data),
         "image_size": config.data.image_size,
         "precision": config.train.precision,
         "optimizer": [config.train.optimizer, config.train.momentum > 0],
@@ -173,7 +176,7 @@ def costs_key(config: Config) -> dict[str, object]:
     }
 
 
-def _key(*, workload: Workload, config: Config, world: World) -> dict[str, object]:
+def _key(chain: Chain, *, workload: Workload, config: Config, world: World) -> dict[str, object]:
     """All that the costs depend on."""
     device = device_name(world.device)
     devices = [device] * world.size
@@ -181,6 +184,7 @@ def _key(*, workload: Workload, config: Config, world: World) -> dict[str, objec
         dist.all_gather_object(devices, device)
     return {
         **costs_key(config),
+        "parameters": [sum(map(torch.numel, chain.named_parameters([u]).values())) for u in range(chain.num_units)],
         "rows": list(workload.rows),
         "lengths": list(workload.lengths),
         "device": ", ".join(sorted(set(devices))),

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["SCHEDULES", "Kind", "Work", "admits", "orders", "peak_alive"]
+__all__ = ["SCHEDULES", "Kind", "Order", "Work", "admits", "fewest_stages", "orders", "peak_alive"]
 
 Kind = Literal["F", "B", "I", "W"]
 """Forward; whole backward; backward of inputs alone; backward of weights alone."""
@@ -47,8 +47,12 @@ def admits(schedule: str, *, num_ranks: int, num_microbatches: int, stages_per_r
     """
     if schedule in ("gpipe", "1f1b"):
         return stages_per_rank == 1 and num_microbatches >= (1 if schedule == "gpipe" else num_ranks)
-    least = 2 if schedule == "interleaved" else 1
-    return stages_per_rank >= least and num_microbatches % max(1, num_microbatches // num_ranks) == 0
+    return stages_per_rank >= fewest_stages(schedule) and num_microbatches % max(1, num_microbatches // num_ranks) == 0
+
+
+def fewest_stages(schedule: str) -> int:
+    """The fewest stages a rank that the schedule runs with."""
+    return 2 if schedule == "interleaved" else 1
 
 
 def peak_alive(order: Sequence[Work], size: Callable[[Work], int] = lambda work: 1) -> int:

@@ -20,7 +20,7 @@ from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.costs import JobCosts, Link
 from pipetransformer.pipe.planner import Constraints, divisors
 from pipetransformer.pipe.run_simulator import Segment, SimulatedRun, simulate_run
-from pipetransformer.schedules import SCHEDULES
+from pipetransformer.schedules import SCHEDULES, fewest_stages
 
 __all__ = ["SimulationConfig", "costs_of", "load_simulation", "run_simulation", "simulation_page"]
 
@@ -187,7 +187,7 @@ def run_simulation(config: SimulationConfig) -> tuple[Segment, ...]:
         Constraints(
             world_size=config.world_size,
             global_batch_size=config.train.batch_size,
-            schedules=tuple((name, 2 if name == "interleaved" else 1) for name in pipe.schedules),
+            schedules=tuple((name, fewest_stages(name)) for name in pipe.schedules),
             microbatches=pipe.microbatches,
             pipeline_lengths=(
                 divisors(cluster.devices_per_node) if pipe.initial_length is None else (pipe.initial_length,)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PhaseSeconds", "Probe", "Stepper"]
 
+_STEPS_TOGETHER = 64  # norms of so many steps are summed at once: few collectives, little memory
+
 Probe = Callable[[int, Mapping[str, Tensor]], None]
 """Called with (step, local gradients by name) after the reduction and before clipping."""
 
@@ -76,7 +78,8 @@ class Stepper:
         self._probe = probe
         self._needs_norms = needs_norms
         self._num_blocks = chain.num_blocks
-        self._squares: list[Tensor] = []
+        self._device = chain.device
+        self.clear()
         self.seconds = PhaseSeconds()
 
     def run(self, layout: Layout, feed: Feed, batch: StepInput, *, step: int, lr: float) -> None:
@@ -118,29 +121,44 @@ class Stepper:
             squares = torch.zeros(self._num_blocks + 2, dtype=torch.float64, device=norms.device)
             squares.index_add_(0, layout.part_index, norms.double().square())
             self._squares.append(squares[1:-1])
+            if len(self._squares) == _STEPS_TOGETHER:
+                self.settle_norms(layout)
         if self._train.max_grad_norm is not None:
             clip_(norms, gradients, max_norm=self._train.max_grad_norm, pp_group=layout.mesh.pp_group)
 
     def clear(self) -> None:
         """Forgets times and norms, as after steps that were only measured."""
         self.seconds = PhaseSeconds()
+        self._squares: list[Tensor] = []  # of the steps that are in no sum yet
+        self._norm_sums = torch.zeros(self._num_blocks, dtype=torch.float64, device=self._device)
+        self._num_summed = 0
+
+    def settle_norms(self, layout: Layout) -> None:
+        """Collective. Sums norms up while the plan that they were made under is at work: call it before another is.
+
+        Squares are summed over a pipeline's stages, which may share a block.
+        """
+        if not self._squares:
+            return
+        squares = torch.stack(self._squares)
+        if layout.mesh.pp_group is not None:
+            dist.all_reduce(squares, group=layout.mesh.pp_group)
+        self._norm_sums += squares.sqrt().sum(dim=0)
+        self._num_summed += len(self._squares)
         self._squares = []
 
     def take_norms(self, layout: Layout) -> tuple[list[float], int]:
         """Collective. Gradient norms by block summed over the steps since the last call, and how many steps.
 
-        Squares are summed over a pipeline's stages, which may share a block; the norms are broadcast from rank 0, so
-        that all ranks decide alike.
+        The norms are broadcast from rank 0, so that all ranks decide alike.
         """
-        steps, self._squares = self._squares, []
-        if not steps:
-            return [0.0] * self._num_blocks, 0
-        squares = torch.stack(steps)
-        if layout.mesh.pp_group is not None:
-            dist.all_reduce(squares, group=layout.mesh.pp_group)
-        sums = squares.sqrt().sum(dim=0)
-        dist.broadcast(sums, src=0)
-        return sums.tolist(), len(steps)
+        self.settle_norms(layout)
+        sums, num_steps = self._norm_sums.clone(), self._num_summed
+        if num_steps:
+            dist.broadcast(sums, src=0)
+        self._norm_sums.zero_()
+        self._num_summed = 0
+        return sums.tolist(), num_steps
 
 
 def _mix(*numbers: int) -> int:

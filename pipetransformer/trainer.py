@@ -191,6 +191,7 @@ class Trainer:
         """Takes the job to ``plan`` (AutoDP) and the cache to its boundary (AutoCache)."""
         old = self._plan
         self.feeds.clear()
+        self.stepper.settle_norms(self._layout)
         self.autocache.follow(plan.frozen)
         plan = self._with_cache(plan)
         self.report.adopts(self.step, plan, reason=reason, evidence=evidence)

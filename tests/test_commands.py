@@ -24,7 +24,7 @@ from pipetransformer.analysis.quantities import (
     longest_path,
     topology_imbalance,
 )
-from pipetransformer.commands import main
+from pipetransformer.commands import bench, main
 from pipetransformer.errors import UserError
 from pipetransformer.graph import profile_graph, trace
 from pipetransformer.pipe.costs import Link
@@ -347,3 +347,35 @@ def test_a_mistake_is_one_line(call: list[str], line: str, profile: str, capsys:
     assert main([f"--profile={profile}" if part == PROFILE else part for part in call]) == 2
     (told,) = capsys.readouterr().err.splitlines()
     assert told.startswith("error: ") and line in told
+
+
+# ---- bench -----------------------------------------------------------------------------------------------------------
+
+
+def test_benchmarks_are_listed_with_their_first_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench"]) == 0
+    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert told.keys() == {path.stem.replace("_", "-") for path in (REPOSITORY / "benchmarks").glob("*.py")}
+    assert told["resnet101-speed"].startswith("torchgpipe's table of ResNet-101's speed: ")
+
+
+def test_an_unknown_benchmark_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "resnet101-sped"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "bench: 'resnet101-sped' is not a benchmark; did you mean resnet101-speed?" in line
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_benchmark_gets_its_arguments_and_its_exit_code_is_the_commands(
+    code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given = ["--repeats", "2", "--help", str(tmp_path / "told")]
+    script = 'import sys\nfrom pathlib import Path\nPath(sys.argv[-1]).write_text("\\n".join(sys.argv[1:]))\n'
+    (tmp_path / "a_script.py").write_text(f"{script}sys.exit({code})\n")
+    monkeypatch.setattr(bench, "_FOLDER", tmp_path)
+    try:
+        ended = main(["bench", "a-script", *given])
+    except SystemExit as exit_:
+        ended = exit_.code  # type: ignore[assignment]
+    assert ended == code
+    assert (tmp_path / "told").read_text().splitlines() == given

@@ -367,5 +367,5 @@ def test_modes_and_weights_are_left_alone() -> None:
     assert not any(module.training for module in model.modules())
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert any("batch_norm" in unit.operators for unit in graph.units)
-    with pytest.raises(ValueError, match="empty"):
+    with pytest.raises(UserError, match="empty; give ascending ones from 1 to "):
         graph.stages((3, 3))

@@ -95,6 +95,7 @@ MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"kind": "interleaved"}, "schedule interleaved has at least 2 stages a rank"),
     ({"stages": 3}, "2 cuts make 3 stages; 2 ranks of 1 stages each take 1 cuts"),
     ({"kind": "1f1b", "num_microbatches": 1}, "num_microbatches: 1 is not allowed; schedule 1f1b over 2 ranks takes 2"),
+    ({"boundaries": (999,)}, "boundaries: (999,) leave a stage of the "),
     ({"kind": "zero_bubble", "num_microbatches": 5}, "schedule zero_bubble over 2 ranks takes 4 or 6"),
 )
 
@@ -104,12 +105,23 @@ def mistakes(world: World) -> list[str]:
     found = []
     for given, _ in MISTAKES:
         stages = given.get("stages", 2)
-        options = {**ALONE, **given, "boundaries": even_cut(graph, stages), "group": dist.group.WORLD}
+        options = {**ALONE, "boundaries": even_cut(graph, stages), **given, "group": dist.group.WORLD}
         options.pop("stages", None)
         with pytest.raises(UserError) as caught:
             GraphPipeline(graph, **options)
         found.append(str(caught.value))
     return found
+
+
+@pytest.mark.parametrize("rows", [2 * ROWS - 1, ROWS, 2 * ROWS + 2])
+def test_a_batch_that_is_not_so_many_micro_batches_is_one_line(rows: int) -> None:
+    _, graph = traced("residual")
+    data, target = batch("residual", num_microbatches=3)
+    pipeline = GraphPipeline(graph, **ALONE)
+    for run in (lambda: pipeline.train((data[:rows],), target[:rows]), lambda: pipeline.evaluate((data[:rows],))):
+        with pytest.raises(UserError, match=rf"inputs: of shapes .*; give \[\({2 * ROWS}, ") as caught:
+            run()
+        assert "\n" not in str(caught.value)
 
 
 def test_a_mistake_is_one_line_on_every_rank(ranks: RankPool) -> None:

@@ -18,7 +18,7 @@ from pipetransformer.pipe.costs import JobCosts, Link, UnitCosts
 from pipetransformer.pipe.planner import Constraints, best_plan, divisors, microbatch_choices
 from pipetransformer.pipe.simulator import StageCosts, simulate
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.schedules import orders
+from pipetransformer.schedules import admits, orders
 
 NUM_JOBS = 300
 
@@ -158,10 +158,10 @@ def stage_bytes(plan: ParallelPlan, stage: int, costs: JobCosts, unit: UnitCosts
     """The most that the rank of a stage holds beside the weights of the prefix."""
     m, units = plan.num_microbatches, plan.stage_units(stage)
     alive = m if plan.schedule == "gpipe" else min(m, plan.pp - stage)
-    if plan.schedule == "zero_bubble":  # it keeps what weights need for as long as it puts them off
+    is_rerun = costs.recompute == "always" or (costs.recompute == "except_last" and m > 1)
+    if plan.schedule == "zero_bubble" and not (is_rerun and stage):  # weights are put off
         alive = min(m, plan.pp)
     alive = 1 if plan.pp == 1 else alive
-    is_rerun = costs.recompute == "always" or (costs.recompute == "except_last" and m > 1)
     ends_whole = costs.recompute == "except_last" and m > 1
     reruns = is_rerun and not (ends_whole and alive == 1)  # at the peak
     total = before = 0
@@ -274,7 +274,9 @@ def test_a_cut_fits_where_the_prediction_does() -> None:
         cached = random.choice([None, random.randint(1, frozen)]) if frozen else None
         first, costs = frozen + 1 if frozen else 0, random_job(random, num_blocks + 2)
         boundaries = tuple(sorted(random.sample(range(first + 1, num_blocks + 2), pp - 1)))
-        schedule = random.choice(["gpipe", "1f1b"]) if pp > 1 else "1f1b"
+        schedule = random.choice(["gpipe", "1f1b", "zero_bubble"]) if pp > 1 else "1f1b"
+        if not admits(schedule, num_ranks=pp, num_microbatches=m):
+            continue
         plan = ParallelPlan(frozen, pp, dp, boundaries, m, schedule, cached, num_blocks)
         prediction = planner.predict(plan, costs=costs, global_batch_size=m * dp)
         unit = planner.unit_costs(plan, costs, global_batch_size=m * dp)
@@ -485,7 +487,57 @@ def test_each_reason_why_nothing_fits_has_its_own_line(changes: dict[str, Any], 
 
 @pytest.mark.parametrize(
     ("frozen", "held", "choices"),
-    [(0, None, (None,)), (2, None, (None, 2)), (3, 2, (2, 3)), (2, 2, (2,)), (1, 2, (None, 1)), (0, 2, (None,))],
+    [
+        (0, None, (None,)),
+        (2, None, (None, 2)),
+        (3, 2, (None, 2, 3)),
+        (2, 2, (None, 2)),
+        (1, 2, (None, 1)),
+        (0, 2, (None,)),
+    ],
 )
-def test_a_cache_offers_what_it_holds_and_n(frozen: int, held: int | None, choices: tuple[int | None, ...]) -> None:
+def test_a_prefix_may_be_computed_or_read_where_the_cache_is_or_at_n(
+    frozen: int, held: int | None, choices: tuple[int | None, ...]
+) -> None:
     assert cached_choices(frozen, held=held) == choices
+
+
+FREE = Constraints(
+    world_size=4, global_batch_size=32, schedules=(("1f1b", 1),), microbatches=None, pipeline_lengths=(1, 2, 4),
+    memory_limit=None,
+)  # fmt: skip
+
+
+def test_a_prefix_is_computed_where_reads_take_longer() -> None:
+    """Also where the cache holds activations already; and read where they take less."""
+    controller = AutoPipe(FREE, num_blocks=6, local_size=4)
+    first = controller.first_plan(JOB, {}).plan
+    options = dict.fromkeys(cached_choices(4, held=4), 0.0)
+    for read, expected in ((Link(0, 1e9), None), (Link(0, 0.0), 4)):
+        choice = controller.next_plan(
+            4, cached_options=options, remaining_steps=100, current=first, costs=replace(JOB, read=read), calibration={}
+        )
+        assert choice is not None and choice.plan.cached == expected
+
+
+@pytest.mark.parametrize("limit", range(-3, 1))
+def test_nothing_fits_where_the_prefix_alone_does_not(limit: int) -> None:
+    for pp in (1, 2):
+        allowed = replace(FREE, pipeline_lengths=(pp,), memory_limit=sum(JOB.parameter_bytes[:4]) + limit)
+        assert best_plan(3, cached=None, costs=JOB, constraints=allowed, num_blocks=6, calibration={}) == (None, ())
+
+
+def test_several_stages_a_rank_are_cut_for_memory_where_the_fastest_cut_does_not_fit() -> None:
+    random, found = Random(4), 0
+    for _ in range(40):
+        costs = random_job(random, 10)
+        free = replace(FREE, schedules=(("interleaved", 2),), pipeline_lengths=(2,), microbatches=4)
+        given: dict[str, Any] = {"cached": None, "costs": costs, "num_blocks": 8, "calibration": {}}
+        fastest, _ = best_plan(0, constraints=free, **given)
+        assert fastest is not None
+        limit = max(fastest.memory_bytes) - 1
+        other, _ = best_plan(0, constraints=replace(free, memory_limit=limit), **given)
+        if other is not None:
+            assert max(other.memory_bytes) <= limit and other.plan.boundaries != fastest.plan.boundaries
+            found += 1
+    assert found > 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ import torch
 from laws import REPOSITORY, STATIC, Case, configuration
 
 from pipetransformer import measure
-from pipetransformer.data import Batch
+from pipetransformer.config import DataConfig, load_config
+from pipetransformer.data import Batch, channels_of, describe, known_classes
+from pipetransformer.data.glue import GLUE
 from pipetransformer.distributed import World
-from pipetransformer.measure import Workload, measure_profile
+from pipetransformer.measure import Workload, costs_key, measure_profile
 from pipetransformer.pipe.profile_file import Profile
 from pipetransformer.simulation import costs_of, load_simulation
 
@@ -22,7 +25,7 @@ ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 
 @pytest.fixture
 def measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., bool]:
-    """Whether a job measures anew: of these settings, and of so many samples a micro-batch."""
+    """Whether a job measures anew: of these settings, so many samples a micro-batch and so many weights of the head."""
     monkeypatch.setenv("PIPETRANSFORMER_CACHE", str(tmp_path))
     job = costs_of(load_simulation(REPOSITORY / "config" / "simulation_1024.yaml"))
     measured: list[Mapping[str, object]] = []
@@ -33,12 +36,13 @@ def measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., b
 
     monkeypatch.setattr(measure, "_measure", fake)
 
-    def measures_anew(*overrides: str, rows: int = 8, length: int = 16) -> bool:
+    def measures_anew(*overrides: str, rows: int = 8, length: int = 16, head: int = 3) -> bool:
         before, nothing = len(measured), Any
+        chain = SimpleNamespace(num_units=1, named_parameters=lambda units: {"head": torch.ones(head)})
         config = configuration("vit", [*Case("vit", 1, STATIC[1], precision="float32").overrides(""), *overrides])
         batches: list[Batch] = []
         workload = Workload({length: 1}, length, (length,), rows, (rows,))  # type: ignore[arg-type]
-        found = measure_profile(nothing, nothing, batches=batches, workload=workload, config=config, world=ALONE)  # type: ignore[arg-type]
+        found = measure_profile(chain, nothing, batches=batches, workload=workload, config=config, world=ALONE)  # type: ignore[arg-type]
         assert found.job == job
         return len(measured) > before
 
@@ -74,6 +78,30 @@ def test_costs_of_another_job_are_not_read(override: str, measures: Callable[...
 def test_costs_of_another_shape_are_not_read(measures: Callable[..., bool]) -> None:
     assert measures(rows=4)
     assert measures(length=32)
+
+
+def test_costs_of_other_classes_are_not_read(measures: Callable[..., bool]) -> None:
+    """Ten classes or a hundred, and those of one's own files, which only the model's head tells."""
+    assert measures("data={name: cifar10}")
+    assert measures("data={name: cifar100}")
+    assert measures("data={name: image_folder, path: mine}")
+    assert measures("data={name: image_folder, path: mine}", head=5)
+    assert not measures("data={name: image_folder, path: mine}", head=5)
+
+
+def test_every_dataset_has_its_classes_and_channels() -> None:
+    """By its name, as ``describe`` reads them."""
+    for name in ("digits", "demo_text", "demo_qa", "squad", *GLUE):
+        data = DataConfig(name=name)  # type: ignore[arg-type]
+        told = describe(data)
+        assert (known_classes(data), channels_of(data)) == (len(told.label_names), told.channels), name
+
+
+def test_a_question_answering_job_does_not_read_a_classifier_s_costs() -> None:
+    texts, questions = (
+        costs_key(load_config(REPOSITORY / "config" / f"train_config_demo_{name}.yaml")) for name in ("text", "qa")
+    )
+    assert texts["task"] != questions["task"] and texts["classes"] != questions["classes"]
 
 
 @pytest.mark.parametrize("library", ["torch", "timm", "transformers"])

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from unittest import mock
 
 import pytest
 from laws import (
@@ -24,6 +25,7 @@ from ranks import RankPool
 from test_planner import random_job
 from test_resume import interrupted_run
 
+from pipetransformer import step
 from pipetransformer.config import load_config
 from pipetransformer.distributed import World
 from pipetransformer.errors import UserError
@@ -42,6 +44,11 @@ class NormTrainer(KeepingTrainer):
     """Keeps the gradient norms that AutoFreeze would be asked with at the end."""
 
     norms: tuple[list[float], int] = ([], 0)
+    most_kept = 0
+
+    def _run_steps(self, stop: int) -> None:
+        super()._run_steps(stop)
+        self.most_kept = max(self.most_kept, len(self.stepper._squares))
 
     def _finish(self) -> None:
         self.norms = self.stepper.take_norms(self._layout)
@@ -54,7 +61,9 @@ def norms_of(world: World, case: Case, folder: str) -> tuple[list[float], int]:
     overrides = [*case.overrides(""), f"pipe.units={case.units}", "freeze.policy=paper", f"run.replay={replay}"]
     overrides += [f"run.dir={folder}", "run.id=norms", "run.overwrite=true"]
     trainer = NormTrainer(configuration(case.model, overrides), world, timed=False)
-    trainer.run()
+    with mock.patch.object(step, "_STEPS_TOGETHER", 3):
+        trainer.run()
+    assert trainer.most_kept < 3, "a run that nobody asks for norms keeps them all"
     return trainer.norms
 
 
@@ -64,6 +73,15 @@ def test_the_norm_of_a_block_is_that_of_both_halves(ranks: RankPool, tmp_path: P
     halves = Case("vit", 2, STATIC[2], 2, units="half")
     assert [plan.boundaries for plan in halves.plans().values()] == [(6,)], "units 5 and 6 are one block"
     for found, count in ranks.run(2, norms_of, halves, str(tmp_path)):
+        assert count == num_steps == 20
+        assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_norms_of_replayed_plans_are_summed_each_under_its_own(ranks: RankPool, tmp_path: Path) -> None:
+    """A transition changes which ranks hold a block, and with whom a rank sums."""
+    alone = Case("vit", 1, tuple((start, frozen, 1) for start, frozen, _ in TWO_RANKS), 2)
+    ((expected, num_steps),) = ranks.run(1, norms_of, alone, str(tmp_path))
+    for found, count in ranks.run(2, norms_of, Case("vit", 2, TWO_RANKS, 2, units="half"), str(tmp_path)):
         assert count == num_steps == 20
         assert found == pytest.approx(expected, rel=1e-9)
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from support.table import Row, write_table
 
-__all__ = ["EPOCHS", "Frozen", "Line", "Shape", "probe_table", "speed_table"]
+__all__ = ["DDP", "EPOCHS", "Frozen", "Line", "Shape", "probe_table", "speed_table"]
 
 DDP = "DDP (torch)"
 

@@ -7,6 +7,7 @@ runs out of memory can only be ended, and its peers, which wait for it, with it.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
 import tempfile
@@ -30,8 +31,7 @@ __all__ = ["FreshRanks", "OutOfMemory"]
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 _PRELOADED = ["torch", "timm", "sklearn.datasets", "matplotlib.pyplot", "pipetransformer.setup"]
-_TIMEOUT_SECONDS = 600.0
-_GRACE_SECONDS = 5.0  # from the first failure on: whether another rank had its cause
+_GRACE_SECONDS = 5.0  # from the first failure on: whether another rank had its cause; to end after the last answer
 
 
 class OutOfMemory(Exception):
@@ -43,11 +43,15 @@ class FreshRanks:
     """New processes of this machine for every ``run``; made by ``FreshRanks.ready``."""
 
     _context: Any
+    _timeout_seconds: float
 
     @classmethod
     @contextmanager
-    def ready(cls) -> Iterator[FreshRanks]:
+    def ready(cls, *, timeout_seconds: float = 600.0) -> Iterator[FreshRanks]:
         """One thread a rank; once a process. Costs and data that jobs keep are in a folder that goes with it.
+
+        Args:
+            timeout_seconds: what one ``run`` may take, from the start of its ranks on.
 
         Note: where there is no GPU, ranks are forked from a process that has only imported: an import takes seconds.
         CUDA does not survive a fork of what has looked at it, as libraries do when they are imported.
@@ -58,7 +62,7 @@ class FreshRanks:
             context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "forkserver")
             if not torch.cuda.is_available():
                 context.set_forkserver_preload(_PRELOADED)
-            yield cls(context)
+            yield cls(context, timeout_seconds)
 
     def run(self, function: Callable[[World, Argument], Result], argument: Argument, *, num_ranks: int) -> list[Result]:
         """``function(world, argument)`` on ``num_ranks`` ranks; the results in order of rank.
@@ -66,29 +70,32 @@ class FreshRanks:
         Raises:
             OutOfMemory: if any rank had not enough.
             UserError: as a rank raised it.
-            RuntimeError: with the traceback of the first rank that failed otherwise.
+            RuntimeError: with the traceback of the first rank that failed otherwise, or at the timeout.
         """
         port = free_port()
         ranks: dict[Connection, tuple[int, BaseProcess]] = {}
         try:
             for rank in range(num_ranks):
                 mine, theirs = self._context.Pipe(duplex=False)
-                given = (theirs, function, argument, rank, num_ranks, port)
+                given = (theirs, function, argument, rank, num_ranks, port, self._timeout_seconds)
                 process = self._context.Process(target=_be_rank, args=given)
                 process.start()
                 theirs.close()
                 ranks[mine] = (rank, process)
-            return _collect(ranks)
+            results = _collect(ranks, timeout_seconds=self._timeout_seconds)
+            for _, process in ranks.values():
+                process.join(_GRACE_SECONDS)  # it ends what it started: a process that is killed leaves its semaphores
+            return results
         finally:
             for _, process in ranks.values():
                 process.kill()
                 process.join()
 
 
-def _collect(ranks: dict[Connection, tuple[int, BaseProcess]]) -> list[Any]:
+def _collect(ranks: dict[Connection, tuple[int, BaseProcess]], *, timeout_seconds: float) -> list[Any]:
     results: dict[int, Any] = {}
     failures: list[Exception] = []
-    waiting, deadline = dict(ranks), monotonic() + _TIMEOUT_SECONDS
+    waiting, deadline = dict(ranks), monotonic() + timeout_seconds
     while waiting and not any(isinstance(failure, OutOfMemory) for failure in failures):
         ready = wait(list(waiting), timeout=max(0.0, deadline - monotonic()))
         if not ready:
@@ -107,7 +114,7 @@ def _collect(ranks: dict[Connection, tuple[int, BaseProcess]]) -> list[Any]:
     if failures:
         raise failures[0]
     if waiting:
-        raise RuntimeError(f"ranks gave no answer within {_TIMEOUT_SECONDS:.0f} s")
+        raise RuntimeError(f"ranks gave no answer within {timeout_seconds:.0f} s")
     return [results[rank] for rank in range(len(ranks))]
 
 
@@ -124,14 +131,20 @@ def _answer(connection: Connection, process: BaseProcess) -> tuple[Any] | Except
 
 
 def _be_rank(
-    connection: Connection, function: Callable[[World, Any], Any], argument: object, rank: int, size: int, port: int
+    connection: Connection,
+    function: Callable[[World, Any], Any],
+    argument: object,
+    rank: int,
+    size: int,
+    port: int,
+    timeout_seconds: float,
 ) -> None:
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     as_torchrun = {"TORCHELASTIC_RUN_ID": "benchmark", "MASTER_ADDR": "127.0.0.1"}
     os.environ.update(as_torchrun | {name: str(number) for name, number in numbers.items()})
     torch.set_num_threads(1)
     try:
-        world = init_world(timeout_seconds=_TIMEOUT_SECONDS)
+        world = init_world(timeout_seconds=timeout_seconds)
         result = function(world, argument)
         close_world()
     except UserError as error:
@@ -141,7 +154,9 @@ def _be_rank(
     else:
         connection.send((result,))
     connection.close()
-    # Note: groups that are still open wait for peers when the interpreter ends.
+    # Note: groups that are still open wait for peers when the interpreter ends, so that it may not; its semaphores and
+    # workers are ended here instead.
+    multiprocessing.util._exit_function()  # type: ignore[attr-defined]
     os._exit(0)
 
 

@@ -3,8 +3,8 @@
     bench = GraphBench(world, build=..., image_size=224, num_classes=10)
     step = bench.step(setting)    # collective; None on ranks that have no part in it
 
-Rank 0 times the units of the traced model and cuts it with the exact partitioner; every rank of the setting then holds
-its stage. Rows of fewer ranks run on the first of them while the others wait.
+Rank 0 times the units of the traced model and the parts of the exact partitioner's cuts; every rank of the setting then
+holds its stage. Rows of fewer ranks run on the first of them while the others wait.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipetransformer.analysis.cut import cut_graph
+from pipetransformer.analysis.cut import measured_cut
 from pipetransformer.arguments import Parser, count
-from pipetransformer.distributed import World, led_by, now_ns
+from pipetransformer.distributed import World, led_by, now_ns, slowest
 from pipetransformer.errors import UserError
 from pipetransformer.graph import Graph, GraphCosts, GraphPipeline, profile_graph, trace
 from pipetransformer.links import send_seconds
 from pipetransformer.pipe.costs import Link
-from support.ranks import slowest
 
 __all__ = [
     "GraphBench",
@@ -89,9 +88,7 @@ class GraphBench:
         num_classes: int,
     ) -> None:
         self.world = world
-        torch.manual_seed(0)
         self._build = build
-        self.model = build().to(world.device).train()
         self._image_size = image_size
         self._num_classes = num_classes
         latency, per_byte = send_seconds(world)
@@ -99,6 +96,13 @@ class GraphBench:
         self._groups: dict[int, dist.ProcessGroup | None] = {}
         self._graphs: dict[int, Graph] = {}
         self._costs: dict[tuple[int, bool], GraphCosts] = {}
+        self._cuts: dict[tuple[int, bool, int], tuple[int, ...]] = {}
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """All of it on this rank's device, from its first use on: rows share its weights."""
+        torch.manual_seed(0)
+        return self._build().to(self.world.device).train()
 
     def step(self, setting: Setting) -> Step | None:
         """One step of training, SGD included, on random images; None where this rank has no part in it."""
@@ -141,7 +145,8 @@ class GraphBench:
         return self._groups[num_ranks]
 
     def boundaries(self, setting: Setting) -> tuple[int, ...]:
-        """The exact cut by costs that rank 0 measures for this shape of micro-batch, the same on all ranks."""
+        """The exact cut by parts as they run on rank 0 with this shape of micro-batch; measured once, the same on all
+        ranks."""
         if setting.num_devices == 1:
             return ()
         return led_by(0, partial(self._cut, setting))
@@ -154,13 +159,18 @@ class GraphBench:
         return images.to(self.world.device), target.to(self.world.device)
 
     def _cut(self, setting: Setting) -> tuple[int, ...]:
-        key = (setting.rows, setting.recomputes)
-        if key not in self._costs:
-            images, _ = self.batch(setting.rows)
-            graph = self._graph(setting.rows)
-            self._costs[key] = profile_graph(graph, (images,), repeats=_PROFILE_REPEATS, recompute=setting.recomputes)
-        costs = self._costs[key]
-        return cut_graph(costs, num_stages=setting.num_devices, link=self._link, recompute=setting.recomputes)
+        shape = (setting.rows, setting.recomputes)
+        if (*shape, setting.num_devices) not in self._cuts:
+            graph, (images, _) = self._graph(setting.rows), self.batch(setting.rows)
+            if shape not in self._costs:
+                self._costs[shape] = profile_graph(
+                    graph, (images,), repeats=_PROFILE_REPEATS, recompute=setting.recomputes
+                )
+            self._cuts[(*shape, setting.num_devices)], _ = measured_cut(
+                graph, (images,), self._costs[shape], num_stages=setting.num_devices, link=self._link,
+                recompute=setting.recomputes,
+            )  # fmt: skip
+        return self._cuts[(*shape, setting.num_devices)]
 
     def _graph(self, rows: int) -> Graph:
         if rows not in self._graphs:
@@ -235,9 +245,11 @@ def pick_scale(chosen: str | None) -> str:
 
 
 def num_ranks(chosen: int | None, *, most: int = 8) -> int:
-    """Raises UserError where ``--ranks`` asks for more GPUs than there are."""
+    """Raises UserError where ``--ranks`` asks for more than rows have, or than there are GPUs."""
+    if chosen is not None and chosen > most:
+        raise UserError(f"--ranks: {chosen} is more than the {most} that the longest row has; give at most {most}")
     if not torch.cuda.is_available():
-        return min(chosen or most, most)
+        return chosen or most
     there = torch.cuda.device_count()
     if chosen is not None and chosen > there:
         raise UserError(f"--ranks: {chosen} ranks need as many GPUs and {there} are there; give at most {there}")

@@ -12,6 +12,8 @@ from statistics import median
 
 import torch
 
+from pipetransformer.measure import device_name
+
 __all__ = ["RESULTS", "environment", "save", "spread"]
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -23,7 +25,7 @@ def environment() -> dict[str, object]:
     import transformers
 
     found: dict[str, object] = {
-        "cpu": _cpu_name(),
+        "cpu": device_name(torch.device("cpu")),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -48,12 +50,6 @@ def save(name: str, rows: Sequence[Mapping[str, object]], *, folder: Path = RESU
     path = folder / f"{name}.json"
     path.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
     return path
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
 
 
 def _commit() -> str:

@@ -42,6 +42,10 @@ class Bench:
     def largest(self, method: Method, *, most: int) -> tuple[int, int | None]:
         return largest_batch(lambda batch: self._fits(method, batch), step=method.step, most=most)
 
+    def same(self, method: Method, other: Method) -> None:
+        """``method`` is ``other`` under another name or bubble: its peaks are known."""
+        self.peaks |= {(method, batch): peak for (known, batch), peak in self.peaks.items() if known is other}
+
     def _fits(self, method: Method, batch: int) -> bool:
         trial = replace(method.trial, batch=batch, steps=1)
         try:

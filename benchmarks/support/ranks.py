@@ -8,15 +8,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
+from pipetransformer.distributed import slowest
+from pipetransformer.errors import UserError
 
 __all__ = ["is_rank", "launch", "slowest"]
 
+_MARK = "PIPETRANSFORMER_BENCHMARK_RANK"
+
 
 def is_rank() -> bool:
-    """Whether this process is one that ``launch`` started."""
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    """Whether this process is one that ``launch`` started. Raises UserError under another's torchrun, whose ranks have
+    the user's own cache folder."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return False
+    if _MARK not in os.environ:
+        raise UserError("torchrun: a benchmark starts its ranks itself; run its script alone")
+    return True
 
 
 def launch(script: str | Path, *, num_ranks: int, num_threads: int = 1) -> None:
@@ -27,14 +34,7 @@ def launch(script: str | Path, *, num_ranks: int, num_threads: int = 1) -> None:
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads), "PIPETRANSFORMER_CACHE": cache}
+        environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads), "PIPETRANSFORMER_CACHE": cache, _MARK: "1"}
         ended = subprocess.run([*command, str(script), *sys.argv[1:]], env=environment)
     if ended.returncode:
         sys.exit(ended.returncode)
-
-
-def slowest(seconds: float) -> float:
-    """The most that any rank took; collective."""
-    figure = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(figure, op=dist.ReduceOp.MAX)
-    return float(figure)

@@ -11,11 +11,11 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from pipetransformer.arguments import Parser, count
+from pipetransformer.arguments import count
 from pipetransformer.distributed import close_world, init_world
 from pipetransformer.errors import UserError
+from support.command_line import add_output, bench_parser
 from support.graphs import GraphBench, Setting, add_scale, needs, num_ranks, pick_scale, sharing_note, time_rounds
-from support.measure import RESULTS
 from support.ranks import is_rank, launch
 from support.table import Row, write_table
 
@@ -70,12 +70,10 @@ class SpeedTable:
 
     def main(self, script: str, *, description: str) -> None:
         """Starts ``script`` again as ranks; a rank measures."""
-        parser = Parser(description=description, prog=f"pipetransformer bench {self.name}")
+        parser = bench_parser(self.name, description=description)
         add_scale(parser)
         parser.add_argument("--repeats", type=count, default=7, help="timed rounds over all rows (default 7)")
-        parser.add_argument(
-            "--output", type=Path, default=RESULTS, help="folder of the results (default benchmarks/results)"
-        )
+        add_output(parser)
         arguments = parser.parse_args()
         if is_rank():
             self._measure(pick_scale(arguments.scale), repeats=arguments.repeats, folder=arguments.output)
@@ -97,22 +95,35 @@ class SpeedTable:
         except torch.OutOfMemoryError as error:
             raise UserError(f"--scale: {scale} does not fit this device's memory ({error}); give small") from error
         if world.rank == 0:
-            by_setting = {id(setting): taken for setting, taken in zip(able, seconds)}
-            rows = [
-                row
-                for batch in (_EQUAL, _OWN)
-                for row in rows_of(
-                    [(setting, by_setting.get(id(setting))) for block, setting in settings if block == batch],
-                    batch=batch,
-                    published=self.published,
-                    world_size=world.size,
-                )
-            ]
-            most = max(setting.num_devices for setting in able)
-            notes = [f"{size.model}, {size.image_size} x {size.image_size} random pixels; timed rounds: {repeats}."]
-            notes += [*self.notes, *_notes(size), *filter(None, [sharing_note(most)])]
-            write_table(self.name, rows, title=self.title, notes=notes, draw=lambda to: _draw(to, rows), folder=folder)
+            taken = {id(setting): rounds for setting, rounds in zip(able, seconds)}
+            timed = [(block, setting, taken.get(id(setting))) for block, setting in settings]
+            self.tell(timed, size, world_size=world.size, repeats=repeats, folder=folder)
         close_world()
+
+    def tell(
+        self,
+        timed: Sequence[tuple[str, Setting, list[float] | None]],
+        size: Size,
+        *,
+        world_size: int,
+        repeats: int,
+        folder: Path,
+    ) -> None:
+        """Writes the table of all rows: (batch, setting, seconds of every round or None where it cannot run)."""
+        rows = [
+            row
+            for batch in (_EQUAL, _OWN)
+            for row in rows_of(
+                [(setting, seconds) for block, setting, seconds in timed if block == batch],
+                batch=batch,
+                published=self.published,
+                world_size=world_size,
+            )
+        ]
+        most = max((setting.num_devices for _, setting, seconds in timed if seconds), default=1)
+        notes = [f"{size.model}, {size.image_size} x {size.image_size} random pixels; timed rounds: {repeats}."]
+        notes += [*self.notes, *_notes(size), *filter(None, [sharing_note(most)])]
+        write_table(self.name, rows, title=self.title, notes=notes, draw=lambda to: _draw(to, rows), folder=folder)
 
 
 def equal_settings(settings: Sequence[Setting], size: Size) -> list[Setting]:
@@ -183,7 +194,8 @@ def _notes(size: Size) -> list[str]:
         f"Original's: each row its own batch and micro-batches{divided}, to whole rows of a micro-batch. Published "
         "figures are of 8 Tesla P40 at these, undivided.",
         "A step is forward, backward and SGD. Pipelines: GPipe, cut by the exact partitioner from costs that rank 0 "
-        "measured at the start; except_last keeps the activations of the last micro-batch alone, as the original.",
+        "measured at the start and corrected by running the parts; except_last keeps the activations of the last "
+        "micro-batch alone, as the original.",
         "samples/s: median, slowest and fastest round; speed-up: median of the rounds' ratios to the block's first "
         "row. One thread a rank.",
     ]

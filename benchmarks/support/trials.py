@@ -21,20 +21,17 @@ from torch.nn.parallel import DistributedDataParallel
 from pipetransformer.cache import AutoCache
 from pipetransformer.config import Config
 from pipetransformer.data import Batch, epoch_batches
-from pipetransformer.distributed import World, led_by, synchronize
+from pipetransformer.distributed import World, led_by, slowest, synchronize
 from pipetransformer.feed import Feed
-from pipetransformer.layout import Layout, initial_ownership, move
 from pipetransformer.measure import Workload, measure_profile
 from pipetransformer.models import Stage
 from pipetransformer.optim import build_optimizer
 from pipetransformer.pipe.costs import JobCosts
 from pipetransformer.pipe.execute import StepInput
-from pipetransformer.pipe.objective import Objective
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.setup import Job, build_job
-from pipetransformer.step import Stepper
 from pipetransformer.totals import peak_memory_bytes, reset_peak_memory
-from support.ranks import slowest
+from support.steps import PlanSteps
 
 __all__ = ["Probe", "RankJob", "Steps", "Trial", "measure_costs", "probe_frozen", "time_steps"]
 
@@ -103,7 +100,7 @@ def probe_frozen(world: World, trial: Trial) -> Probe:
     own = RankJob(world, trial)
     plan, device, chain = trial.plan, world.device, own.job.chain
     assert plan.frozen == plan.num_blocks and plan.pp == 1, plan
-    layout = own.enter()
+    layout = own.steps.enter(plan)
     cache = own.cache(boundary=plan.cached) if plan.cached is not None else None
     feed = own.feed(cache)
     head = Stage(chain, range(chain.num_units - 1, chain.num_units))
@@ -152,12 +149,11 @@ class RankJob:
     """One rank's job. ``start_bytes``: what the rank holds of its device without the model."""
 
     def __init__(self, world: World, trial: Trial) -> None:
-        self._world = world
-        self._plan, self._train = trial.plan, trial.config.train
-        self._config = trial.config
+        self._world, self._plan, self._config = world, trial.plan, trial.config
         self.job: Job = build_job(trial.config, world, lead=partial(led_by, 0))
         chain, data = self.job.chain, self.job.datasets["train"]
-        self.objective = Objective(data.kind, label_smoothing=0.0, device=world.device)
+        self.steps = PlanSteps(self.job, trial.config, world=world)
+        self.objective = self.steps.objective
         order = epoch_batches(data.lengths, batch_size=trial.batch, seed=0, epoch=0)
         ids = np.concatenate([batch.ids for batch in order])
         # A batch may be larger than the data: samples come again.
@@ -169,29 +165,11 @@ class RankJob:
             self.start_bytes = psutil.Process().memory_info().rss - weights
 
     def feed(self, cache: AutoCache | None = None) -> Feed:
-        return Feed(
-            self.job.chain,
-            self.job.datasets["train"],
-            self._plan,
-            rank=self._world.rank,
-            store=None if cache is None else cache.store("train"),
-            num_workers=self._config.data.num_workers,
-        )
-
-    def enter(self) -> Layout:
-        chain = self.job.chain
-        layout, _ = move(
-            None, self._plan, ownership=initial_ownership(chain, self._world), chain=chain, train=self._train,
-            world=self._world, objective=self.objective, keep_frozen_state=False,
-        )  # fmt: skip
-        chain.train()
-        return layout
+        return self.steps.feed(self._plan, store=None if cache is None else cache.store("train"))
 
     def plan_step(self) -> Callable[[StepInput], None]:
-        layout, chain = self.enter(), self.job.chain
-        stepper = Stepper(chain, self._train, objective=self.objective, rank=self._world.rank, needs_norms=False)
-        feed = self.feed()
-        return lambda batch: stepper.run(layout, feed, batch, step=0, lr=0.0)
+        self.steps.enter(self._plan)
+        return partial(self.steps.run, self.feed())
 
     def ddp_step(self, *, bucket_mb: int) -> Callable[[StepInput], None]:
         """torch's own data parallelism, the settings that cost least: gradients lie in its buckets, and the graph is
@@ -206,7 +184,7 @@ class RankJob:
             gradient_as_bucket_view=True,
             static_graph=True,
         )
-        optimizer = build_optimizer(self._train, dict(chain.model.named_parameters()), {})
+        optimizer = build_optimizer(self._config.train, dict(chain.model.named_parameters()), {})
         for group in optimizer.param_groups:
             group["lr"] = 0.0
 

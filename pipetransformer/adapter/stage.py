@@ -46,6 +46,7 @@ class TimedStage(PipelineStage):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._whole: set[int] = set()  # micro-batches whose backward is not split
+        self._is_exact: bool | None = None  # whether a split backward is; None before the first forward
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         """Note: a split backward sends gradients as they come, contiguous or not, and detaches outputs in place, which
@@ -62,23 +63,28 @@ class TimedStage(PipelineStage):
         start = perf_counter()
         try:
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+            if self.may_split and not self._splits(fwd_chunk_id, output):
+                self._whole.add(fwd_chunk_id)
         finally:
             self.times.forward += perf_counter() - start
-        if self.may_split and not self._splits(fwd_chunk_id, output):
-            self._whole.add(fwd_chunk_id)
         return output
 
     def _splits(self, microbatch: int, output: Tensor | tuple[Tensor, ...]) -> bool:
         """Note: a split backward of what is recomputed would run it again for every parameter's share of the weights'
         half, and selective recomputation refuses that. Of stage 0, torch does the whole later.
+
+        A schedule's stage looks at one graph for all micro-batches that it does not recompute: their shapes are alike,
+        and what of a stage trains does not change while a layout lasts.
         """
         recompute, is_last = self.recompute, microbatch == self.last_microbatch
         if self.is_first:
             return True
         if recompute is not None and recompute.applies_to(is_last_microbatch=is_last):
             return False
-        outputs = output if isinstance(output, tuple) else (output,)
-        return splits_exactly(outputs, self.submod.parameters())
+        if self._is_exact is None:
+            outputs = output if isinstance(output, tuple) else (output,)
+            self._is_exact = splits_exactly(outputs, self.submod.parameters())
+        return self._is_exact
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: Any = False

@@ -3,7 +3,7 @@
 from pipetransformer.data.batches import Batch, Share, bucket_edges, epoch_batches, replica_share, samples_of_nodes
 from pipetransformer.data.dataset import IGNORED, Dataset, Kind
 from pipetransformer.data.images import ImagePreprocessing, load_image_data
-from pipetransformer.data.info import DataInfo, describe
+from pipetransformer.data.info import DataInfo, channels_of, describe, known_classes
 from pipetransformer.data.loader import loader
 from pipetransformer.data.prepared import Lead, alone, cache_folder
 from pipetransformer.data.squad import load_squad
@@ -21,8 +21,10 @@ __all__ = [
     "alone",
     "cache_folder",
     "bucket_edges",
+    "channels_of",
     "describe",
     "epoch_batches",
+    "known_classes",
     "load_image_data",
     "load_squad",
     "load_text_data",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from pipetransformer.errors import UserError
 from pipetransformer.graph.program import Program
 
 __all__ = ["Edge", "Graph", "GraphTensor", "GraphUnit"]
@@ -107,11 +108,14 @@ class Graph:
     def stages(self, boundaries: Sequence[int]) -> tuple[range, ...]:
         """Units of every stage; ``boundaries`` are the first units of stages 1, 2, ...
 
-        Raises ValueError unless no stage is empty.
+        Raises UserError where a stage would be empty.
         """
         cuts = (0, *boundaries, self.num_units)
         if any(a >= b for a, b in zip(cuts, cuts[1:])):
-            raise ValueError(f"boundaries {tuple(boundaries)} leave a stage of the {self.num_units} units empty")
+            raise UserError(
+                f"boundaries: {tuple(boundaries)} leave a stage of the {self.num_units} units empty; give ascending "
+                f"ones from 1 to {self.num_units - 1}"
+            )
         return tuple(range(a, b) for a, b in zip(cuts, cuts[1:]))
 
     def segments(self, units: range) -> tuple[range, ...]:

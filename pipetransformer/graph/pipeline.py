@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.adapter import Schedule, StagePart, StageTimes, build_schedule, run_schedule
+from pipetransformer.errors import UserError
 from pipetransformer.graph.batch_norm import recomputing
 from pipetransformer.graph.checks import check_gradients, check_recomputation, check_schedule
 from pipetransformer.graph.graph import Graph, GraphTensor
@@ -175,8 +176,10 @@ class GraphPipeline:
         expected = [(self._num_microbatches * rows, *rest) for rows, *rest in self._graph.input_shapes]
         given = [tuple(tensor.shape) for tensor in inputs]
         if given != expected:
-            numbers = ", ".join(map(str, self._indices))
-            raise RuntimeError(f"stage {numbers} was built for inputs {expected} and got {given}")
+            raise UserError(
+                f"inputs: of shapes {given} are no {self._num_microbatches} micro-batches of the traced shapes; give "
+                f"{expected}"
+            )
 
 
 def _examples(tensors: Sequence[GraphTensor], *, training: bool) -> tuple[Tensor, ...]:

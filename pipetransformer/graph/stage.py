@@ -127,7 +127,7 @@ def _hold(root: nn.Module, state: StateTensor) -> tuple[nn.Module, str]:
         *path, field = name.split(".")
         owner = root
         for step in path:
-            if step not in owner._modules:
+            if not hasattr(owner, step):
                 owner.add_module(step, nn.Module())
             owner = owner.get_submodule(step)
         if isinstance(state.tensor, nn.Parameter):

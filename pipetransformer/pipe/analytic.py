@@ -62,7 +62,7 @@ def transformer_costs(
 
     Args:
         inside, between: links of the ranks of a node, and of nodes (None: one node).
-        optimizer_factor: gradients and optimizer state, bytes per byte of weight.
+        optimizer_factor: bytes of weights and optimizer state per byte of weights.
     """
     t, d = shape.num_tokens, shape.width
     block_operations = 24 * t * d**2 + 4 * t**2 * d

@@ -22,6 +22,7 @@ from pipetransformer.pipe.planner import (
 )
 from pipetransformer.pipe.transition import transition_seconds
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.schedules import fewest_stages
 
 if TYPE_CHECKING:
     from pipetransformer.config import Config
@@ -53,15 +54,17 @@ def schedules_of(config: Config) -> tuple[tuple[str, int], ...]:
     """The schedules that plans may take, each with its stages a rank."""
     schedule = config.pipe.schedule
     names = ("1f1b", "interleaved", "zero_bubble") if schedule == "auto" else (schedule,)
-    return tuple((name, config.pipe.stages_per_rank or (2 if name == "interleaved" else 1)) for name in names)
+    return tuple((name, config.pipe.stages_per_rank or fewest_stages(name)) for name in names)
 
 
 def cached_choices(frozen: int, *, held: int | None) -> tuple[int | None, ...]:
-    """Boundaries that ``frozen`` blocks could be read at: what the cache holds (None: nothing), and n itself."""
+    """Boundaries that ``frozen`` blocks could be read at: none, what the cache holds, and n itself.
+
+    None, where the prefix is computed, comes first: of equally fast plans it needs no cache.
+    """
     if frozen == 0:
         return (None,)
-    usable = held if held is not None and held <= frozen else None
-    return (usable,) if usable == frozen else (usable, frozen)
+    return (None, frozen) if held is None or held >= frozen else (None, held, frozen)
 
 
 class AutoPipe:

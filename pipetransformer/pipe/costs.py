@@ -95,7 +95,8 @@ class JobCosts:
 
     Attributes:
         by_rows: unit costs by rows of a micro-batch, at the padded length that most work has.
-        parameter_bytes: weights of each unit. optimizer_factor: optimizer and gradient bytes per weight byte.
+        parameter_bytes: weights of each unit.
+        optimizer_factor: bytes of weights and optimizer state per byte of weights.
         update_ns_per_byte: optimizer step, per byte of weight.
         send: between ranks of a node. reduction: the sum of gradients over ``num_ranks`` ranks.
         overlap: how much of the last micro-batch's backward can hide a reduction, 0 to 1.

@@ -11,8 +11,10 @@
 On the first rank, before the activations: the forward of the prefix, for all micro-batches at once.
 
 Not counted: outputs, losses, masks and labels (few bytes a row), the store of the cache and what is read ahead from it,
-optimizer state of frozen units that may unfreeze, what kernels and the process take for themselves. What is received is
-what a unit keeps of its input; what is sent goes before the next backward.
+optimizer state of frozen units that may unfreeze, what kernels and the process take for themselves; where a backward is
+split, the gradients of operators' results between its halves (up to a third of what a rank holds); where a rank has
+several stages, what they receive ahead (up to a fifth). What is received is what a unit keeps of its input; what is
+sent goes before the next backward.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from pipetransformer.pipe.costs import JobCosts, UnitCosts
-from pipetransformer.schedules import Kind, Work, peak_alive
+from pipetransformer.schedules import Order, Work, peak_alive
 
 __all__ = ["UnitBytes", "cut_bytes", "prefix_bytes", "rank_bytes", "unit_bytes", "widest_boundary"]
 
@@ -92,6 +94,7 @@ def rank_bytes(
         recompute: one of ``pipe.recompute.MODES``.
         sums_gradients: with other replicas, in buckets that stay.
     """
+    order = _whole_backwards(order, recompute)
     if 0 in stages:
         stages = {**stages, 0: _behind_batch(stages[0], num_microbatches=_num_microbatches(order))}
     units = [unit for stage in stages.values() for unit in stage]
@@ -100,14 +103,14 @@ def rank_bytes(
     whole = {number: sum(unit.whole for unit in stage) for number, stage in stages.items()}
     # While the first backward goes through a stage, each unit has its activations still or its gradients already.
     either = {number: sum(max(unit.kept, unit.gradients) for unit in stage) for number, stage in stages.items()}
-    whole_microbatch, ends = _whole_microbatch(order, recompute), _ends(order)
+    whole_microbatch = _whole_microbatch(order, recompute)
     alive = most = sum(gradients.values()) if sums_gradients else 0
     begun = set(stages) if sums_gradients else set[int]()
     for work in order:
         size = (whole if work.microbatch == whole_microbatch else kept)[work.stage]
         if work.kind == "F":
             alive += size
-        elif work.kind == ends:
+        else:
             alive -= size
             if work.stage not in begun:
                 begun.add(work.stage)
@@ -136,9 +139,10 @@ def cut_bytes(
     What the first rank cannot hold while it runs the prefix is made more than ``limit``.
     """
     rows, working = [], []
+    order = [_whole_backwards(of_rank, recompute) for of_rank in order]
     for rank, of_rank in enumerate(order):
         mine = units if rank else _behind_batch(units, num_microbatches=_num_microbatches(of_rank))
-        first_end = next(number for number, work in enumerate(of_rank) if work.kind == _ends(of_rank))
+        first_end = next(number for number, work in enumerate(of_rank) if work.kind == "B")
         is_behind = sums_gradients or peak_alive(of_rank[first_end + 1 :]) > 0
         num_whole = int(_whole_microbatch(of_rank, recompute) is not None)  # it is among those alive at the peak
         num_kept = peak_alive(of_rank) - num_whole
@@ -182,9 +186,21 @@ def _num_microbatches(order: Sequence[Work]) -> int:
     return 1 + max(work.microbatch for work in order)
 
 
-def _ends(order: Sequence[Work]) -> Kind:
-    """What frees a micro-batch's activations and makes the gradients of weights."""
-    return "B" if any(work.kind == "B" for work in order) else "W"
+def _whole_backwards(order: Sequence[Work], recompute: str) -> Order:
+    """``order`` with one backward for each forward, where it frees the activations and makes the gradients of weights.
+
+    Where the backward is split, it is that of weights; but what is recomputed is not split, its backward is whole where
+    that of inputs stands. Of stage 0 all is later (``adapter.stage``).
+    """
+    if all(work.kind in "FB" for work in order):
+        return list(order)
+    split = {"never": range(_num_microbatches(order)), "except_last": [_num_microbatches(order) - 1]}.get(recompute, ())
+
+    def frees(work: Work) -> bool:
+        is_split = work.stage == 0 or work.microbatch in split
+        return work.kind == ("W" if is_split else "I")
+
+    return [work._replace(kind="B") if frees(work) else work for work in order if work.kind == "F" or frees(work)]
 
 
 def _whole_microbatch(order: Sequence[Work], recompute: str) -> int | None:

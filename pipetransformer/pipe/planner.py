@@ -7,9 +7,11 @@ and the update of weights. The prefix runs in front of stage 0 where it is not c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 from pipetransformer.numbering import Numbering
 from pipetransformer.pipe.costs import JobCosts, UnitCosts
@@ -17,7 +19,7 @@ from pipetransformer.pipe.memory import cut_bytes, prefix_bytes, rank_bytes, uni
 from pipetransformer.pipe.partition import partition
 from pipetransformer.pipe.simulator import StageCosts, Timeline, simulate
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.schedules import Work, admits, orders
+from pipetransformer.schedules import Work, admits, orders, peak_alive
 
 __all__ = [
     "Constraints",
@@ -108,6 +110,57 @@ def best_plan(
     numbering = Numbering.of(num_blocks=num_blocks, num_units=len(costs.parameter_bytes))
     first = numbering.behind(frozen)
     weighed: list[Prediction] = []
+    for shape in _shapes(constraints, num_active=numbering.num_units - first):
+        cuts = _cuts(
+            shape,
+            first=first,
+            computed=range(numbering.behind(cached) if cached else 0, first),
+            costs=costs,
+            constraints=constraints,
+        )
+        for boundaries in cuts:
+            plan = ParallelPlan(
+                frozen=frozen,
+                pp=shape.pp,
+                dp=constraints.world_size // shape.pp,
+                boundaries=boundaries,
+                num_microbatches=shape.num_microbatches,
+                schedule=shape.schedule,
+                cached=cached,
+                num_blocks=num_blocks,
+                stages_per_rank=shape.stages_per_rank,
+                units_per_block=numbering.units_per_block,
+            )
+            prediction = predict(
+                plan,
+                costs=costs,
+                global_batch_size=constraints.global_batch_size,
+                correction=calibration.get(shape.pp, 1.0),
+            )
+            limit = constraints.memory_limit
+            if limit is None or max(prediction.memory_bytes) <= limit:
+                weighed.append(prediction)
+                break
+    weighed.sort(key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches))
+    return (weighed[0] if weighed else None), tuple(weighed)
+
+
+class _Shape(NamedTuple):
+    """A plan but for its cut; ``share`` are the rows of a replica."""
+
+    pp: int
+    schedule: str
+    stages_per_rank: int
+    num_microbatches: int
+    share: int
+
+    @property
+    def orders(self) -> list[list[Work]]:
+        return _orders(self.schedule, self.pp, self.num_microbatches, self.stages_per_rank)
+
+
+def _shapes(constraints: Constraints, *, num_active: int) -> Iterator[_Shape]:
+    """All that ``constraints`` allow with so many units that train."""
     for pp in constraints.pipeline_lengths:
         share = -(-constraints.global_batch_size // (constraints.world_size // pp))
         fixed = constraints.microbatches
@@ -115,44 +168,14 @@ def best_plan(
         # Note: a plain loop has no schedule, whatever is written in its plan.
         schedules = constraints.schedules if pp > 1 else ((constraints.schedules[0][0], 1),)
         for (schedule, per_rank), num_microbatches in product(schedules, choices):
-            shape = dict(num_ranks=pp, num_microbatches=num_microbatches, stages_per_rank=per_rank)
-            run_as = schedule if pp > 1 else _PLAIN
-            if pp * per_rank > numbering.num_units - first or num_microbatches > share or not admits(run_as, **shape):
-                continue
-            boundaries = _cut(
-                orders(run_as, **shape),
-                num_stages=pp * per_rank,
-                first=first,
-                computed=range(numbering.behind(cached) if cached else 0, first),
-                unit=costs.unit_costs(-(-share // num_microbatches)),
-                costs=costs,
-                constraints=constraints,
-            )
-            if boundaries is None:
-                continue
-            plan = ParallelPlan(
-                frozen=frozen,
-                pp=pp,
-                dp=constraints.world_size // pp,
-                boundaries=boundaries,
+            runs = admits(
+                schedule if pp > 1 else _PLAIN,
+                num_ranks=pp,
                 num_microbatches=num_microbatches,
-                schedule=schedule,
-                cached=cached,
-                num_blocks=num_blocks,
                 stages_per_rank=per_rank,
-                units_per_block=numbering.units_per_block,
             )
-            prediction = predict(
-                plan,
-                costs=costs,
-                global_batch_size=constraints.global_batch_size,
-                correction=calibration.get(pp, 1.0),
-            )
-            limit = constraints.memory_limit
-            if limit is None or max(prediction.memory_bytes) <= limit:
-                weighed.append(prediction)
-    weighed.sort(key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches))
-    return (weighed[0] if weighed else None), tuple(weighed)
+            if runs and pp * per_rank <= num_active and num_microbatches <= share:
+                yield _Shape(pp, schedule, per_rank, num_microbatches, share)
 
 
 def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, correction: float = 1.0) -> Prediction:
@@ -169,7 +192,7 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, corr
     )
     frozen_bytes = sum(costs.parameter_bytes[: plan.first_active])
     memory = []
-    for rank, order in enumerate(_orders(plan)):
+    for rank, order in enumerate(_orders(plan.schedule, plan.pp, plan.num_microbatches, plan.stages_per_rank)):
         num_bytes = rank_bytes(
             order,
             {stage: [units[u] for u in plan.stage_units(stage)] for stage in plan.stages_of(rank)},
@@ -231,13 +254,13 @@ def _weight_ns(plan: ParallelPlan, costs: JobCosts, *, stage: int, backward: int
     return apart if costs.recompute == "never" else 0
 
 
-def _orders(plan: ParallelPlan) -> list[list[Work]]:
+def _orders(schedule: str, pp: int, num_microbatches: int, stages_per_rank: int) -> list[list[Work]]:
     """What the ranks of one pipeline do."""
     return orders(
-        plan.schedule if plan.pp > 1 else _PLAIN,
-        num_ranks=plan.pp,
-        num_microbatches=plan.num_microbatches,
-        stages_per_rank=plan.stages_per_rank,
+        schedule if pp > 1 else _PLAIN,
+        num_ranks=pp,
+        num_microbatches=num_microbatches,
+        stages_per_rank=stages_per_rank,
     )
 
 
@@ -251,48 +274,53 @@ def _total(column: Sequence[int], units: range) -> int:
     return sum(column[units.start : units.stop])
 
 
-def _cut(
-    order: Sequence[Sequence[Work]],
-    *,
-    num_stages: int,
-    first: int,
-    computed: range,
-    unit: UnitCosts,
-    costs: JobCosts,
-    constraints: Constraints,
-) -> tuple[int, ...] | None:
-    """The boundaries whose slowest stage is fastest; None where no cut fits.
+def _cuts(
+    shape: _Shape, *, first: int, computed: range, costs: JobCosts, constraints: Constraints
+) -> Iterator[tuple[int, ...]]:
+    """Boundaries to be tried one after the other until one fits: those whose slowest stage is fastest.
+
+    With one stage a rank they keep to the memory limit, and are the best that do. What several stages of a rank take
+    together is no matter of single stages: behind the fastest cut comes the one whose largest stage is smallest. A cut
+    between these two that is faster and fits may be missed.
 
     Args:
         first: the first active unit. computed: the frozen ones that are computed in the step.
-
-    Note: what several stages of one rank take together is no matter of single stages; ``best_plan`` looks at it then.
     """
-    num_units = len(unit.forward_ns)
+    unit = costs.unit_costs(-(-shape.share // shape.num_microbatches))
+    num_units, num_stages = len(unit.forward_ns), shape.pp * shape.stages_per_rank
     if constraints.fixed_cut is not None:
-        return _kept_cut(constraints.fixed_cut, first=first, num_units=num_units)
-    num_microbatches = sum(work.kind == "F" and work.stage == 0 for work in order[0])
-    share = recomputed_share(costs, num_microbatches)
-    memory = largest = limit = None
-    if constraints.memory_limit is not None and num_stages == len(order):
-        limit = constraints.memory_limit - sum(costs.parameter_bytes[:first])
-        memory, largest = cut_bytes(
-            order,
-            unit_bytes(unit, costs, recomputes=share > 0)[first:],
-            before=prefix_bytes(unit, computed=computed, num_microbatches=num_microbatches),
-            limit=limit,
-            recompute=costs.recompute,
-            sums_gradients=constraints.world_size > len(order),
-        )
-    cut = partition(
-        [step + round(again * share) for step, again in zip(unit.step_ns[first:], unit.recompute_ns[first:])],
+        kept = _kept_cut(constraints.fixed_cut, first=first, num_units=num_units)
+        yield from () if kept is None else (kept,)
+        return
+    share = recomputed_share(costs, shape.num_microbatches)
+    times = [step + round(again * share) for step, again in zip(unit.step_ns[first:], unit.recompute_ns[first:])]
+    fastest = partial(
+        partition,
+        times,
         num_stages=num_stages,
         crossing=[2 * costs.send.ns(num_bytes) for num_bytes in unit.boundary_bytes[first:]],
-        memory=memory,
-        largest=largest,
-        memory_limit=limit,
     )
-    return None if cut is None else tuple(first + boundary for boundary in cut)
+    cuts = []
+    units, order = unit_bytes(unit, costs, recomputes=share > 0)[first:], shape.orders
+    if constraints.memory_limit is None:
+        cuts.append(fastest())
+    elif (limit := constraints.memory_limit - sum(costs.parameter_bytes[:first])) < 0:
+        return  # the weights of the prefix alone are too many
+    elif shape.stages_per_rank == 1:
+        memory, largest = cut_bytes(
+            order,
+            units,
+            before=prefix_bytes(unit, computed=computed, num_microbatches=shape.num_microbatches),
+            limit=limit,
+            recompute=costs.recompute,
+            sums_gradients=constraints.world_size > shape.pp,
+        )
+        cuts.append(fastest(memory=memory, largest=largest, memory_limit=limit))
+    else:
+        alive = peak_alive(order[0]) / shape.stages_per_rank
+        sizes = [u.lasting + u.gradients + round(alive * u.kept) for u in units]
+        cuts += [fastest(), partition(sizes, num_stages=num_stages)]
+    yield from (tuple(first + boundary for boundary in cut) for cut in cuts if cut is not None)
 
 
 def _kept_cut(cut: tuple[int, ...], *, first: int, num_units: int) -> tuple[int, ...] | None:

@@ -68,18 +68,20 @@ def simulate_run(
     """
     changes = [0, *(e for e in range(1, len(run.frozen)) if run.frozen[e] != run.frozen[e - 1]), len(run.frozen)]
     choice = autopipe.first_plan(costs, {})
+    held: int | None = None  # what the cache has, read or not
     segments: list[Segment] = []
     for epoch, stop in pairwise(changes):
         current = choice.plan
         # As the trainer does: where no layout takes so many frozen blocks, as many as one does.
         candidates = (
             _choose(
-                run, frozen, epoch=epoch, current=choice, autopipe=autopipe, costs=costs, has_cache=has_cache,
-                fixed_seconds=fixed_seconds,
+                run, frozen, epoch=epoch, current=choice, held=held, autopipe=autopipe, costs=costs,
+                has_cache=has_cache, fixed_seconds=fixed_seconds,
             )
             for frozen in range(min(run.frozen[epoch], autopipe.max_frozen(current)), current.frozen, -1)
         )  # fmt: skip
         choice, moves, advance = next((found for found in candidates if found is not None), (choice, 0.0, 0.0))
+        held = held if choice.plan.cached is None else choice.plan.cached
         num_steps = (stop - epoch) * run.steps_per_epoch
         segments.append(Segment(epoch, stop - epoch, num_steps, choice.prediction, moves, advance))
     return tuple(segments)
@@ -91,15 +93,15 @@ def _choose(
     *,
     epoch: int,
     current: Choice,
+    held: int | None,
     autopipe: AutoPipe,
     costs: JobCosts,
     has_cache: bool,
     fixed_seconds: float,
 ) -> tuple[Choice, float, float] | None:
     """AutoPipe's choice, with the seconds of the transition and of the cache's advance; None where nothing fits."""
-    held = current.plan.cached
     options = {
-        cached: _advance_seconds(run, current.plan, costs=costs, target=cached)
+        cached: _advance_seconds(run, current.plan, costs=costs, held=held, target=cached)
         for cached in (cached_choices(frozen, held=held) if has_cache else (None,))
     }
     choice = autopipe.next_plan(
@@ -114,12 +116,14 @@ def _choose(
     return None if choice is None else (choice, choice.transition_seconds, options[choice.plan.cached])
 
 
-def _advance_seconds(run: SimulatedRun, current: ParallelPlan, *, costs: JobCosts, target: int | None) -> float:
+def _advance_seconds(
+    run: SimulatedRun, current: ParallelPlan, *, costs: JobCosts, held: int | None, target: int | None
+) -> float:
     """All ranks together take every sample to boundary ``target``, the frozen forward data-parallel."""
-    if target is None or target == current.cached:
+    if target is None or target == held:
         return 0.0
     unit = costs.unit_costs(-(-run.global_batch_size // current.world_size))
-    first, stop = current.first_computed, current.numbering.behind(target)
+    first, stop = current.numbering.behind(held or 0), current.numbering.behind(target)
     moved = unit.boundary_bytes[stop - 1] + (unit.boundary_bytes[first - 1] if first else 0)
     batch_ns = sum(unit.prefix_ns[first:stop]) + (costs.read.ns(moved) if costs.read is not None else 0)
     return run.steps_per_epoch * batch_ns / 1e9

@@ -1,0 +1,41 @@
+"""What the benchmarks' command lines share: a parser whose help is the script's docstring, and where results go."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from pipetransformer.arguments import Parser
+from pipetransformer.errors import writing
+from support.measure import RESULTS
+
+__all__ = ["add_output", "bench_parser"]
+
+
+def bench_parser(name: str, *, description: str | None) -> Parser:
+    """Args: name: as in ``pipetransformer bench NAME``."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    return Parser(description=description, prog=f"pipetransformer bench {name}", formatter_class=formatter)
+
+
+def add_output(parser: Parser) -> None:
+    """The argument ``--output``, a folder that is made when the line is read: nothing is measured for one that cannot
+    be written."""
+    parser.add_argument(
+        "--output",
+        type=_writable_folder,
+        default=str(RESULTS),
+        metavar="FOLDER",
+        help="folder of the results (default benchmarks/results)",
+    )
+
+
+def _writable_folder(text: str) -> Path:
+    """Raises UserError."""
+    folder = Path(text)
+    with writing(folder, key="--output"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    return folder
