@@ -71,7 +71,7 @@ def main() -> None:
     if is_rank():
         run(repeats=arguments.repeats)
     else:
-        launch(__file__, num_ranks=2, num_threads=2)
+        launch(__file__, num_ranks=2)
 
 
 def run(*, repeats: int) -> None:
@@ -225,7 +225,7 @@ def why(fastest: str) -> str:
 
 def draw(figure: Figure, times: dict[str, list[float]]) -> None:
     axes = figure.subplots()
-    axes.boxplot([[1e3 * s for s in seconds] for seconds in times.values()], vert=False, tick_labels=list(times))
+    axes.boxplot([[1e3 * s for s in seconds] for seconds in times.values()], orientation="horizontal", tick_labels=list(times))
     axes.invert_yaxis()
     axes.set_xlabel("ms a step")
     axes.set_xlim(left=0)

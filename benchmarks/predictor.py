@@ -85,12 +85,13 @@ def of_mode(config: Config, job: Job, world: World, *, mode: str, repeats: int) 
         costs = measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world).job
         for layout in product(SCHEDULES, MICROBATCHES):
             if layout not in found:
-                found[layout] = Rounds(plan_of(*layout, config=config, job=job, costs=costs), [], [], [], [])
+                found[layout] = Rounds(plan_of(*layout, config=config, job=job, costs=costs), [], [], [], [], [])
             rounds = found[layout]
             step, stages = bench.time(rounds.plan)
             predicted = predict(rounds.plan, costs=costs, global_batch_size=train.batch_size).step_seconds
             expected = stage_seconds(rounds.plan, costs, global_batch_size=train.batch_size)
             rounds.predicted.append(predicted)
+            rounds.contention.append(costs.contention)
             rounds.real.append(step)
             rounds.step_ratios.append(predicted / step)
             rounds.stage_ratios.append([e / r for e, r in zip(expected, stages)])
@@ -107,6 +108,7 @@ class Rounds:
     real: list[float]
     step_ratios: list[float]
     stage_ratios: list[list[float]]
+    contention: list[float]
 
 
 class Bench:
@@ -189,6 +191,7 @@ def row_of(rounds: Rounds, *, mode: str, world: World) -> dict[str, object]:
         "stage_ratio": [median(ratios) for ratios in by_stage],
         "step_ratios": rounds.step_ratios,
         "stage_ratios": by_stage,
+        "contention": rounds.contention,
     }
 
 

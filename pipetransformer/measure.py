@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -42,7 +44,7 @@ __all__ = [
 ]
 
 _UPDATE_BYTES = 2**26  # far more than a cache holds, as weights and moments are
-_CONTENTION_REPEATS = 5
+_CONTENTION_ROUNDS = 9
 _RARE = 0.1
 """A padded length of a smaller share of samples is not measured."""
 
@@ -273,6 +275,7 @@ def _measure(
         num_ranks=world.size,
         between=between if world.num_nodes > 1 else None,
         read=Link(0, memcpy_s * 1e9),
+        receives_late=world.device.type == "cpu",
         contention=_contention(chain, dataset, example[modal], rows=workload.share, world=world),
         recompute=config.pipe.checkpoint,
     )
@@ -286,20 +289,25 @@ def _contention(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int, worl
     raw = dataset.inputs(np.resize(batch.ids, rows), length=batch.length, epoch=0)
     inputs = {key: raw[key] for key in chain.input_keys}
 
-    def forward() -> None:
+    def forward() -> float:
+        start = perf_counter()
         with torch.no_grad():
             chain.run(range(chain.numbering.behind(1)), raw[chain.family.main_input], inputs)
+        return perf_counter() - start
 
-    dist.barrier()
-    together, alone = median_seconds(forward, repeats=_CONTENTION_REPEATS), 0.0
-    for rank in range(world.local_size):
+    forward()
+    ratios = list[float]()
+    for _ in range(_CONTENTION_ROUNDS):  # in turn: a slow moment of the machine meets a round or two
         dist.barrier()
-        if world.local_rank == rank:
-            alone = median_seconds(forward, repeats=_CONTENTION_REPEATS)
-    dist.barrier()
-    ratio = torch.tensor(together / alone, dtype=torch.float64)
-    dist.all_reduce(ratio, op=dist.ReduceOp.MAX)
-    return max(1.0, float(ratio))
+        together, alone = forward(), 0.0
+        for rank in range(world.local_size):
+            dist.barrier()
+            if world.local_rank == rank:
+                alone = forward()
+        ratios.append(together / alone)
+    ratio = torch.tensor(median(ratios), dtype=torch.float64)
+    dist.all_reduce(ratio)
+    return max(1.0, float(ratio) / world.size)
 
 
 def _maximum(costs: UnitCosts) -> UnitCosts:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.pipe.simulator import StageCosts, simulate
-from pipetransformer.schedules import admits, orders, peak_alive
+from pipetransformer.schedules import Work, admits, orders, peak_alive
 
 SIZES = list(product((1, 2, 3, 4, 8), (1, 2, 4, 8, 16)))
 ADMITTED = [(name, k, m) for name in ("gpipe", "1f1b") for k, m in SIZES if name == "gpipe" or m >= k]
@@ -70,6 +70,18 @@ def test_messages_follow_each_other_on_a_link() -> None:
     assert forwards == [1 + 10 + 2, 1 + 20 + 2, 1 + 30 + 2]
 
 
+def test_late_receives_wait_for_every_message() -> None:
+    """Ready long before it is asked for, a message still takes its time: 2 + 1 before each forward of the last rank."""
+    stages = [StageCosts(forward=1, backward=1, send=2), StageCosts(forward=10, backward=5, send_back=4)]
+    common = dict(num_ranks=2, num_microbatches=3, latency=1, receives_late=True)
+    timeline = simulate("gpipe", stages, **common)
+    starts = {span.work: span.start for span in timeline.spans}
+    assert [starts[Work("F", 1, m)] for m in range(3)] == [1 + 3, 14 + 3, 27 + 3]
+    assert [starts[Work("B", 1, m)] for m in range(3)] == [40, 45, 50]
+    assert [starts[Work("B", 0, m)] for m in range(3)] == [45 + 5, 51 + 5, 57 + 5]
+    assert timeline.compute == 63
+
+
 def test_reduction_hides_behind_the_last_backward() -> None:
     stages = [StageCosts(forward=4, backward=8)]
     common = dict(num_ranks=1, num_microbatches=2, reduce=[6], update=[3])
@@ -91,15 +103,21 @@ def test_the_prefix_delays_the_first_forward() -> None:
     num_microbatches=st.integers(1, 12),
     costs=st.lists(st.tuples(*[st.integers(1, 50)] * 4), min_size=10, max_size=10),
     latency=st.integers(0, 30),
+    late=st.booleans(),
 )
 def test_every_step_obeys_cause_and_effect(
-    schedule: str, num_ranks: int, num_microbatches: int, costs: list[tuple[int, int, int, int]], latency: int
+    schedule: str,
+    num_ranks: int,
+    num_microbatches: int,
+    costs: list[tuple[int, int, int, int]],
+    latency: int,
+    late: bool,
 ) -> None:
     per_rank = 2 if schedule == "interleaved" else 1
     if not admits(schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, stages_per_rank=per_rank):
         return
     stages = [StageCosts(f, b + 1, b // 2, s, s) for f, b, s, _ in costs[: num_ranks * per_rank]]
-    common = dict(num_ranks=num_ranks, num_microbatches=num_microbatches, latency=latency)
+    common = dict(num_ranks=num_ranks, num_microbatches=num_microbatches, latency=latency, receives_late=late)
     timeline = simulate(schedule, stages, **common)
     assert simulate(schedule, stages, **common, contention=[1.0] * num_ranks) == timeline
     spans = {span.work: span for span in timeline.spans}

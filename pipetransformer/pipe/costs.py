@@ -105,6 +105,8 @@ class JobCosts:
         recompute: which micro-batches are recomputed, one of ``pipe.recompute.MODES``.
         between: of a node to others; None on one node. The sums of a pipeline's stages share it.
         read: of a rank to the memory that its cache is in; None does not count reads.
+        receives_late: messages of a pipeline move only when they are asked for, right before they are needed. Note: so
+            they do between CPUs, where torch's schedules wait for what they ask for; GPUs are asked far ahead.
     """
 
     by_rows: Mapping[int, UnitCosts]
@@ -119,6 +121,7 @@ class JobCosts:
     recompute: str = "never"
     between: Link | None = None
     read: Link | None = None
+    receives_late: bool = False
 
     @property
     def lasting_bytes(self) -> tuple[int, ...]:

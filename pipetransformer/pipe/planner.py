@@ -243,6 +243,7 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
         update=[round(num_bytes * costs.update_ns_per_byte) for num_bytes in weights],
         overlap=costs.overlap,
         contention=costs.busy_factors(plan.pp) if plan.pp > 1 else None,
+        receives_late=costs.receives_late,
     )
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import median_low
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -66,8 +66,14 @@ class _Times:
         self._rounds[unit].append(taken)
 
     def medians(self) -> tuple[int, ...]:
-        """Of two the smaller: what disturbs a process only makes it slower. 0 where nothing was timed."""
-        return tuple(median_low(times) if times else 0 for times in self._rounds)
+        """Of each unit, all of them scaled to what a whole round took in the median; 0 where nothing was timed.
+
+        What disturbs a machine now and then misses most samples of a short unit, and no step.
+        """
+        timed = [times for times in self._rounds if times]
+        by_unit = [median(times) if times else 0 for times in self._rounds]
+        level = median(map(sum, zip(*timed))) / sum(by_unit) if sum(by_unit) else 1.0
+        return tuple(round(level * middle) for middle in by_unit)
 
 
 class _Shape:

@@ -2,10 +2,10 @@
 
 A rank does one piece of work at a time, in the order of its schedule, each as soon as its input is there. What a stage
 sends occupies the link to its neighbour, one message at a time in each direction, while the rank goes on; it arrives a
-latency later. Stages on one rank pass tensors on for nothing. Ranks that share cores may be faster while others wait.
-After its last backward a rank sums its gradients over
-the replicas: a share of that hides behind the last micro-batch's backward, whose first gradients are ready early. Then
-it updates its weights, which all ranks begin together where gradients are clipped.
+latency later. Where ranks ask for a message only when they need it, it moves then. Stages on one rank pass tensors on
+for nothing. Ranks that share cores may be faster while others wait. After its last backward a rank sums its gradients
+over the replicas: a share of that hides behind the last micro-batch's backward, whose first gradients are ready early.
+Then it updates its weights, which all ranks begin together where gradients are clipped.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ def simulate(
     update: Sequence[int] | None = None,
     overlap: float = 0.0,
     contention: Sequence[float] | None = None,
+    receives_late: bool = False,
 ) -> Timeline:
     """One step of a pipeline.
 
@@ -97,7 +98,13 @@ def simulate(
         num_microbatches=num_microbatches,
         stages_per_rank=num_stages // num_ranks,
     )
-    mail = _Mail(stages, num_ranks=num_ranks, num_microbatches=num_microbatches, latency=latency)
+    mail = _Mail(
+        stages,
+        num_ranks=num_ranks,
+        num_microbatches=num_microbatches,
+        latency=latency,
+        receives_late=receives_late,
+    )
     spans = (
         _run(work, stages, mail, first=first)
         if contention is None
@@ -122,21 +129,41 @@ def simulate(
 class _Mail:
     """What waits for each stage, and when it arrives."""
 
-    def __init__(self, stages: Sequence[StageCosts], *, num_ranks: int, num_microbatches: int, latency: int) -> None:
+    def __init__(
+        self,
+        stages: Sequence[StageCosts],
+        *,
+        num_ranks: int,
+        num_microbatches: int,
+        latency: int,
+        receives_late: bool,
+    ) -> None:
         self._stages, self._num_ranks, self._latency = stages, num_ranks, latency
+        self._receives_late = receives_late
         last = len(stages) - 1
-        # Inputs of forwards, gradients for backwards: None where it is not yet known when.
+        # Inputs of forwards, gradients for backwards: when they are there (to be asked for), None where it is unknown.
         self._inputs: list[list[int | None]] = [[None if s else 0] * num_microbatches for s in range(last + 1)]
         self._gradients: list[list[int | None]] = [
             [None if s < last else 0] * num_microbatches for s in range(last + 1)
         ]
         self._link_free: dict[tuple[int, int], int] = {}  # by (sender, receiver)
 
-    def ready(self, work: Work) -> int | None:
-        """When what ``work`` needs is there."""
+    def ready(self, work: Work, now: int) -> int | None:
+        """When what ``work`` needs is there, for a rank that could begin ``now``."""
         if work.kind == "W":
+            return now
+        there = (self._inputs if work.kind == "F" else self._gradients)[work.stage][work.microbatch]
+        if there is None or not self._receives_late:
+            return there
+        return max(now, there) + self._move(work)
+
+    def _move(self, work: Work) -> int:
+        """What a message to ``work`` takes from when it is asked for."""
+        source = work.stage + (-1 if work.kind == "F" else 1)
+        if not 0 <= source < len(self._stages) or source % self._num_ranks == work.stage % self._num_ranks:
             return 0
-        return (self._inputs if work.kind == "F" else self._gradients)[work.stage][work.microbatch]
+        costs = self._stages[source]
+        return self._latency + (costs.send if work.kind == "F" else costs.send_back)
 
     def post(self, work: Work, now: int) -> int | None:
         """Sends on what ``work`` gave; returns the rank that receives it, if there is one."""
@@ -148,7 +175,7 @@ class _Mail:
             return None
         inbox = self._gradients if back else self._inputs
         rank, peer = stage % self._num_ranks, target % self._num_ranks
-        if peer == rank:
+        if peer == rank or self._receives_late:
             inbox[target][work.microbatch] = now
             return peer
         costs, link = self._stages[stage], (rank, peer)
@@ -173,7 +200,7 @@ def _run(
         order, now = orders_by_rank[rank], clock[rank]
         while done[rank] < len(order):
             work = order[done[rank]]
-            ready = mail.ready(work)
+            ready = mail.ready(work, now)
             if ready is None:
                 break
             start = max(now, ready)
@@ -201,6 +228,7 @@ def _run_contended(
     spans: list[list[Span]] = [[] for _ in range(num_ranks)]
     left: dict[int, float] = {0: float(first)} if first else {}  # of the busy ranks' work, as the costs say
     begun: dict[int, float] = {}
+    free = [0] * num_ranks
     now = 0.0
     while True:
         arrivals = []
@@ -208,7 +236,7 @@ def _run_contended(
             if rank in left or len(spans[rank]) == len(orders_by_rank[rank]):
                 continue
             work = orders_by_rank[rank][len(spans[rank])]
-            ready = mail.ready(work)
+            ready = mail.ready(work, free[rank])
             if ready is not None and ready <= now:
                 left[rank], begun[rank] = float(durations[work.stage][work.kind]), now
             elif ready is not None:
@@ -223,9 +251,9 @@ def _run_contended(
             if left[rank] > 1e-3:
                 continue
             del left[rank]
+            free[rank] = stop = round(until)
             if rank in begun:
                 work = orders_by_rank[rank][len(spans[rank])]
-                stop = round(until)
                 spans[rank].append(Span(rank, work, round(begun.pop(rank)), stop))
                 mail.post(work, stop)
         now = until
