@@ -9,21 +9,19 @@ of the same model. ``--scale small`` takes shorter texts and smaller pictures, o
 
 from __future__ import annotations
 
-import argparse
 import sys
 from itertools import product
-from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from support.command_line import add_output, bench_parser
 from support.graphs import pick_scale
-from support.measure import RESULTS
 from support.table import Row, write_table
 
 from pipetransformer.analysis.cut import analyse_model
 from pipetransformer.analysis.quantities import imbalance
 from pipetransformer.analysis.report import PartitionReport
-from pipetransformer.arguments import Parser, count
+from pipetransformer.arguments import count
 from pipetransformer.cli import run_guarded
 from pipetransformer.commands.ranks import measure_link
 from pipetransformer.measure import device_name
@@ -42,16 +40,12 @@ FTPIPE = {
 
 
 def main() -> None:
-    parser = Parser(
-        description=__doc__,
-        prog="pipetransformer bench balance",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = bench_parser("balance", description=__doc__)
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(SETTINGS), metavar="NAME,...")
     parser.add_argument("--stages", type=lambda text: [count(n) for n in text.split(",")], default=[2, 4])
     parser.add_argument("--iterations", type=count, default=7, help="timed rounds over all parts (default 7)")
     parser.add_argument("--scale", choices=("small", "full"), help="sizes of inputs (default: by CUDA)")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    add_output(parser)
     arguments = parser.parse_args()
     for name in arguments.models:
         zoo_model(name)

@@ -20,20 +20,19 @@ import sys
 from collections.abc import Mapping
 from copy import deepcopy
 from itertools import product
-from pathlib import Path
 from time import perf_counter
 
 import torch
 import torch.distributed as dist
+from support.command_line import add_output, bench_parser
 from support.gpt2_pipes import Batch, Ours, Pipe, Torchgpipe, block_cuts, layers_of
-from support.measure import RESULTS
 from support.memory import peak_growth
 from support.ranks import is_rank, launch, slowest
 from support.sweep_report import Cell, Figures, Shape, write_sweep
 from support.torchgpipe import require_torchgpipe
 from torch import Tensor, nn
 
-from pipetransformer.arguments import Parser, count
+from pipetransformer.arguments import count
 from pipetransformer.cli import run_guarded
 from pipetransformer.distributed import World, close_world, init_world
 from pipetransformer.errors import UserError
@@ -62,17 +61,13 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = Parser(
-        description=__doc__,
-        prog="pipetransformer bench gpt2-sweep",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = bench_parser("gpt2-sweep", description=__doc__)
     parser.add_argument("--scale", choices=SIZES, default="full" if torch.cuda.is_available() else "small")
     parser.add_argument("--repeats", type=count, default=7)
     parser.add_argument("--schedule", choices=("gpipe", "1f1b"), default="gpipe")
     parser.add_argument("--stages", type=counts, default=STAGES, metavar="K,K,...")
     parser.add_argument("--microbatches", type=counts, default=MICROBATCHES, metavar="M,M,...")
-    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results (default: beside it)")
+    add_output(parser)
     return parser.parse_args()
 
 

@@ -12,7 +12,7 @@ what a pipeline can reach.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -47,6 +47,7 @@ JOB = (
     f"train.batch_size={BATCH}",
 )
 NUM_BLOCKS, CUT, MICROBATCHES = 12, 7, (2, 4, 8)
+STEPS = 4  # timed in a round
 Round = Callable[[], None]
 READING = (
     "Medians [least .. most] of the rounds; ratios are of one round each. A pipeline of 2 waits for its first and its",
@@ -80,10 +81,10 @@ def run(*, repeats: int) -> None:
     bench = Bench(world)
     times: dict[str, list[float]] = {}
     for repeat in range(repeats + 1):
-        for name, action in bench.rows():
-            seconds = bench.time(action)
-            if repeat:
-                times.setdefault(name, []).append(seconds)
+        for rows in bench.rows():
+            for name, seconds in bench.time(rows).items():
+                if repeat:
+                    times.setdefault(name, []).append(seconds)
     if world.rank == 0:
         tell(times)
     close_world()
@@ -105,30 +106,37 @@ class Bench:
         raw = data.inputs(self.batches[0].ids, length=self.batches[0].length, epoch=0)
         self.inputs, self.labels = raw[whole.family.main_input], data.labels[self.batches[0].ids]
 
-    def rows(self) -> list[tuple[str, Round]]:
-        """By name what is timed; entering a layout is not."""
-        rows: list[tuple[str, Round]] = [
-            ("plain loop, 1 thread", partial(self.plain, num_threads=1)),
-            ("plain loop, 2 threads", partial(self.plain, num_threads=2)),
-            ("data parallel, 2 ranks", self.entered(ParallelPlan(0, 1, 2, (), 1, "1f1b", None, NUM_BLOCKS))),
+    def rows(self) -> list[Mapping[str, Round]]:
+        """By name what is timed, what is compared closely side by side; entering a layout is not timed."""
+        rows: list[Mapping[str, Round]] = [
+            {"plain loop, 1 thread": partial(self.plain, num_threads=1)},
+            {"plain loop, 2 threads": partial(self.plain, num_threads=2)},
+            {"data parallel, 2 ranks": self.entered(ParallelPlan(0, 1, 2, (), 1, "1f1b", None, NUM_BLOCKS))},
         ]
         for m in MICROBATCHES:
             plan = ParallelPlan(0, 2, 1, (CUT,), m, "1f1b", None, NUM_BLOCKS)
-            rows.append((f"halves without communication, M {m}", partial(self.halves, plan)))
-            rows.append((f"1F1B, 2 ranks, M {m}", self.entered(plan)))
-            for number in (1, 2):
-                rows.append((f"torchgpipe, 2 devices, {number} threads, M {m}", partial(self.torchgpipe, m, number)))
+            rows.append(
+                {
+                    f"halves without communication, M {m}": partial(self.halves, plan),
+                    f"1F1B, 2 ranks, M {m}": self.entered(plan),
+                }
+            )
+            rows += [
+                {f"torchgpipe, 2 devices, {number} threads, M {m}": partial(self.torchgpipe, m, number)}
+                for number in (1, 2)
+            ]
         return rows
 
-    def time(self, action: Round) -> float:
-        """Seconds of the slower rank: the median of two rounds, after one that is not counted."""
-        seconds = []
-        for _ in range(3):
-            dist.barrier()
-            start = perf_counter()
-            action()
-            seconds.append(slowest(perf_counter() - start))
-        return median(seconds[1:])
+    def time(self, rows: Mapping[str, Round]) -> dict[str, float]:
+        """Seconds of the slower rank: medians of some steps that take turns, after one that is not counted."""
+        seconds: dict[str, list[float]] = {name: [] for name in rows}
+        for _ in range(1 + STEPS):
+            for name, action in rows.items():
+                dist.barrier()
+                start = perf_counter()
+                action()
+                seconds[name].append(slowest(perf_counter() - start))
+        return {name: median(taken[1:]) for name, taken in seconds.items()}
 
     def entered(self, plan: ParallelPlan) -> Round:
         def action() -> None:

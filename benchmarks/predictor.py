@@ -2,8 +2,9 @@
 
     pipetransformer bench predictor [--repeats 9]
 
-In every round costs are measured unit by unit, as the trainer does before training, then real steps of every layout
-are timed; a ratio is of one round, so that both have seen the same machine. Medians over the rounds, with their spread.
+Costs are measured unit by unit, as the trainer does before training, and then real steps of every layout are timed, in
+turns. A ratio is of one round: the mean of the predictions from before and behind the steps, over the steps, so that
+both have seen the same machine. Medians over the rounds, with their spread.
 Layouts: GPipe and 1F1B, M = 2, 4, 8, recomputation never and always. Predictions are the planner's own, without the
 correction by static layouts that a job makes.
 """
@@ -12,11 +13,12 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
 
 import torch.distributed as dist
@@ -77,25 +79,24 @@ def of_mode(config: Config, job: Job, world: World, *, mode: str, repeats: int) 
         batches, global_batch_size=train.batch_size, num_ranks=2, pipeline_lengths=(1, 2), microbatches=None
     )
     bench = Bench(job, config, batches[0], world=world)
-    found: dict[tuple[str, int], Rounds] = {}
-    for _ in range(repeats):
-        if world.rank == 0:  # what was measured in the round before; the folder is ``launch``'s own
+
+    def measured() -> JobCosts:
+        if world.rank == 0:  # what was measured before; the folder is ``launch``'s own
             shutil.rmtree(cache_folder() / "profiles", ignore_errors=True)
         bench.give_back()
-        costs = measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world).job
-        for layout in product(SCHEDULES, MICROBATCHES):
-            if layout not in found:
-                found[layout] = Rounds(plan_of(*layout, config=config, job=job, costs=costs), [], [], [], [], [])
-            rounds = found[layout]
-            step, stages = bench.time(rounds.plan)
-            predicted = predict(rounds.plan, costs=costs, global_batch_size=train.batch_size).step_seconds
-            expected = stage_seconds(rounds.plan, costs, global_batch_size=train.batch_size)
-            rounds.predicted.append(predicted)
-            rounds.contention.append(costs.contention)
-            rounds.real.append(step)
-            rounds.step_ratios.append(predicted / step)
-            rounds.stage_ratios.append([e / r for e, r in zip(expected, stages)])
-    bench.give_back()
+        return measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world).job
+
+    before = measured()
+    plans = {
+        layout: plan_of(*layout, config=config, job=job, costs=before) for layout in product(SCHEDULES, MICROBATCHES)
+    }
+    found = {layout: Rounds(plan) for layout, plan in plans.items()}
+    for _ in range(repeats):
+        real = {layout: bench.time(plan) for layout, plan in plans.items()}
+        behind = measured()
+        for layout, (step, stages) in real.items():
+            found[layout].add((before, behind), step=step, stages=stages, global_batch_size=train.batch_size)
+        before = behind
     return [row_of(rounds, mode=mode, world=world) for rounds in found.values()]
 
 
@@ -104,11 +105,25 @@ class Rounds:
     """One layout's figures, round by round."""
 
     plan: ParallelPlan
-    predicted: list[float]
-    real: list[float]
-    step_ratios: list[float]
-    stage_ratios: list[list[float]]
-    contention: list[float]
+    predicted: list[float] = field(default_factory=list)
+    real: list[float] = field(default_factory=list)
+    step_ratios: list[float] = field(default_factory=list)
+    stage_ratios: list[list[float]] = field(default_factory=list)
+    contention: list[float] = field(default_factory=list)
+
+    def add(
+        self, around: tuple[JobCosts, JobCosts], *, step: float, stages: Sequence[float], global_batch_size: int
+    ) -> None:
+        """Args: around: what was measured before the steps and behind them. step, stages: seconds that they took."""
+        predicted = mean(
+            predict(self.plan, costs=costs, global_batch_size=global_batch_size).step_seconds for costs in around
+        )
+        expected = zip(*(stage_seconds(self.plan, costs, global_batch_size=global_batch_size) for costs in around))
+        self.predicted.append(predicted)
+        self.real.append(step)
+        self.step_ratios.append(predicted / step)
+        self.stage_ratios.append([mean(both) / real for both, real in zip(expected, stages, strict=True)])
+        self.contention.append(mean(costs.contention for costs in around))
 
 
 class Bench:
@@ -148,7 +163,7 @@ class Bench:
 
 
 def plan_of(schedule: str, m: int, *, config: Config, job: Job, costs: JobCosts) -> ParallelPlan:
-    """Cut by the first round's costs."""
+    """Cut by ``costs``."""
     constraints = Constraints(
         world_size=2, global_batch_size=config.train.batch_size, schedules=((schedule, 1),), microbatches=m,
         pipeline_lengths=(2,), memory_limit=None,

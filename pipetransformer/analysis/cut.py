@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
+from statistics import mean
 
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ from pipetransformer.zoo import ZooModel
 __all__ = ["analyse_model", "cut_graph", "measured_cut"]
 
 _PROFILE_REPEATS = 7
-_TRIALS, _TRIAL_ROUNDS, _LONG_TRIAL_ROUNDS, _LONG_NS = 4, 9, 3, 2_000_000_000
+_TRIALS, _TRIAL_ROUNDS, _LONG_TRIAL_ROUNDS, _LONG_NS = 6, 9, 5, 2_000_000_000
 
 
 def analyse_model(
@@ -76,26 +78,38 @@ def measured_cut(
     recompute: bool,
     memory_limit: int | None = None,
 ) -> tuple[tuple[int, ...], GraphCosts]:
-    """The cut whose slowest part is fastest where parts really run, and the units' costs as their parts took them.
+    """The cut whose slowest part is fastest where parts really run, and the units' costs as parts took them.
 
     Units timed one by one take longer than in a part: each call has its price, and what they hand on leaves the caches.
-    So the parts of a cut are run, their units corrected in proportion, and cut again, until a cut comes back.
+    So the parts of a cut are run, their units corrected in proportion, and cut again, until a cut comes back. Costs are
+    the mean over these trials, so that the last cut is by all of them and not by the luckiest.
 
     Raises:
         UserError: see ``cut_graph``.
     """
+    cut = partial(cut_graph, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit)
     round_ns = sum(costs.forward_ns) + sum(costs.recompute_ns) + sum(costs.backward_ns)
     rounds = _TRIAL_ROUNDS if round_ns < _LONG_NS else _LONG_TRIAL_ROUNDS
-    tried: dict[tuple[int, ...], tuple[float, GraphCosts]] = {}
-    for _ in range(_TRIALS):
-        boundaries = cut_graph(costs, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit)
-        if boundaries in tried:
-            break
+    boundaries, tried, trials, found = cut(costs), set[tuple[int, ...]](), list[GraphCosts](), costs
+    while boundaries not in tried and len(tried) < _TRIALS:
         forward, backward = time_parts(graph, boundaries, inputs, iterations=rounds, recompute=recompute)
-        costs = _corrected(costs, graph.stages(boundaries), forward=forward, backward=backward)
-        tried[boundaries] = max(f.median + b.median for f, b in zip(forward, backward)), costs
-    best = min(tried, key=lambda cut: tried[cut][0])
-    return best, tried[best][1]
+        tried.add(boundaries)
+        trials.append(_corrected(costs, graph.stages(boundaries), forward=forward, backward=backward))
+        found = _mean(trials)
+        boundaries = cut(found)
+    return boundaries, found
+
+
+def _mean(trials: Sequence[GraphCosts]) -> GraphCosts:
+    def column(of_trials: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+        return tuple(round(mean(of_unit)) for of_unit in zip(*of_trials))
+
+    return replace(
+        trials[0],
+        forward_ns=column(trial.forward_ns for trial in trials),
+        recompute_ns=column(trial.recompute_ns for trial in trials),
+        backward_ns=column(trial.backward_ns for trial in trials),
+    )
 
 
 def _corrected(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import cache
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -60,13 +61,8 @@ def partition(
     best = slowest[0][0]
     if best >= _NEVER:
         return None
-    # fastest[stage][start]: the most that the fastest of these stages costs where none exceeds ``best``; -1: none does.
     fits = [mask & (cost <= best) for mask in allowed]
-    fastest = [np.full(n + 1, -1, dtype=np.int64) for _ in range(num_stages)]
-    fastest[last][:n] = np.where(fits[last][:n, n], cost[:n, n], -1)
-    for stage in reversed(range(last)):
-        here = np.where(fits[stage], np.minimum(cost, fastest[stage + 1]), -1)
-        fastest[stage] = here.max(axis=1)
+    fastest = _fastest(cost, fits)
     most = fastest[0][0]
     boundaries: list[int] = []
     start = 0
@@ -75,6 +71,18 @@ def partition(
         start = int(reaches.argmax())
         boundaries.append(start)
     return tuple(boundaries)
+
+
+def _fastest(cost: Matrix, fits: Sequence[Matrix]) -> list[np.ndarray]:
+    """[stage][start]: the most that the fastest stage costs where units[start:] go to the stages from this on, each of
+    which ``fits``; -1: none do."""
+    n, last = len(cost) - 1, len(fits) - 1
+    fastest = [np.full(n + 1, -1, dtype=np.int64) for _ in fits]
+    fastest[last][:n] = np.where(fits[last][:n, n], cost[:n, n], -1)
+    for stage in reversed(range(last)):
+        here = np.where(fits[stage], np.minimum(cost, fastest[stage + 1]), -1)
+        fastest[stage] = here.max(axis=1)
+    return fastest
 
 
 def stage_costs(
@@ -91,17 +99,31 @@ def bottleneck(costs: Sequence[int], boundaries: Sequence[int], *, crossing: Seq
 
 
 def balance_bound(costs: Sequence[int], *, num_stages: int) -> Fraction:
-    """What the fastest over the slowest stage of no contiguous partition exceeds.
+    """The best balance, fastest over slowest stage, of any contiguous partition; communication costs nothing.
 
-    With the least possible bottleneck b and the total t, the slowest stage costs at least b, so that the fastest costs
-    at most (t - b) / (K - 1).
+    Branch and bound over what the slowest stage may cost: where that is between ``low`` and ``high``, the balance is at
+    most that of the fastest stage under ``high`` to ``low``.
     """
-    if num_stages == 1 or not any(costs):
+    n = len(costs)
+    assert 1 <= num_stages <= n
+    if not any(costs):
         return Fraction(1)
-    boundaries = partition(costs, num_stages=num_stages)
-    assert boundaries is not None
-    least = bottleneck(costs, boundaries)
-    return min(Fraction(1), Fraction(sum(costs) - least, (num_stages - 1) * least))
+    cost = _stage_matrix(costs, None)
+    after = np.arange(n + 1)[None, :] > np.arange(n + 1)[:, None]
+    slowest = np.unique(cost[after & (cost > 0)])
+
+    @cache
+    def fastest(index: int) -> int:
+        return int(_fastest(cost, [after & (cost <= slowest[index])] * num_stages)[0][0])
+
+    best, ranges = Fraction(0), [(0, len(slowest) - 1)]
+    while ranges:
+        low, high = ranges.pop()
+        best = max(best, Fraction(fastest(high), int(slowest[high])))
+        if low < high and fastest(high) > best * int(slowest[low]):
+            middle = (low + high) // 2
+            ranges += [(middle + 1, high), (low, middle)]
+    return best
 
 
 def smallest_limit(fits: Callable[[int], bool], *, refused: int) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -20,6 +20,7 @@ from pipetransformer.pipe.recompute import Recompute, kept_bytes, product_bytes
 __all__ = ["Microbatch", "profile_units"]
 
 _ROUNDS, _FEWEST, _LONG_NS = 3, 2, 350_000_000  # a third round where a shape has taken less than this so far
+_CACHE_BYTES = 2**26  # more than processors' caches share out to one core
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +98,14 @@ class _Shape:
         """A first round, which also warms up: what counts bytes would disturb a timed one."""
         hidden = self._main
         for unit in range(self._chain.num_units):
-            run = partial(self._chain.run, range(unit, unit + 1))
-            source, parameters = self._begin(unit, hidden)
+            source, parameters = self._enter(unit, hidden), self._with_gradients(unit)
             saved, live = _SavedBytes(), LiveBytes()
             with live, torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
-                output = run(source, self._inputs)
+                output = self._run(unit, source)
             live.peak = before = live.alive
             with live:
                 torch.autograd.backward(output, torch.ones_like(output))
-            products = product_bytes(partial(run, hidden, self._inputs)) if self._mode == "selective" else 0
+            products = product_bytes(partial(self._run, unit, hidden)) if self._mode == "selective" else 0
             kept = kept_bytes(self._mode, saved.num_bytes, _size(hidden), product_bytes=products)
             counted = dict(
                 activation_bytes=saved.num_bytes, boundary_bytes=_size(output), kept_bytes=kept,
@@ -118,29 +118,51 @@ class _Shape:
         self._run_prefix(counts_bytes=True)
 
     def time(self) -> None:
-        device, hidden = self._chain.device, self._main
-        for unit in range(self._chain.num_units):
-            run = partial(self._chain.run, range(unit, unit + 1))
-            source, parameters = self._begin(unit, hidden)
-            start = now_ns(device)
-            output = run(source, self._inputs)
-            middle = now_ns(device)
-            torch.autograd.backward(output, torch.ones_like(output))
-            self._forward.add(unit, middle - start)
-            self._backward.add(unit, now_ns(device) - middle)
-            if self._mode != "never":
-                again = self._recompute(run, source, self._inputs)
-                start = now_ns(device)
-                torch.autograd.backward(again, torch.ones_like(output))
-                self._recomputing.add(unit, now_ns(device) - start)
-            if self._weights_apart and source.requires_grad:
-                output = run(source, self._inputs)
-                start = now_ns(device)
-                torch.autograd.grad(output, source, torch.ones_like(output))
-                self._of_inputs.add(unit, now_ns(device) - start)
-            _clear(parameters)
-            hidden = output.detach()
+        self._run_units(self._time_backward, self._forward)
+        if self._weights_apart:
+            self._run_units(self._time_of_inputs, None)
         self._run_prefix(counts_bytes=False)
+
+    def _run_units(self, time_backward: Callable[[int, Tensor, Tensor], None], forward: _Times | None) -> None:
+        """Every unit's forward and backward. As in a step, a backward finds in no cache what its forward kept, because
+        the rest of the stage comes between; where it recomputes, it finds all of it."""
+        device, hidden, waiting_bytes = self._chain.device, self._main, 0
+        most = _CACHE_BYTES if self._mode == "never" else 0
+        waiting: deque[tuple[int, Tensor, Tensor]] = deque()
+        for unit in range(self._chain.num_units):
+            source = self._enter(unit, hidden)
+            start = now_ns(device)
+            output = self._run(unit, source)
+            if forward is not None:
+                forward.add(unit, now_ns(device) - start)
+            waiting.append((unit, source, output))
+            hidden = output.detach()
+            waiting_bytes += self._bytes["activation_bytes"][unit]
+            while waiting and waiting_bytes > most:
+                waiting_bytes -= self._bytes["activation_bytes"][waiting[0][0]]
+                time_backward(*waiting.popleft())
+        while waiting:
+            time_backward(*waiting.popleft())
+
+    def _time_backward(self, unit: int, source: Tensor, output: Tensor) -> None:
+        device, parameters, gradient = self._chain.device, self._with_gradients(unit), torch.ones_like(output)
+        start = now_ns(device)
+        torch.autograd.backward(output, gradient)
+        self._backward.add(unit, now_ns(device) - start)
+        if self._mode != "never":
+            source.grad = None
+            again = self._recompute(partial(self._run, unit), source)
+            start = now_ns(device)
+            torch.autograd.backward(again, gradient)
+            self._recomputing.add(unit, now_ns(device) - start)
+        _clear(parameters)
+
+    def _time_of_inputs(self, unit: int, source: Tensor, output: Tensor) -> None:
+        if source.requires_grad:
+            device, gradient = self._chain.device, torch.ones_like(output)
+            start = now_ns(device)
+            torch.autograd.grad(output, source, gradient)
+            self._of_inputs.add(unit, now_ns(device) - start)
 
     def costs(self) -> UnitCosts:
         backward, recomputing, of_inputs = (
@@ -161,15 +183,21 @@ class _Shape:
             **{name: tuple(column) for name, column in self._bytes.items()},
         )
 
-    def _begin(self, unit: int, hidden: Tensor) -> tuple[Tensor, Sequence[torch.nn.Parameter]]:
-        """The unit's input as a stage receives it; its parameters, with gradients to be added to, as in a step."""
+    def _run(self, unit: int, source: Tensor) -> Tensor:
+        return self._chain.run(range(unit, unit + 1), source, self._inputs)
+
+    @staticmethod
+    def _enter(unit: int, hidden: Tensor) -> Tensor:
+        """The unit's input as a stage receives it."""
         source = hidden.detach()
-        if source.is_floating_point() and unit > 0:
-            source.requires_grad_()
+        return source.requires_grad_() if source.is_floating_point() and unit > 0 else source
+
+    def _with_gradients(self, unit: int) -> Sequence[torch.nn.Parameter]:
+        """The unit's parameters, with gradients to be added to, as in a step."""
         parameters = list(self._chain.named_parameters([unit]).values())
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        return source, parameters
+        return parameters
 
     def _run_prefix(self, *, counts_bytes: bool) -> None:
         """Forward of every unit as a frozen prefix runs it, timed or else the most bytes beside what enters it."""
@@ -177,14 +205,13 @@ class _Shape:
         self._chain.train(False)
         with torch.inference_mode():
             for unit in range(self._chain.num_units):
-                run = partial(self._chain.run, range(unit, unit + 1), hidden, self._inputs)
                 if counts_bytes:
                     with LiveBytes() as live:
-                        hidden = run()
+                        hidden = self._run(unit, hidden)
                     self._bytes["prefix_bytes"].append(live.peak)
                 else:
                     start = now_ns(device)
-                    hidden = run()
+                    hidden = self._run(unit, hidden)
                     self._prefix.add(unit, now_ns(device) - start)
         self._chain.train()
 
