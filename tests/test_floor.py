@@ -16,7 +16,7 @@ def floor() -> ComputeFloor:
         rows=2, length=16, forward_ns=(MS, 2 * MS, 3 * MS), backward_ns=(2 * MS, 4 * MS, 6 * MS),
         activation_bytes=(0, 0, 0), boundary_bytes=(0, 0, 0), prefix_ns=(MS, 2 * MS, 3 * MS), weight_ns=(0, 0, 0),
         recompute_ns=(0, 0, 0), kept_bytes=(0, 0, 0), entering_bytes=(0, 0, 0), working_bytes=(0, 0, 0),
-        prefix_bytes=(0, 0, 0),
+        prefix_bytes=(0, 0, 0), between_bytes=(0, 0, 0),
     )  # fmt: skip
     return ComputeFloor(
         step_seconds={16: 0.06}, costs={16: costs}, timed_samples=8, world_size=2, memcpy_bytes_per_second=1e9
@@ -71,7 +71,7 @@ def test_costs_of_a_length_between_two_measured_ones_are_on_their_line() -> None
 
 
 def test_unit_costs_of_a_length_that_was_not_measured() -> None:
-    rest = [(0, 0)] * 3
+    rest = [(0, 0)] * 4
     near = UnitCosts(4, 8, (1, 10), (2, 20), (100, 200), (8, 16), (1, 5), (1, 10), (0, 0), (100, 200), *rest)
     far = UnitCosts(4, 16, (3, 20), (6, 40), (200, 400), (16, 32), (1, 9), (3, 20), (0, 0), (200, 400), *rest)
     assert at_length(8, {8: near, 16: far}) is near

@@ -31,8 +31,21 @@ def unit_costs(rows: int, step_ns: list[int], *, activation: list[int], boundary
     again, entering = [ns // 5 for ns in step_ns], [max(boundary), *boundary[:-1]]
     kept = [received + num_bytes // 4 for received, num_bytes in zip(entering, activation)]
     activation = [received + num_bytes for received, num_bytes in zip(entering, activation)]
-    working, frozen = [2 * num_bytes for num_bytes in boundary], [3 * num_bytes for num_bytes in boundary]
-    columns = (forward, backward, activation, boundary, prefix, weights, again, kept, entering, working, frozen)
+    working, frozen, between = ([factor * num_bytes for num_bytes in boundary] for factor in (2, 3, 4))
+    columns = (
+        forward,
+        backward,
+        activation,
+        boundary,
+        prefix,
+        weights,
+        again,
+        kept,
+        entering,
+        working,
+        frozen,
+        between,
+    )
     return UnitCosts(rows, 0, *map(tuple, columns))
 
 
@@ -163,6 +176,10 @@ def stage_bytes(plan: ParallelPlan, stage: int, costs: JobCosts, unit: UnitCosts
         alive = min(m, plan.pp)
     alive = 1 if plan.pp == 1 else alive
     ends_whole = costs.recompute == "except_last" and m > 1
+    halved = 0  # whose backward is split and half done, at the peak
+    if plan.schedule == "zero_bubble" and stage and not (is_rerun and not ends_whole):
+        halved = 1 if ends_whole else min(m, stage + 1)
+    is_first_halved = halved > 0 and not ends_whole
     reruns = is_rerun and not (ends_whole and alive == 1)  # at the peak
     total = before = 0
     for u in units:
@@ -171,7 +188,11 @@ def stage_bytes(plan: ParallelPlan, stage: int, costs: JobCosts, unit: UnitCosts
         kept = unit.kept_bytes[u] - entering if is_rerun else whole
         lasting, gradient = round(costs.parameter_bytes[u] * costs.optimizer_factor), costs.parameter_bytes[u]
         total += lasting + m * entering + (alive - 1) * kept + ends_whole * (whole - kept)
-        total += kept + gradient if plan.dp > 1 or m > alive else max(kept, gradient)
+        if plan.dp > 1 or m > alive:
+            total += kept + gradient + halved * unit.between_bytes[u]
+        else:
+            first = is_first_halved * unit.between_bytes[u]
+            total += max(kept + first, gradient) + halved * unit.between_bytes[u] - first
         before += lasting + (gradient if plan.dp > 1 else 0)
     total += max(unit.working_bytes[u] + reruns * (unit.activation_bytes[u] - unit.kept_bytes[u]) for u in units)
     if 0 < stage == plan.pp - 1:

@@ -13,6 +13,7 @@ from pipetransformer.adapter.pipelining import (
     run_schedule,
 )
 from pipetransformer.adapter.recomputation import ProductBytes, selective_contexts
+from pipetransformer.adapter.split import bytes_between_halves
 from pipetransformer.adapter.stage import StageTimes
 from pipetransformer.adapter.tensors import belongs_to_parameter, gradient_norms, scale_gradients_
 
@@ -28,6 +29,7 @@ __all__ = [
     "belongs_to_parameter",
     "block_call",
     "build_schedule",
+    "bytes_between_halves",
     "export",
     "export_failure",
     "gradient_norms",

@@ -1,4 +1,4 @@
-"""Where a backward may be split into one of inputs and a later one of weights.
+"""A backward that is split into one of inputs and a later one of weights: where it may be, and what it keeps.
 
 Torch goes from every parameter up to the first operators that also depend on an input, keeps their gradients, and goes
 down from these again. That gives the whole gradient where there is one such operator. Where there are several (a
@@ -8,12 +8,19 @@ parameters alone) it leaves the gradient out, without an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
-__all__ = ["splits_exactly"]
+# Note: private; what a stage's split backward calls.
+from torch.distributed.pipelining._backward import stage_backward_input
+
+from pipetransformer.adapter.memory import LiveBytes
+
+__all__ = ["alias", "bytes_between_halves", "splits_exactly"]
 
 
 def splits_exactly(outputs: Sequence[Tensor], parameters: Iterable[nn.Parameter]) -> bool:
@@ -56,3 +63,43 @@ def _topological(roots: Sequence[Node]) -> list[Node]:
             waiting.append((node, True))
             waiting += [(source, False) for source, _ in node.next_functions if source is not None]
     return finished[::-1]
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory in another tensor. Note: ``detach`` makes what autograd takes for no view, and copies nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.contiguous()
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """What goes in and out of a stage with a split backward. Note: that sends gradients as they come, contiguous or
+    not, and detaches outputs in place, which fails where one is a view, and where the operator that made it keeps it
+    for the weights' half (a relu, say)."""
+    return _Alias.apply(tensor) if tensor.requires_grad else tensor
+
+
+def bytes_between_halves(
+    forward: Callable[[Tensor], Tensor], source: Tensor, parameters: Iterable[nn.Parameter]
+) -> int:
+    """What a backward that is split holds between its halves, beside what was kept before them: gradients at the
+    results of operators on weights.
+
+    Args:
+        forward: of one tensor that needs a gradient. parameters: what else is behind its result.
+    """
+    with LiveBytes() as live:
+        output = alias(forward(alias(source)))
+        before = live.alive
+        gradient = torch.ones_like(output)
+        _, kept = stage_backward_input([output], [gradient], [source], iter(parameters))
+        source.grad = None
+        del gradient
+        between = live.alive - before
+    del kept
+    return max(0, between)

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from pipetransformer.adapter.split import splits_exactly
+from pipetransformer.adapter.split import alias, splits_exactly
 
 if TYPE_CHECKING:
     from pipetransformer.pipe.recompute import Recompute
@@ -49,13 +48,10 @@ class TimedStage(PipelineStage):
         self._is_exact: bool | None = None  # whether a split backward is; None before the first forward
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
-        """Note: a split backward sends gradients as they come, contiguous or not, and detaches outputs in place, which
-        fails where one is a view, and where the operator that made it keeps it for the weights' half (a relu, say).
-        """
         if not self.may_split:
             return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
-        output = super().forward_maybe_with_nosync(*map(_alias, args), **kwargs)  # type: ignore[no-untyped-call]
-        return tuple(map(_alias, output)) if isinstance(output, tuple) else _alias(output)
+        output = super().forward_maybe_with_nosync(*map(alias, args), **kwargs)  # type: ignore[no-untyped-call]
+        return tuple(map(alias, output)) if isinstance(output, tuple) else alias(output)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         if self.recompute is not None:
@@ -114,19 +110,3 @@ class TimedStage(PipelineStage):
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():
                 hook(parameter)
         return result
-
-
-class _Alias(torch.autograd.Function):
-    """The same memory in another tensor. Note: ``detach`` makes what autograd takes for no view, and copies nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient.contiguous()
-
-
-def _alias(tensor: Tensor) -> Tensor:
-    return _Alias.apply(tensor) if tensor.requires_grad else tensor

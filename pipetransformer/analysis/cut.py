@@ -22,7 +22,7 @@ from pipetransformer.zoo import ZooModel
 __all__ = ["analyse_model", "cut_graph", "measured_cut"]
 
 _PROFILE_REPEATS = 7
-_TRIALS, _TRIAL_ROUNDS, _LONG_TRIAL_ROUNDS, _LONG_NS = 6, 9, 5, 2_000_000_000
+_TRIALS, _TRIAL_ROUNDS = 6, 9
 
 
 def analyse_model(
@@ -88,11 +88,9 @@ def measured_cut(
         UserError: see ``cut_graph``.
     """
     cut = partial(cut_graph, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit)
-    round_ns = sum(costs.forward_ns) + sum(costs.recompute_ns) + sum(costs.backward_ns)
-    rounds = _TRIAL_ROUNDS if round_ns < _LONG_NS else _LONG_TRIAL_ROUNDS
     boundaries, tried, trials, found = cut(costs), set[tuple[int, ...]](), list[GraphCosts](), costs
     while boundaries not in tried and len(tried) < _TRIALS:
-        forward, backward = time_parts(graph, boundaries, inputs, iterations=rounds, recompute=recompute)
+        forward, backward = time_parts(graph, boundaries, inputs, iterations=_TRIAL_ROUNDS, recompute=recompute)
         tried.add(boundaries)
         trials.append(_corrected(costs, graph.stages(boundaries), forward=forward, backward=backward))
         found = _mean(trials)

@@ -71,6 +71,7 @@ def transformer_costs(
     # 34 t d bytes and 5 t^2 heads at 2 bytes a number; masks of dropout are a byte whatever the type.
     kept = device.bytes_per_number * t * d * 17 + device.bytes_per_number * t**2 * shape.num_heads * 5 // 2
     hidden = device.bytes_per_number * t * d
+    half_done = 11 * hidden  # gradients at the results of two norms and four projections: 2, 3, 1, 4 and 1
     working = 9 * hidden  # the MLP's two widest tensors, four times the width each, and what leaves or enters
     parameters = [shape.stem_parameters, *[12 * d**2 + 13 * d] * shape.num_blocks, shape.head_parameters]
     backward = tuple(2 * n for n in forward)
@@ -89,6 +90,7 @@ def transformer_costs(
         entering_bytes=(rows * hidden,) * len(forward),
         working_bytes=(rows * hidden, *[rows * working] * shape.num_blocks, rows * hidden),
         prefix_bytes=(rows * hidden, *[rows * working] * shape.num_blocks, rows * hidden),
+        between_bytes=(0, *[rows * half_done] * shape.num_blocks, rows * hidden),
     )
     slowest = max(inside.ns_per_byte, between.ns_per_byte if between is not None else 0.0)
     ring = 2 * (num_ranks - 1) / num_ranks

@@ -19,6 +19,7 @@ _PER_UNIT = (
     "entering_bytes",
     "working_bytes",
     "prefix_bytes",
+    "between_bytes",
 )
 
 
@@ -53,6 +54,7 @@ class UnitCosts:
         entering_bytes: what enters the unit; part of what is kept in any mode.
         working_bytes: the most that the backward of one micro-batch holds at once, beside what is kept and gradients.
         prefix_bytes: the most that one forward of the frozen unit holds at once, beside what enters it.
+        between_bytes: what a split backward holds between its halves, beside ``activation_bytes``.
     """
 
     rows: int
@@ -68,6 +70,7 @@ class UnitCosts:
     entering_bytes: tuple[int, ...]
     working_bytes: tuple[int, ...]
     prefix_bytes: tuple[int, ...]
+    between_bytes: tuple[int, ...]
 
     def scaled(self, rows: int) -> UnitCosts:
         """For micro-batches of another size: in proportion."""

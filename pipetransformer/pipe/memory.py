@@ -4,6 +4,7 @@
     gradients                  of its units: each from its first backward on, or always where replicas sum them
     batch                      on the first rank: what enters the first active unit, of all micro-batches
     activations                of the micro-batches whose backward is to come
+    gradients between halves   of the micro-batches whose backward is split and half done
     leaves                     on the last rank of several: what entered its last stage, of all micro-batches; losses
                                last until the step ends, and with them the leaves of their graphs
     working set                of the one unit whose backward runs, what is recomputed included
@@ -11,8 +12,7 @@
 On the first rank, before the activations: the forward of the prefix, for all micro-batches at once.
 
 Not counted: outputs, losses, masks and labels (few bytes a row), the store of the cache and what is read ahead from it,
-optimizer state of frozen units that may unfreeze, what kernels and the process take for themselves; where a backward is
-split, the gradients of operators' results between its halves (up to a third of what a rank holds); where a rank has
+optimizer state of frozen units that may unfreeze, what kernels and the process take for themselves; where a rank has
 several stages, what they receive ahead (up to a fifth). What is received is what a unit keeps of its input; what is
 sent goes before the next backward.
 """
@@ -38,6 +38,7 @@ class UnitBytes:
         entering: what enters it, of one micro-batch.
         kept: of one micro-batch until its backward, ``entering`` included. whole: of one that is not recomputed.
         working: while its backward runs, beside what is recomputed.
+        between: of one micro-batch whose backward is split, between the halves.
         batch: of the first unit that trains: what enters it, of all micro-batches.
     """
 
@@ -47,6 +48,7 @@ class UnitBytes:
     kept: int
     whole: int
     working: int
+    between: int
     batch: int = 0
 
 
@@ -55,11 +57,11 @@ def unit_bytes(unit: UnitCosts, costs: JobCosts, *, recomputes: bool) -> list[Un
     kept_bytes = unit.kept_bytes if recomputes else unit.activation_bytes
     columns = (
         costs.lasting_bytes, costs.parameter_bytes, unit.entering_bytes, kept_bytes, unit.activation_bytes,
-        unit.working_bytes,
+        unit.working_bytes, unit.between_bytes,
     )  # fmt: skip
     return [
-        UnitBytes(lasting, gradients, entering, kept, whole, working)
-        for lasting, gradients, entering, kept, whole, working in zip(*columns)
+        UnitBytes(lasting, gradients, entering, kept, whole, working, between)
+        for lasting, gradients, entering, kept, whole, working, between in zip(*columns)
     ]
 
 
@@ -101,20 +103,22 @@ def rank_bytes(
     gradients = {number: sum(unit.gradients for unit in stage) for number, stage in stages.items()}
     kept = {number: sum(unit.kept for unit in stage) for number, stage in stages.items()}
     whole = {number: sum(unit.whole for unit in stage) for number, stage in stages.items()}
-    # While the first backward goes through a stage, each unit has its activations still or its gradients already.
-    either = {number: sum(max(unit.kept, unit.gradients) for unit in stage) for number, stage in stages.items()}
-    whole_microbatch = _whole_microbatch(order, recompute)
+    between = {number: sum(unit.between for unit in stage) for number, stage in stages.items()}
+    whole_microbatch, halved = _whole_microbatch(order, recompute), _halved(order)
     alive = most = sum(gradients.values()) if sums_gradients else 0
     begun = set(stages) if sums_gradients else set[int]()
     for work in order:
-        size = (whole if work.microbatch == whole_microbatch else kept)[work.stage]
+        is_whole, is_halved = work.microbatch == whole_microbatch, work[1:] in halved
+        size = (whole if is_whole else kept)[work.stage]
         if work.kind == "F":
-            alive += size
+            alive += size + (between[work.stage] if is_whole and is_halved else 0)
+        elif work.kind == "I":
+            alive += 0 if is_whole else between[work.stage]
         else:
-            alive -= size
+            alive -= size + (between[work.stage] if is_halved else 0)
             if work.stage not in begun:
                 begun.add(work.stage)
-                most = max(most, alive + either[work.stage])
+                most = max(most, alive + sum(_first_end(unit, is_halved) for unit in stages[work.stage]))
                 alive += gradients[work.stage]
         most = max(most, alive)
     most += sum(unit.batch for unit in units) + max(_working(units, order, recompute))
@@ -136,7 +140,8 @@ def cut_bytes(
     sets, of which the largest counts.
 
     All units reach their most at once: in the first backward, or behind it where as many micro-batches are alive again.
-    What the first rank cannot hold while it runs the prefix is made more than ``limit``.
+    For that, what a micro-batch that alone is not recomputed holds between its halves counts from its forward on. What
+    the first rank cannot hold while it runs the prefix is made more than ``limit``.
     """
     rows, working = [], []
     order = [_whole_backwards(of_rank, recompute) for of_rank in order]
@@ -144,12 +149,19 @@ def cut_bytes(
         mine = units if rank else _behind_batch(units, num_microbatches=_num_microbatches(of_rank))
         first_end = next(number for number, work in enumerate(of_rank) if work.kind == "B")
         is_behind = sums_gradients or peak_alive(of_rank[first_end + 1 :]) > 0
-        num_whole = int(_whole_microbatch(of_rank, recompute) is not None)  # it is among those alive at the peak
+        whole, halved = _whole_microbatch(of_rank, recompute), _halved(of_rank)
+        num_whole = int(whole is not None)  # it is among those alive at the peak
         num_kept = peak_alive(of_rank) - num_whole
+        num_halved = int(any(m == whole for _, m in halved)) if num_whole else _peak_halved(of_rank)
+        ends_halved = not num_whole and of_rank[first_end][1:] in halved
         row = []
         for unit in mine:
-            ending = unit.kept + unit.gradients if is_behind else max(unit.kept, unit.gradients)
-            row.append(unit.lasting + unit.batch + num_whole * unit.whole + (num_kept - 1) * unit.kept + ending)
+            kept = num_whole * unit.whole + (num_kept - 1) * unit.kept + num_halved * unit.between
+            if is_behind:
+                ending = unit.kept + unit.gradients
+            else:
+                ending = _first_end(unit, ends_halved) - ends_halved * unit.between
+            row.append(unit.lasting + unit.batch + kept + ending)
         rows.append(row)
         working.append(_working(mine, of_rank, recompute))
     if len(order) > 1:
@@ -157,6 +169,11 @@ def cut_bytes(
     held = accumulate(unit.lasting + (unit.gradients if sums_gradients else 0) for unit in units)
     rows[0] = [most if before + so_far <= limit else limit + 1 for most, so_far in zip(rows[0], held)]
     return rows, working
+
+
+def _first_end(unit: UnitBytes, is_halved: bool) -> int:
+    """While the first backward goes through a stage, each unit has its activations still or its gradients already."""
+    return max(unit.kept + (unit.between if is_halved else 0), unit.gradients)
 
 
 def _working(units: Sequence[UnitBytes], order: Sequence[Work], recompute: str) -> list[int]:
@@ -187,20 +204,35 @@ def _num_microbatches(order: Sequence[Work]) -> int:
 
 
 def _whole_backwards(order: Sequence[Work], recompute: str) -> Order:
-    """``order`` with one backward for each forward, where it frees the activations and makes the gradients of weights.
+    """``order`` with one "B" for each forward, where it frees the activations and makes the gradients of weights.
 
-    Where the backward is split, it is that of weights; but what is recomputed is not split, its backward is whole where
-    that of inputs stands. Of stage 0 all is later (``adapter.stage``).
+    Where the backward is split, it is that of weights, and "I" stays; but what is recomputed is not split, its backward
+    is whole where that of inputs stands. Of stage 0 all is later (``adapter.stage``).
     """
     if all(work.kind in "FB" for work in order):
         return list(order)
     split = {"never": range(_num_microbatches(order)), "except_last": [_num_microbatches(order) - 1]}.get(recompute, ())
 
-    def frees(work: Work) -> bool:
-        is_split = work.stage == 0 or work.microbatch in split
-        return work.kind == ("W" if is_split else "I")
+    found: Order = []
+    for work in order:
+        ends_later = work.stage == 0 or work.microbatch in split
+        if work.kind == "F" or (work.kind == "I" and ends_later and work.stage > 0):
+            found.append(work)
+        elif work.kind == ("W" if ends_later else "I"):
+            found.append(work._replace(kind="B"))
+    return found
 
-    return [work._replace(kind="B") if frees(work) else work for work in order if work.kind == "F" or frees(work)]
+
+def _halved(order: Sequence[Work]) -> set[tuple[int, int]]:
+    """(stage, micro-batch) whose backward is split. Args: order: of ``_whole_backwards``."""
+    return {(work.stage, work.microbatch) for work in order if work.kind == "I"}
+
+
+def _peak_halved(order: Sequence[Work]) -> int:
+    """The most that are between their halves at once."""
+    halved = _halved(order)
+    ends = [work for work in order if work.kind != "F" and work[1:] in halved]
+    return peak_alive([work._replace(kind="F" if work.kind == "I" else "B") for work in ends])
 
 
 def _whole_microbatch(order: Sequence[Work], recompute: str) -> int | None:

@@ -11,7 +11,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from pipetransformer.adapter import LiveBytes, belongs_to_parameter
+from pipetransformer.adapter import LiveBytes, belongs_to_parameter, bytes_between_halves
 from pipetransformer.distributed import now_ns
 from pipetransformer.models import Chain
 from pipetransformer.pipe.costs import UnitCosts
@@ -106,10 +106,12 @@ class _Shape:
             with live:
                 torch.autograd.backward(output, torch.ones_like(output))
             products = product_bytes(partial(self._run, unit, hidden)) if self._mode == "selective" else 0
+            between = self._bytes_between(unit, hidden, parameters) if self._weights_apart else 0
             kept = kept_bytes(self._mode, saved.num_bytes, _size(hidden), product_bytes=products)
             counted = dict(
                 activation_bytes=saved.num_bytes, boundary_bytes=_size(output), kept_bytes=kept,
                 entering_bytes=_size(hidden), working_bytes=live.peak - before,
+                between_bytes=between,
             )  # fmt: skip
             for name, num_bytes in counted.items():
                 self._bytes[name].append(num_bytes)
@@ -182,6 +184,10 @@ class _Shape:
             ),
             **{name: tuple(column) for name, column in self._bytes.items()},
         )
+
+    def _bytes_between(self, unit: int, hidden: Tensor, parameters: Sequence[torch.nn.Parameter]) -> int:
+        source = self._enter(unit, hidden)
+        return bytes_between_halves(partial(self._run, unit), source, parameters) if source.requires_grad else 0
 
     def _run(self, unit: int, source: Tensor) -> Tensor:
         return self._chain.run(range(unit, unit + 1), source, self._inputs)

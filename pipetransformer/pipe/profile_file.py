@@ -18,7 +18,7 @@ from pipetransformer.pipe.costs import JobCosts, Link, UnitCosts
 
 __all__ = ["Profile", "file_name", "load_profile", "save_profile"]
 
-_VERSION = 4
+_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
