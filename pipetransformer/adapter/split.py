@@ -100,6 +100,6 @@ def bytes_between_halves(
         _, kept = stage_backward_input([output], [gradient], [source], iter(parameters))
         source.grad = None
         del gradient
-        between = live.alive - before
+        between: int = live.alive - before
     del kept
     return max(0, between)
