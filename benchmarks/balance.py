@@ -1,6 +1,6 @@
 """How well real parts of GPT-2 and AmoebaNet-D are balanced: fastest over slowest part, forward and backward.
 
-    python benchmarks/balance.py [--models gpt2,amoebanet_4x512_c10] [--stages 2,4] [--iterations 7] [--scale small]
+    pipetransformer bench balance [--models gpt2,amoebanet_4x512_c10] [--stages 2,4] [--iterations 7] [--scale small]
 
 Each is cut as ``pipetransformer partition`` does, and its parts are run one after the other in this process, round by
 round, one thread. Beside the balance stands the bound that no cut of the same units exceeds, and FTPipe's own balance
@@ -90,6 +90,7 @@ def analysed(name: str, num_stages: int, *, link: Link, size: int | None, iterat
         link=link,
         title=name,
         device_name=device_name(device),
+        profiles=None,
     )
     return report
 

@@ -98,13 +98,13 @@ SCALES = {
 def main() -> None:
     parser = bench_parser("ddp-vs-pipe", description=__doc__)
     on_gpu = torch.cuda.is_available()
-    parser.add_argument("--scale", choices=SCALES, default="full" if on_gpu else "small")
+    parser.add_argument("--scale", choices=SCALES, default="full" if on_gpu else "small", help="sizes of the model")
     parser.add_argument("--ranks-per-node", type=count, help="length of a pipeline; as the scale says without it")
     parser.add_argument("--nodes", type=count, default=2, help="simulated machines, each one pipeline")
     parser.add_argument("--chunks", type=count, nargs="+", metavar="M", help="the original's without it")
     parser.add_argument("--memory-per-rank", type=num_bytes, help='such as "150 MB"; a GPU says itself what it holds')
     parser.add_argument("--largest-batch", type=count, help="no larger global batch is tried")
-    parser.add_argument("--repeats", type=count, default=7)
+    parser.add_argument("--repeats", type=count, default=7, help="timed steps of each row (default 7)")
     add_output(parser)
     arguments = parser.parse_args()
     scale = SCALES[arguments.scale]

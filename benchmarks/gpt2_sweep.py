@@ -1,7 +1,7 @@
 """A GPT of 90 M parameters over K stages and M micro-batches, checkpointing off and on: ours beside torchgpipe.
 
     pip install -e ".[bench]"
-    python benchmarks/gpt2_sweep.py [--scale small|full] [--repeats 7] [--schedule gpipe|1f1b] [--stages 1,2,4]
+    pipetransformer bench gpt2-sweep [--scale small|full] [--repeats 7] [--schedule gpipe|1f1b] [--stages 1,2,4]
                                     [--microbatches 1,2,4,8,16,32,64]
 
 Both run the zoo's ``gpt2_90m`` from the same weights on the same batch of 64, cut before the same blocks, without an
@@ -62,11 +62,12 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = bench_parser("gpt2-sweep", description=__doc__)
-    parser.add_argument("--scale", choices=SIZES, default="full" if torch.cuda.is_available() else "small")
-    parser.add_argument("--repeats", type=count, default=7)
-    parser.add_argument("--schedule", choices=("gpipe", "1f1b"), default="gpipe")
-    parser.add_argument("--stages", type=counts, default=STAGES, metavar="K,K,...")
-    parser.add_argument("--microbatches", type=counts, default=MICROBATCHES, metavar="M,M,...")
+    scale = "full" if torch.cuda.is_available() else "small"
+    parser.add_argument("--scale", choices=SIZES, default=scale, help="sizes of the model")
+    parser.add_argument("--repeats", type=count, default=7, help="timed rounds over all cells (default 7)")
+    parser.add_argument("--schedule", choices=("gpipe", "1f1b"), default="gpipe", help="1f1b adds its rows")
+    for name, default, what in (("stages", STAGES, "stages"), ("microbatches", MICROBATCHES, "micro-batches")):
+        parser.add_argument(f"--{name}", type=counts, default=default, metavar="N,N,...", help=f"numbers of {what}")
     add_output(parser)
     return parser.parse_args()
 

@@ -2,9 +2,9 @@
 
     pipetransformer bench predictor [--repeats 9]
 
-Costs are measured unit by unit, as the trainer does before training, and then real steps of every layout are timed, in
-turns. A ratio is of one round: the mean of the predictions from before and behind the steps, over the steps, so that
-both have seen the same machine. Medians over the rounds, with their spread.
+In every round costs are measured unit by unit, as the trainer does before training, then some steps of each layout are
+timed, then costs again. A ratio is of one round: the mean of both predictions over the steps, so that both have seen
+the same machine. Medians over the rounds, with their spread.
 Layouts: GPipe and 1F1B, M = 2, 4, 8, recomputation never and always. Predictions are the planner's own, without the
 correction by static layouts that a job makes.
 """
@@ -91,8 +91,9 @@ def of_mode(config: Config, job: Job, world: World, *, mode: str, repeats: int) 
         layout: plan_of(*layout, config=config, job=job, costs=before) for layout in product(SCHEDULES, MICROBATCHES)
     }
     found = {layout: Rounds(plan) for layout, plan in plans.items()}
-    for _ in range(repeats):
-        real = {layout: bench.time(plan) for layout, plan in plans.items()}
+    for number in range(repeats):
+        layouts = list(plans)[:: -1 if number % 2 else 1]  # each is as near to one measurement as to the other
+        real = {layout: bench.time(plans[layout]) for layout in layouts}
         behind = measured()
         for layout, (step, stages) in real.items():
             found[layout].add((before, behind), step=step, stages=stages, global_batch_size=train.batch_size)

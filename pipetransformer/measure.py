@@ -1,7 +1,7 @@
 """What is measured before training: unit costs, links, the update of weights and the host's memory.
 
-Each figure is the maximum over the ranks, rounded to integers, so that all ranks plan alike. A profile is kept in the
-user's cache, and the next job of the same shapes on the same kind of machine starts with it.
+Each figure is the maximum over the ranks, rounded to integers, so that all ranks plan alike; contention is their mean.
+A profile is kept in the user's cache, and the next job of the same shapes on the same kind of machine starts with it.
 """
 
 from __future__ import annotations
@@ -298,16 +298,17 @@ def _contention(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int, worl
             chain.run(range(chain.numbering.behind(1)), raw[chain.family.main_input], inputs)
         return perf_counter() - start
 
-    forward()
     ratios = list[float]()
-    for _ in range(_CONTENTION_ROUNDS):  # in turn: a slow moment of the machine meets a round or two
-        dist.barrier()
-        together, alone = forward(), 0.0
-        for rank in range(world.local_size):
+    with torch.random.fork_rng(devices=[]):
+        forward()
+        for _ in range(_CONTENTION_ROUNDS):  # in turn: a slow moment of the machine meets a round or two
             dist.barrier()
-            if world.local_rank == rank:
-                alone = forward()
-        ratios.append(together / alone)
+            together, alone = forward(), 0.0
+            for rank in range(world.local_size):
+                dist.barrier()
+                if world.local_rank == rank:
+                    alone = forward()
+            ratios.append(together / alone)
     ratio = torch.tensor(median(ratios), dtype=torch.float64)
     dist.all_reduce(ratio)
     return max(1.0, float(ratio) / world.size)

@@ -24,7 +24,7 @@ from torch.distributed.pipelining import (
 )
 
 from pipetransformer.adapter import Schedule, StagePart, StageTimes, build_schedule, run_schedule
-from pipetransformer.adapter.split import splits_exactly
+from pipetransformer.adapter.split import bytes_between_halves, splits_exactly
 from pipetransformer.config import load_config
 from pipetransformer.distributed import World
 from pipetransformer.dp import GradientReducer
@@ -269,6 +269,15 @@ def test_where_a_backward_is_split(forward: Callable[..., tuple[torch.Tensor, ..
     hidden = torch.ones(4, requires_grad=True)
     weights = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
     assert splits_exactly(forward(hidden, *weights), weights) is expected
+
+
+def test_what_is_held_between_the_halves_of_a_backward() -> None:
+    """The gradients at both products' results; not the input's, which is sent."""
+    layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    source = torch.ones(2, 8, requires_grad=True)
+    held = bytes_between_halves(layers, source, layers.parameters())
+    assert held == 4 * 2 * (16 + 4)
+    assert all(parameter.grad is None for parameter in layers.parameters())
 
 
 MISTAKES = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from itertools import chain
+from pathlib import Path
 from statistics import mean
 
 import torch
@@ -15,6 +17,7 @@ from pipetransformer.analysis.parts import Samples, time_parts
 from pipetransformer.analysis.report import STATE_FACTOR, PartitionReport, analyse
 from pipetransformer.errors import UserError
 from pipetransformer.graph import Graph, GraphCosts, profile_graph, trace
+from pipetransformer.graph.profile_file import kept_costs
 from pipetransformer.pipe.costs import Link
 from pipetransformer.pipe.partition import partition, smallest_limit
 from pipetransformer.zoo import ZooModel
@@ -22,7 +25,7 @@ from pipetransformer.zoo import ZooModel
 __all__ = ["analyse_model", "cut_graph", "measured_cut"]
 
 _PROFILE_REPEATS = 7
-_TRIALS, _TRIAL_ROUNDS = 6, 9
+_TRIALS, _TRIAL_ROUNDS = 5, 5
 
 
 def analyse_model(
@@ -39,18 +42,35 @@ def analyse_model(
     link: Link,
     title: str,
     device_name: str,
+    profiles: Path | None,
 ) -> tuple[PartitionReport, Graph]:
-    """Args: example: a micro-batch. Raises UserError where the model cannot be cut so."""
+    """Args: example: a micro-batch. profiles: folder that keeps costs of units for the next run; None: none.
+
+    Raises UserError where the model cannot be cut so.
+    """
     torch.manual_seed(0)
     module = model.build().to(device)
     inputs = (example.to(device),)
     graph = trace(module, inputs, depth=depth)
     _check_stages(num_stages, num_units=graph.num_units)  # before what takes minutes
-    costs = profile_graph(graph, inputs, repeats=_PROFILE_REPEATS, recompute=recompute)
+    key = {
+        "model": model.name,
+        "units": [unit.name for unit in graph.units],
+        "shape": list(example.shape),
+        "dtype": str(next(module.parameters()).dtype),
+        "recompute": recompute,
+        "device": device_name,
+        "threads": torch.get_num_threads(),
+        "torch": version("torch"),
+    }
+    measure = partial(profile_graph, graph, inputs, repeats=_PROFILE_REPEATS, recompute=recompute)
+    costs = measure() if profiles is None else kept_costs(key, folder=profiles, measure=measure)
     boundaries, in_parts = measured_cut(
-        graph, inputs, costs, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit
-    )
+        graph, inputs, costs, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit,
+        rounds=max(_TRIAL_ROUNDS, iterations // 5),
+    )  # fmt: skip
     forward, backward = time_parts(graph, boundaries, inputs, iterations=iterations, recompute=recompute)
+    in_parts = _corrected(in_parts, graph.stages(boundaries), forward=forward, backward=backward)
     report = analyse(
         graph,
         boundaries,
@@ -77,12 +97,16 @@ def measured_cut(
     link: Link,
     recompute: bool,
     memory_limit: int | None = None,
+    rounds: int = _TRIAL_ROUNDS,
 ) -> tuple[tuple[int, ...], GraphCosts]:
-    """The cut whose slowest part is fastest where parts really run, and the units' costs as parts took them.
+    """The exact cut by what units took where parts ran, and these costs: the mean of some trials.
 
     Units timed one by one take longer than in a part: each call has its price, and what they hand on leaves the caches.
-    So the parts of a cut are run, their units corrected in proportion, and cut again, until a cut comes back. Costs are
-    the mean over these trials, so that the last cut is by all of them and not by the luckiest.
+    So the parts of a cut are run, their units corrected in proportion, and cut again, until a cut comes back. The last
+    cut is by all trials, and not the luckiest of them.
+
+    Args:
+        costs: of the units one by one. rounds: timed in a trial.
 
     Raises:
         UserError: see ``cut_graph``.
@@ -90,7 +114,7 @@ def measured_cut(
     cut = partial(cut_graph, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit)
     boundaries, tried, trials, found = cut(costs), set[tuple[int, ...]](), list[GraphCosts](), costs
     while boundaries not in tried and len(tried) < _TRIALS:
-        forward, backward = time_parts(graph, boundaries, inputs, iterations=_TRIAL_ROUNDS, recompute=recompute)
+        forward, backward = time_parts(graph, boundaries, inputs, iterations=rounds, recompute=recompute)
         tried.add(boundaries)
         trials.append(_corrected(costs, graph.stages(boundaries), forward=forward, backward=backward))
         found = _mean(trials)

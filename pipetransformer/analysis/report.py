@@ -42,8 +42,8 @@ class PartitionReport:
     Attributes:
         sequential, parallel: theoretical times by part, from the units' own: their sum, and the longest path of units
             that need each other. real: medians of the parts run as they are; ``forward``, ``backward`` their rounds.
-        connected: (a, b) where part a sends to part b. bound: no partition of these units, as they are where parts run
-            as a whole, is balanced better.
+        connected: (a, b) where part a sends to part b. bound: no partition of these units is balanced better, by
+            what their parts took, each unit its share.
         weight_bytes: of each part. activation_bytes: what it keeps of one micro-batch until its backward; under 1F1B
             that comes K - part times. With recomputation that is what it received.
         bubble, speed_up: of a simulated 1F1B step of ``num_microbatches``, against one device with all parts.
@@ -189,7 +189,7 @@ def analyse(
     """The report of a partition.
 
     Args:
-        costs: of the units one by one. in_parts: as they are where parts run as a whole. forward, backward: by part.
+        costs: of the units one by one. in_parts: their shares of what the parts took. forward, backward: by part.
     """
     stages = graph.stages(boundaries)
     edges = graph.edges(boundaries)

@@ -13,6 +13,7 @@ from torch import Tensor
 from pipetransformer.analysis.cut import analyse_model
 from pipetransformer.arguments import count
 from pipetransformer.commands.ranks import measure_link
+from pipetransformer.data import cache_folder
 from pipetransformer.errors import UserError, writing
 from pipetransformer.measure import device_name
 from pipetransformer.zoo import ZooModel, zoo_model
@@ -75,6 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
         link=measure_link(),
         title=f"pipetransformer {' '.join(arguments.call)}",
         device_name=device_name(device),
+        profiles=cache_folder() / "profiles",
     )
     text = report.text()
     print(text)

@@ -16,7 +16,7 @@ from pathlib import Path
 from pipetransformer.errors import UserError, writing
 from pipetransformer.pipe.costs import JobCosts, Link, UnitCosts
 
-__all__ = ["Profile", "file_name", "load_profile", "save_profile"]
+__all__ = ["Profile", "file_name", "load_profile", "save_profile", "write_profile"]
 
 _VERSION = 5
 
@@ -44,11 +44,16 @@ def file_name(key: Mapping[str, object]) -> str:
 
 
 def save_profile(profile: Profile, path: Path, *, key: str = "PIPETRANSFORMER_CACHE") -> None:
+    """Raises UserError, which names ``key``."""
+    write_profile(path, asdict(profile), key=key)
+
+
+def write_profile(path: Path, fields: Mapping[str, object], *, key: str = "PIPETRANSFORMER_CACHE") -> None:
     """All of the file or nothing: another job may be writing it. Raises UserError, which names ``key``."""
     with writing(path, key=key):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps({"version": _VERSION, **asdict(profile)}, indent=1))
+        part.write_text(json.dumps({"version": _VERSION, **fields}, indent=1))
         part.replace(path)
 
 
