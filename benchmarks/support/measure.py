@@ -53,7 +53,11 @@ def save(name: str, rows: Sequence[Mapping[str, object]], *, folder: Path = RESU
 
 
 def _commit() -> str:
-    ended = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
-    )
+    """Of the code; another result that was written anew does not make it another."""
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{RESULTS}")
+    return _git("rev-parse", "--short", "HEAD") + ("-dirty" if changes else "")
+
+
+def _git(*arguments: str) -> str:
+    ended = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
     return ended.stdout.strip()
