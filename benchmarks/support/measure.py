@@ -54,7 +54,7 @@ def save(name: str, rows: Sequence[Mapping[str, object]], *, folder: Path = RESU
 
 def _commit() -> str:
     """Of the code; another result that was written anew does not make it another."""
-    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", f":!{RESULTS}")
+    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
     return _git("rev-parse", "--short", "HEAD") + ("-dirty" if changes else "")
 
 
