@@ -24,7 +24,7 @@ from support.graphs import (
     Setting,
     add_scale,
     cross_entropy_of,
-    held_by,
+    group_of,
     needs,
     num_ranks,
     pick_scale,
@@ -277,7 +277,7 @@ def measure(world: World, job: Job) -> Held:
     loss = cross_entropy_of(setting.batch_size)
     pipeline: GraphPipeline | None = None
     if setting.checkpoint is None:
-        parameters = list(model.to(world.device).parameters())
+        groups = [{"params": list(model.to(world.device).parameters())}]
     else:
         graph = trace(model, (images[: setting.rows].cpu(),))
         pipeline = GraphPipeline(
@@ -291,9 +291,9 @@ def measure(world: World, job: Job) -> Held:
         )
         for stage in pipeline.stages:
             stage.to(world.device)
-        parameters = held_by(pipeline)
+        groups = group_of(pipeline)
     # One parameter at a time, as torch did then: for all at once it takes as much again as they have.
-    optimizer = torch.optim.RMSprop(parameters, foreach=False)
+    optimizer = torch.optim.RMSprop(groups, foreach=False)
 
     def step() -> None:
         if pipeline is None:
@@ -309,7 +309,10 @@ def measure(world: World, job: Job) -> Held:
     between_steps = peak_memory_bytes(world.device)
     step()
     synchronize(world.device)
-    return Held(sum(parameter.numel() for parameter in parameters), peak_memory_bytes(world.device) - between_steps)
+    return Held(
+        sum(parameter.numel() for held in groups for parameter in held["params"]),
+        peak_memory_bytes(world.device) - between_steps,
+    )
 
 
 def draw(figure: Figure, rows: Sequence[Row]) -> None:

@@ -22,7 +22,7 @@ import torch
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 from support.command_line import add_output, bench_parser
-from support.graphs import GraphBench, Setting, add_scale, cross_entropy_of, held_by, needs, num_ranks, pick_scale
+from support.graphs import GraphBench, Setting, add_scale, cross_entropy_of, group_of, needs, num_ranks, pick_scale
 from support.ranks import is_rank, launch
 from support.table import Row, write_table
 from torch import Tensor, nn
@@ -202,7 +202,7 @@ class Trials:
         model = DistributedDataParallel(self._bench.model.train(), process_group=group)
         rows = setting.batch_size // setting.num_devices
         loss = cross_entropy_of(rows)  # Note: DDP takes the mean of the replicas' gradients.
-        optimizer = _optimizer(list(model.parameters()))
+        optimizer = _optimizer([{"params": list(model.parameters())}])
         for inputs, target in self._batches(setting, optimizer, seed=seed, mine=slice(rank * rows, (rank + 1) * rows)):
             torch.autograd.backward(loss(model(inputs), target))
             optimizer.step()
@@ -219,7 +219,7 @@ class Trials:
         if pipeline is None:
             return 0
         self._bench.reset(seed=seed)
-        optimizer = _optimizer(held_by(pipeline))
+        optimizer = _optimizer(group_of(pipeline))
         for inputs, target in self._batches(setting, optimizer, seed=seed, mine=slice(None)):
             pipeline.train((inputs,), target)
             optimizer.step()
@@ -267,8 +267,8 @@ def learning_rate(progress: float, *, multiplier: float) -> float:
     return 0.1 * warm * 0.1 ** sum(epoch >= fall for fall in (30, 60, 80))
 
 
-def _optimizer(parameters: list[nn.Parameter]) -> torch.optim.SGD:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4, nesterov=True)
+def _optimizer(groups: list[dict[str, list[nn.Parameter]]]) -> torch.optim.SGD:
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=1e-4, nesterov=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ import resnet101_accuracy
 import resnet101_speed
 import transition
 from support.fresh import OutOfMemory
-from support.graphs import GraphBench, Setting, time_rounds
+from support.graphs import GraphBench, Setting, group_of, time_rounds
 from support.ranks import is_rank
 from support.speed import Published, SpeedTable, equal_settings, own_settings, rows_of
 from support.table import write_table
@@ -216,6 +216,27 @@ def test_a_pipeline_of_one_micro_batch_trains_as_the_model_itself(ranks: RankPoo
     first, second = ranks.run(2, trained_alike)
     names = {name for name, _ in TINY.build(**TINY.small).named_parameters()}
     assert first and second and not first & second and first | second == names
+
+
+def trained_without_parameters(world: World) -> list[bool]:
+    """Of this rank's parameters, whether a step of a pipeline moved them; the second stage has none."""
+
+    def build() -> torch.nn.Module:
+        nn = torch.nn
+        return nn.Sequential(nn.Conv2d(3, 10, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+    bench = GraphBench(world, build=build, image_size=8, num_classes=10)
+    bench.boundaries = lambda setting: (1,)  # type: ignore[method-assign]
+    step, setting = bench.step(Setting("pipeline-2", 2, 4, 2)), Setting("pipeline-2", 2, 4, 2)
+    before = [parameter.clone() for parameter in bench.model.parameters()]
+    assert step is not None
+    step()
+    held = {id(parameter) for group in group_of(bench.pipeline(setting)) for parameter in group["params"]}
+    return [not torch.equal(p, old) for p, old in zip(bench.model.parameters(), before) if id(p) in held]
+
+
+def test_a_stage_without_parameters_trains_along(ranks: RankPool) -> None:
+    assert ranks.run(2, trained_without_parameters) == [[True, True], []]
 
 
 def timed(world: World) -> tuple[list[int], list[list[float]]]:

@@ -33,7 +33,7 @@ __all__ = [
     "Step",
     "add_scale",
     "cross_entropy_of",
-    "held_by",
+    "group_of",
     "needs",
     "num_ranks",
     "pick_scale",
@@ -114,7 +114,7 @@ class GraphBench:
             optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
             loss = cross_entropy_of(setting.batch_size)
             return partial(_plain_step, self.model, optimizer, images=images, target=target, loss=loss)
-        optimizer = torch.optim.SGD(held_by(pipeline), lr=0.1)
+        optimizer = torch.optim.SGD(group_of(pipeline), lr=0.1)
         return partial(_pipeline_step, pipeline, optimizer, images=images, target=target)
 
     def pipeline(self, setting: Setting) -> GraphPipeline | None:
@@ -184,8 +184,9 @@ def cross_entropy_of(batch_size: int) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda output, target: F.cross_entropy(output, target, reduction="sum") / batch_size
 
 
-def held_by(pipeline: GraphPipeline) -> list[nn.Parameter]:
-    return [parameter for stage in pipeline.stages for parameter in stage.parameters()]
+def group_of(pipeline: GraphPipeline) -> list[dict[str, list[nn.Parameter]]]:
+    """This rank's parameters, for an optimizer: in a group, because a stage may have none (a pooling alone, say)."""
+    return [{"params": [parameter for stage in pipeline.stages for parameter in stage.parameters()]}]
 
 
 def _plain_step(
