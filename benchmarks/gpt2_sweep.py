@@ -139,7 +139,7 @@ def sweep(
                 figures.forward_seconds.append(forward)
     pipes.clear()
     for cell, figures in found.items():
-        figures.parameter_bytes, figures.growth_bytes = bench.memory(bench.build(cell))
+        figures.parameter_bytes, figures.growth_bytes, figures.kept_bytes = bench.memory(bench.build(cell))
     return found, difference
 
 
@@ -232,9 +232,9 @@ class Bench:
             clear(pipe)
         return seconds, forward
 
-    def memory(self, pipe: Pipe | None) -> tuple[list[int], list[int]]:
-        """Bytes of the parameters of every partition, and by device the peak above them: of a first step, which makes
-        the gradients, and a second that has them already."""
+    def memory(self, pipe: Pipe | None) -> tuple[list[int], list[int], list[int]]:
+        """Bytes of the parameters of every partition, by device the peak above them: of a first step, which makes the
+        gradients, and a second that has them already; by process what lay there behind the second's last forward."""
 
         def steps() -> None:
             assert pipe is not None
@@ -244,15 +244,18 @@ class Bench:
                 parameter.grad.zero_()
             pipe.step()
 
-        held, growth = list[int](), list[int]()
+        held, growth, kept = list[int](), list[int](), list[int]()
         if pipe is not None:
             clear(pipe)
             held = [sum(p.numel() * p.element_size() for p in part.parameters()) for part in pipe.partitions]
-            growth = peak_growth(steps, partitions=pipe.partitions, devices=list(dict.fromkeys(pipe.devices)))
+            found = peak_growth(steps, partitions=pipe.partitions, devices=list(dict.fromkeys(pipe.devices)))
+            growth, kept = found.peaks, [found.kept]
             clear(pipe)
-        everyone: list[tuple[list[int], list[int]]] = [([], [])] * self._world.size
-        dist.all_gather_object(everyone, (held, growth))
-        return [b for parts, _ in everyone for b in parts], [b for _, growths in everyone for b in growths]
+        everyone = [(held, growth, kept)] * self._world.size
+        dist.all_gather_object(everyone, (held, growth, kept))
+        by_rank = zip(*everyone, strict=True)
+        held, growth, kept = ([num_bytes for of_rank in column for num_bytes in of_rank] for column in by_rank)
+        return held, growth, kept
 
     def gradients(self, cell: Cell) -> dict[str, Tensor]:
         """After one step, those that this rank has, by the parameter's name in the model."""

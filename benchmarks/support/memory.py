@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -11,25 +12,35 @@ from torch import nn
 from pipetransformer.adapter import LiveBytes
 from pipetransformer.distributed import synchronize
 
-__all__ = ["peak_growth"]
+__all__ = ["Growth", "peak_growth"]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Bytes above what was there before. Attributes: peaks: by device. kept: behind the last forward, on a CPU."""
+
+    peaks: list[int]
+    kept: int = 0
 
 
 def peak_growth(
     work: Callable[[], None], *, partitions: Sequence[nn.Module], devices: Sequence[torch.device]
-) -> list[int]:
-    """Runs ``work``; by device, the most bytes above what was there before.
+) -> Growth:
+    """Runs ``work``.
 
     A GPU: what torch's allocator gave out. The CPU, which has no such count, all together: tensors that are alive, made
     by operators of this thread or, in whatever thread, of ``partitions``; not what operators use inside themselves.
     """
     gc.collect()
     if devices[0].type == "cpu":
-        alive = LiveBytes()
+        alive, kept = LiveBytes(), 0
 
         def begin(*_: object) -> None:  # Note: a mode belongs to a thread; this enters it in whichever runs a partition
             alive.__enter__()
 
         def end(*_: object) -> None:
+            nonlocal kept
+            kept = alive.alive
             alive.__exit__(None, None, None)
 
         handles = [part.register_forward_pre_hook(begin) for part in partitions]
@@ -38,7 +49,7 @@ def peak_growth(
             work()
         for handle in handles:
             handle.remove()
-        return [alive.peak]
+        return Growth([alive.peak], kept)
     for device in devices:
         synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -46,4 +57,4 @@ def peak_growth(
     work()
     for device in devices:
         synchronize(device)
-    return [torch.cuda.max_memory_allocated(device) - least for device, least in zip(devices, before)]
+    return Growth([torch.cuda.max_memory_allocated(device) - least for device, least in zip(devices, before)])

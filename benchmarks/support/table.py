@@ -61,7 +61,7 @@ def write_table(
 def text_of(columns: Sequence[str], rows: Sequence[Row], *, title: str, notes: Sequence[str]) -> str:
     left = [column for column in columns if any(isinstance(row[column], str) for row in rows)]
     table = make_table(columns, [[_cell(row[column]) for column in columns] for row in rows], left=left)
-    console = Console(highlight=False, width=200, record=True, file=None, quiet=False)
+    console = Console(highlight=False, width=400, record=True, file=None, quiet=False)
     with console.capture() as captured:
         console.print(table)
     body = "\n".join(line.rstrip() for line in captured.get().splitlines())
