@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--chunks", type=count, nargs="+", metavar="M", help="the original's without it")
     parser.add_argument("--memory-per-rank", type=num_bytes, help='such as "150 MB"; a GPU says itself what it holds')
     parser.add_argument("--largest-batch", type=count, help="no larger global batch is tried")
-    parser.add_argument("--repeats", type=count, default=7, help="timed steps of each row (default 7)")
+    parser.add_argument("--repeats", type=count, default=7, help="timed rounds over all rows (default 7)")
     add_output(parser)
     arguments = parser.parse_args()
     scale = SCALES[arguments.scale]

@@ -33,19 +33,8 @@ def unit_costs(rows: int, step_ns: list[int], *, activation: list[int], boundary
     activation = [received + num_bytes for received, num_bytes in zip(entering, activation)]
     working, frozen, between = ([factor * num_bytes for num_bytes in boundary] for factor in (2, 3, 4))
     columns = (
-        forward,
-        backward,
-        activation,
-        boundary,
-        prefix,
-        weights,
-        again,
-        kept,
-        entering,
-        working,
-        frozen,
-        between,
-    )
+        forward, backward, activation, boundary, prefix, weights, again, kept, entering, working, frozen, between,
+    )  # fmt: skip
     return UnitCosts(rows, 0, *map(tuple, columns))
 
 

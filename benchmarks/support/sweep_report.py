@@ -117,7 +117,7 @@ def write_sweep(found: Mapping[Cell, Figures], difference: float, *, shape: Shap
         *NOTES,
         *memory_notes(found, shape=shape),
     ]
-    title = "GPT of 90 M parameters: K stages, M micro-batches, checkpointing"
+    title = "A GPT: K stages, M micro-batches, checkpointing"
     write_table("gpt2-sweep", rows, title=title, notes=notes, draw=lambda to: draw(to, rows), folder=folder)
 
 
