@@ -36,6 +36,7 @@ from pipetransformer.distributed import World, close_world, init_world, led_by
 from pipetransformer.measure import Workload, full_batches, measure_profile
 from pipetransformer.pipe.planner import predict
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.schedules import SCHEDULES, fewest_stages
 from pipetransformer.setup import Job, build_job
 
 CONFIGS = Path(__file__).resolve().parent.parent / "config"
@@ -94,25 +95,46 @@ def run(models: list[str]) -> None:
 def plans(world_size: int) -> Iterator[ParallelPlan]:
     for frozen, num_microbatches in product(FROZEN, MICROBATCHES):
         yield plan_of(frozen, 1, world_size=world_size, num_microbatches=num_microbatches, schedule="1f1b")
-        for schedule in ("gpipe", "1f1b"):
+        for schedule in SCHEDULES:
             yield plan_of(frozen, 2, world_size=world_size, num_microbatches=num_microbatches, schedule=schedule)
 
 
-def plan_of(frozen: int, pp: int, *, world_size: int, num_microbatches: int, schedule: str) -> ParallelPlan:
-    """Evenly cut stages."""
-    first = frozen + 1 if frozen else 0
-    active = NUM_BLOCKS + 2 - first
-    boundaries = tuple(first + round(stage * active / pp) for stage in range(1, pp))
-    return ParallelPlan(frozen, pp, world_size // pp, boundaries, num_microbatches, schedule, None, NUM_BLOCKS)
+def plan_of(
+    frozen: int,
+    pp: int,
+    *,
+    world_size: int,
+    num_microbatches: int,
+    schedule: str,
+    stages_per_rank: int | None = None,
+    units_per_block: int = 1,
+) -> ParallelPlan:
+    """Evenly cut stages; the fewest of a rank that the schedule runs with, unless told."""
+    per_rank = stages_per_rank or fewest_stages(schedule)
+    first = frozen * units_per_block + 1 if frozen else 0
+    num_stages, active = pp * per_rank, NUM_BLOCKS * units_per_block + 2 - first
+    return ParallelPlan(
+        frozen=frozen,
+        pp=pp,
+        dp=world_size // pp,
+        boundaries=tuple(first + round(stage * active / num_stages) for stage in range(1, num_stages)),
+        num_microbatches=num_microbatches,
+        schedule=schedule,
+        cached=None,
+        num_blocks=NUM_BLOCKS,
+        stages_per_rank=per_rank,
+        units_per_block=units_per_block,
+    )
 
 
 def configuration(model: str, *, mode: str, optimizer: str) -> Config:
+    """Its profile knows what every schedule holds: only that of zero bubble has what split backwards do."""
     file, kwargs, overrides = MODELS[model]
-    every = (f"model.kwargs={kwargs}", f"train.batch_size={BATCH}", f"pipe.checkpoint={mode}", "model.dropout=0.1")
-    return load_config(
-        CONFIGS / f"train_config_{file}.yaml",
-        [*every, *overrides, f"train.optimizer={optimizer}", "log.wandb=disabled"],
+    every = (
+        *(f"model.kwargs={kwargs}", f"train.batch_size={BATCH}", f"train.optimizer={optimizer}", "model.dropout=0.1"),
+        *(f"pipe.checkpoint={mode}", "pipe.schedule=zero_bubble", "log.wandb=disabled"),
     )
+    return load_config(CONFIGS / f"train_config_{file}.yaml", [*every, *overrides])
 
 
 def predicted_bytes(world: World, config: Config, plans: Sequence[ParallelPlan]) -> list[int]:

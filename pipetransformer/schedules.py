@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["SCHEDULES", "Kind", "Order", "Work", "admits", "fewest_stages", "orders", "peak_alive"]
+__all__ = ["SCHEDULES", "Kind", "Order", "Work", "admits", "fewest_stages", "keeps_sends", "orders", "peak_alive"]
 
 Kind = Literal["F", "B", "I", "W"]
 """Forward; whole backward; backward of inputs alone; backward of weights alone."""
@@ -53,6 +53,12 @@ def admits(schedule: str, *, num_ranks: int, num_microbatches: int, stages_per_r
 def fewest_stages(schedule: str) -> int:
     """The fewest stages a rank that the schedule runs with."""
     return 2 if schedule == "interleaved" else 1
+
+
+def keeps_sends(schedule: str) -> bool:
+    """Whether what is sent stays on its rank: outputs until their backward, gradients until the step ends (torch's
+    runtime of schedules that may have several stages a rank)."""
+    return schedule in ("interleaved", "zero_bubble")
 
 
 def peak_alive(order: Sequence[Work], size: Callable[[Work], int] = lambda work: 1) -> int:

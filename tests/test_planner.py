@@ -184,8 +184,15 @@ def stage_bytes(plan: ParallelPlan, stage: int, costs: JobCosts, unit: UnitCosts
             total += max(kept + first, gradient) + halved * unit.between_bytes[u] - first
         before += lasting + (gradient if plan.dp > 1 else 0)
     total += max(unit.working_bytes[u] + reruns * (unit.activation_bytes[u] - unit.kept_bytes[u]) for u in units)
-    if 0 < stage == plan.pp - 1:
-        total += (m - alive) * max(unit.entering_bytes[plan.first_active + 1 :])
+    if plan.pp > 1:
+        num_held = m - alive if stage == plan.pp - 1 else 0  # leaves
+        if plan.schedule == "zero_bubble":
+            num_halved = min(halved, 1 if alive == 1 else 0) if ends_whole else halved
+            if stage < plan.pp - 1:
+                num_held += alive - num_halved  # outputs
+            if stage > 0:
+                num_held += m - alive + num_halved  # gradients
+        total += num_held * max(unit.entering_bytes[plan.first_active + 1 :])
     if stage == 0 and computed_prefix:
         start = computed_prefix[0]
         frozen = [unit.prefix_bytes[u] + (u > start) * unit.entering_bytes[u] for u in computed_prefix]
@@ -300,6 +307,7 @@ def test_a_cut_fits_where_the_prediction_does() -> None:
                     memory.unit_bytes(unit, costs, recomputes=recomputes)[first:],
                     before=prefix,
                     limit=allowed,
+                    keeps_sends=schedule == "zero_bubble",
                     recompute=costs.recompute,
                     sums_gradients=dp > 1,
                 )

@@ -7,14 +7,15 @@
     gradients between halves   of the micro-batches whose backward is split and half done
     leaves                     on the last rank of several: what entered its last stage, of all micro-batches; losses
                                last until the step ends, and with them the leaves of their graphs
+    sends                      where a schedule keeps them (``schedules.keeps_sends``): outputs until their backward,
+                               gradients until the step ends
     working set                of the one unit whose backward runs, what is recomputed included
 
 On the first rank, before the activations: the forward of the prefix, for all micro-batches at once.
 
 Not counted: outputs, losses, masks and labels (few bytes a row), the store of the cache and what is read ahead from it,
-optimizer state of frozen units that may unfreeze, what kernels and the process take for themselves; where a rank has
-several stages, what they receive ahead (up to a fifth). What is received is what a unit keeps of its input; what is
-sent goes before the next backward.
+optimizer state of frozen units that may unfreeze, what kernels and the process take for themselves. What is received
+is what a unit keeps of its input; what other schedules send goes before the next backward.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ def rank_bytes(
     *,
     before: int,
     widest: int,
+    num_stages: int,
+    keeps_sends: bool,
     recompute: str,
     sums_gradients: bool,
 ) -> int:
@@ -92,7 +95,8 @@ def rank_bytes(
 
     Args:
         order: what the rank does. stages: the units of each of its stages.
-        before: while it runs the prefix. widest: ``widest_boundary`` on the last of several ranks, else 0.
+        before: while it runs the prefix. widest: ``widest_boundary``; 0 where the pipeline has one stage.
+        num_stages: of the pipeline. keeps_sends: its schedule does.
         recompute: one of ``pipe.recompute.MODES``.
         sums_gradients: with other replicas, in buckets that stay.
     """
@@ -105,24 +109,32 @@ def rank_bytes(
     whole = {number: sum(unit.whole for unit in stage) for number, stage in stages.items()}
     between = {number: sum(unit.between for unit in stage) for number, stage in stages.items()}
     whole_microbatch, halved = _whole_microbatch(order, recompute), _halved(order)
-    alive = most = sum(gradients.values()) if sums_gradients else 0
-    begun = set(stages) if sums_gradients else set[int]()
-    for work in order:
+    alive, begun = (sum(gradients.values()), set(stages)) if sums_gradients else (0, set[int]())
+    num_alive, peaks = 0, []  # of each backward: bytes, and of those with the most alive, boundaries held beside
+    for work, num_held in zip(order, _num_held(order, num_stages=num_stages, keeps_sends=keeps_sends)):
         is_whole, is_halved = work.microbatch == whole_microbatch, work[1:] in halved
         size = (whole if is_whole else kept)[work.stage]
         if work.kind == "F":
             alive += size + (between[work.stage] if is_whole and is_halved else 0)
-        elif work.kind == "I":
+            num_alive += 1
+            continue
+        working = max(_working(stages[work.stage], recomputes=not is_whole))
+        if work.kind == "I":
             alive += 0 if is_whole else between[work.stage]
+            peaks.append((alive + working, num_alive, num_held))
+            continue
+        rest = alive - size - (between[work.stage] if is_halved else 0)
+        if work.stage in begun:
+            peaks.append((alive + working, num_alive, num_held))
+            alive = rest
         else:
-            alive -= size + (between[work.stage] if is_halved else 0)
-            if work.stage not in begun:
-                begun.add(work.stage)
-                most = max(most, alive + sum(_first_end(unit, is_halved) for unit in stages[work.stage]))
-                alive += gradients[work.stage]
-        most = max(most, alive)
-    most += sum(unit.batch for unit in units) + max(_working(units, order, recompute))
-    most += widest * _num_leaves([work for work in order if work.stage == max(stages)])
+            begun.add(work.stage)
+            ending = sum(_first_end(unit, is_halved) for unit in stages[work.stage])
+            peaks.append((rest + ending + working, num_alive, num_held))
+            alive = rest + gradients[work.stage]
+        num_alive -= 1
+    most, _, num_held = max(peaks)
+    most += widest * num_held + sum(unit.batch for unit in units)
     before += sum(gradients.values()) if sums_gradients else 0
     return sum(unit.lasting for unit in units) + max(before, most)
 
@@ -133,6 +145,7 @@ def cut_bytes(
     *,
     before: int,
     limit: int,
+    keeps_sends: bool,
     recompute: str,
     sums_gradients: bool,
 ) -> tuple[list[list[int]], list[list[int]]]:
@@ -144,6 +157,7 @@ def cut_bytes(
     the first rank cannot hold while it runs the prefix is made more than ``limit``.
     """
     rows, working = [], []
+    widest = widest_boundary(units) if len(order) > 1 else 0
     order = [_whole_backwards(of_rank, recompute) for of_rank in order]
     for rank, of_rank in enumerate(order):
         mine = units if rank else _behind_batch(units, num_microbatches=_num_microbatches(of_rank))
@@ -163,9 +177,9 @@ def cut_bytes(
                 ending = _first_end(unit, ends_halved) - ends_halved * unit.between
             row.append(unit.lasting + unit.batch + kept + ending)
         rows.append(row)
-        working.append(_working(mine, of_rank, recompute))
-    if len(order) > 1:
-        rows[-1][-1] += widest_boundary(units) * _num_leaves(order[-1])
+        is_alone = whole is not None and peak_alive(of_rank) == 1
+        beside = widest * _most_held(of_rank, num_stages=len(order), keeps_sends=keeps_sends)
+        working.append([num_bytes + beside for num_bytes in _working(mine, recomputes=not is_alone)])
     held = accumulate(unit.lasting + (unit.gradients if sums_gradients else 0) for unit in units)
     rows[0] = [most if before + so_far <= limit else limit + 1 for most, so_far in zip(rows[0], held)]
     return rows, working
@@ -176,10 +190,9 @@ def _first_end(unit: UnitBytes, is_halved: bool) -> int:
     return max(unit.kept + (unit.between if is_halved else 0), unit.gradients)
 
 
-def _working(units: Sequence[UnitBytes], order: Sequence[Work], recompute: str) -> list[int]:
-    """What each unit's backward takes, what is recomputed included: unless a whole micro-batch is alone at the peak."""
-    is_alone = _whole_microbatch(order, recompute) is not None and peak_alive(order) == 1
-    return [unit.working + (0 if is_alone else unit.whole - unit.kept) for unit in units]
+def _working(units: Sequence[UnitBytes], *, recomputes: bool) -> list[int]:
+    """What each unit's backward takes, what is recomputed included."""
+    return [unit.working + (unit.whole - unit.kept if recomputes else 0) for unit in units]
 
 
 def _behind_batch(units: Sequence[UnitBytes], *, num_microbatches: int) -> list[UnitBytes]:
@@ -194,9 +207,35 @@ def _behind_batch(units: Sequence[UnitBytes], *, num_microbatches: int) -> list[
     return [first, *units[1:]]
 
 
-def _num_leaves(order: Sequence[Work]) -> int:
-    """Micro-batches whose input a last stage holds beside those that are alive."""
-    return _num_microbatches(order) - peak_alive(order)
+def _num_held(order: Sequence[Work], *, num_stages: int, keeps_sends: bool) -> list[int]:
+    """Before each piece of work: leaves and sends that a rank holds, in boundaries of a micro-batch.
+
+    Args:
+        order: of ``_whole_backwards``.
+    """
+    last, halved = num_stages - 1, _halved(order)
+    num_held, found = 0, []
+    for work in order:
+        found.append(num_held)
+        if work.kind == "F":
+            num_held += keeps_sends and work.stage < last
+            continue
+        if work.kind == "I" or work[1:] not in halved:  # gradients of inputs are there
+            num_held += keeps_sends * ((work.stage > 0) - (work.stage < last))
+        if work.kind == "B":
+            num_held += 0 < work.stage == last
+    return found
+
+
+def _most_held(order: Sequence[Work], *, num_stages: int, keeps_sends: bool) -> int:
+    """``_num_held`` when a rank of one stage has the most micro-batches alive, the last time."""
+    most = peak_alive(order)
+    alive, found = 0, []
+    for work, num_held in zip(order, _num_held(order, num_stages=num_stages, keeps_sends=keeps_sends)):
+        if alive == most:
+            found.append(num_held)
+        alive += {"F": 1, "I": 0, "B": -1}[work.kind]
+    return max(found)
 
 
 def _num_microbatches(order: Sequence[Work]) -> int:

@@ -19,7 +19,7 @@ from pipetransformer.pipe.memory import cut_bytes, prefix_bytes, rank_bytes, uni
 from pipetransformer.pipe.partition import partition
 from pipetransformer.pipe.simulator import StageCosts, Timeline, simulate
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.schedules import Work, admits, orders, peak_alive
+from pipetransformer.schedules import Work, admits, keeps_sends, orders, peak_alive
 
 __all__ = [
     "Constraints",
@@ -197,7 +197,9 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, corr
             order,
             {stage: [units[u] for u in plan.stage_units(stage)] for stage in plan.stages_of(rank)},
             before=0 if rank else before,
-            widest=widest_boundary(units[plan.first_active :]) if 0 < rank == plan.pp - 1 else 0,
+            widest=widest_boundary(units[plan.first_active :]) if plan.pp > 1 else 0,
+            num_stages=plan.num_stages,
+            keeps_sends=keeps_sends(plan.schedule),
             recompute=costs.recompute,
             sums_gradients=plan.dp > 1,
         )
@@ -313,6 +315,7 @@ def _cuts(
             units,
             before=prefix_bytes(unit, computed=computed, num_microbatches=shape.num_microbatches),
             limit=limit,
+            keeps_sends=keeps_sends(shape.schedule),
             recompute=costs.recompute,
             sums_gradients=constraints.world_size > shape.pp,
         )
