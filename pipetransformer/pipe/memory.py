@@ -14,8 +14,9 @@
 On the first rank, before the activations: the forward of the prefix, for all micro-batches at once.
 
 Not counted: outputs, losses, masks and labels (few bytes a row), the store of the cache and what is read ahead from it,
-optimizer state of frozen units that may unfreeze, what kernels and the process take for themselves. What is received
-is what a unit keeps of its input; what other schedules send goes before the next backward.
+optimizer state of frozen units that may unfreeze, what kernels and the process take for themselves, what ranks of
+several stages receive ahead of their turn. What is received is what a unit keeps of its input; what schedules do not
+keep of their sends goes before the next backward.
 """
 
 from __future__ import annotations
@@ -108,9 +109,12 @@ def rank_bytes(
     kept = {number: sum(unit.kept for unit in stage) for number, stage in stages.items()}
     whole = {number: sum(unit.whole for unit in stage) for number, stage in stages.items()}
     between = {number: sum(unit.between for unit in stage) for number, stage in stages.items()}
+    working = {
+        number: [max(_working(stage, recomputes=again)) for again in (False, True)] for number, stage in stages.items()
+    }
     whole_microbatch, halved = _whole_microbatch(order, recompute), _halved(order)
     alive, begun = (sum(gradients.values()), set(stages)) if sums_gradients else (0, set[int]())
-    num_alive, peaks = 0, []  # of each backward: bytes, and of those with the most alive, boundaries held beside
+    num_alive, peaks = 0, []  # of each backward: bytes, micro-batches alive, boundaries held beside
     for work, num_held in zip(order, _num_held(order, num_stages=num_stages, keeps_sends=keeps_sends)):
         is_whole, is_halved = work.microbatch == whole_microbatch, work[1:] in halved
         size = (whole if is_whole else kept)[work.stage]
@@ -118,21 +122,17 @@ def rank_bytes(
             alive += size + (between[work.stage] if is_whole and is_halved else 0)
             num_alive += 1
             continue
-        working = max(_working(stages[work.stage], recomputes=not is_whole))
         if work.kind == "I":
-            alive += 0 if is_whole else between[work.stage]
-            peaks.append((alive + working, num_alive, num_held))
-            continue
-        rest = alive - size - (between[work.stage] if is_halved else 0)
-        if work.stage in begun:
-            peaks.append((alive + working, num_alive, num_held))
-            alive = rest
+            now = rest = alive + (0 if is_whole else between[work.stage])
         else:
-            begun.add(work.stage)
-            ending = sum(_first_end(unit, is_halved) for unit in stages[work.stage])
-            peaks.append((rest + ending + working, num_alive, num_held))
-            alive = rest + gradients[work.stage]
-        num_alive -= 1
+            now, rest = alive, alive - size - (between[work.stage] if is_halved else 0)
+            if work.stage not in begun:
+                begun.add(work.stage)
+                now = rest + sum(_first_end(unit, is_halved) for unit in stages[work.stage])
+                rest += gradients[work.stage]
+        peaks.append((now + working[work.stage][not is_whole], num_alive, num_held))
+        alive = rest
+        num_alive -= work.kind == "B"
     most, _, num_held = max(peaks)
     most += widest * num_held + sum(unit.batch for unit in units)
     before += sum(gradients.values()) if sums_gradients else 0
