@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from pipetransformer.errors import UserError
 
@@ -11,7 +12,18 @@ __all__ = ["Parser", "count"]
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError where argparse would print and exit."""
+    """Raises UserError where argparse would print and exit; overrides may stand behind options too."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        found, rest = super().parse_known_args(args, namespace)
+        if hasattr(found, "overrides"):
+            found.overrides = [*found.overrides, *(text for text in rest if not text.startswith("-"))]
+            rest = [text for text in rest if text.startswith("-")]
+        if rest:
+            self.error(f"{rest[0]} is not known")
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; {' '.join(self.format_usage().split())}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -20,7 +21,7 @@ from pipetransformer.pipe.simulator import Timeline
 
 __all__ = ["draw_partition", "draw_run", "draw_timeline"]
 
-_COLOURS = {"F": "#4c78a8", "B": "#f58518", "I": "#f58518", "W": "#e3b23c"}
+_COLOURS = {"F": "#4c78a8", "B": "#f58518", "I": "#ffbf79", "W": "#e3c23c"}
 _NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
 
 
@@ -36,29 +37,35 @@ def draw_run(segments: Sequence[Segment], timeline: Timeline, *, path: Path) -> 
 def _draw_segments(axes: Axes, segments: Sequence[Segment]) -> None:
     edges = [segment.first_epoch for segment in segments]
     edges.append(segments[-1].first_epoch + segments[-1].num_epochs)
-    axes.stairs(
-        [s.prediction.plan.frozen for s in segments], edges, color="#4c78a8", linewidth=2, label="frozen blocks"
-    )
-    axes.stairs([s.prediction.plan.pp for s in segments], edges, color="#54a24b", linewidth=2, label="pipeline length")
+
+    def draw(on: Axes, values: Sequence[float], *, colour: str, label: str) -> None:
+        on.stairs(values, edges, baseline=None, linewidth=2, color=colour, label=label)
+
+    draw(axes, [s.prediction.plan.frozen for s in segments], colour="#4c78a8", label="frozen blocks")
+    draw(axes, [s.prediction.plan.pp for s in segments], colour="#54a24b", label="pipeline length")
     axes.set_xlabel("epoch")
     axes.set_ylabel("blocks, ranks")
     axes.set_ylim(bottom=0)
     times = axes.twinx()
-    times.stairs(
-        [1e3 * s.prediction.step_seconds for s in segments], edges, color="#f58518", linewidth=2, label="step time"
-    )
+    draw(times, [1e3 * s.prediction.step_seconds for s in segments], colour="#f58518", label="step time")
     times.set_ylabel("milliseconds a step")
     times.set_ylim(bottom=0)
     handles = [handle for part in (axes, times) for handle in part.get_legend_handles_labels()[0]]
-    axes.legend(handles=handles, loc="lower left")
+    _legend_below(axes, handles=handles)
     axes.set_title("the run")
 
 
 def draw_timeline(axes: Axes, timeline: Timeline, *, title: str) -> None:
-    """A bar a rank: what it computed when; gaps are bubbles."""
+    """A bar a rank: what it computed when; gaps are bubbles.
+
+    A backward that leaves nothing for later, or all (stage 0 under zero bubble), is drawn as whole.
+    """
     drawn: set[str] = set()
+    empty = {span.work[1:] for span in timeline.spans if span.stop == span.start}
     for span in timeline.spans:
-        kind = span.work.kind
+        if span.stop == span.start:
+            continue
+        kind = "B" if span.work.kind in "IW" and span.work[1:] in empty else span.work.kind
         axes.barh(
             span.rank,
             (span.stop - span.start) / 1e6,
@@ -73,8 +80,14 @@ def draw_timeline(axes: Axes, timeline: Timeline, *, title: str) -> None:
     axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
     axes.invert_yaxis()
     axes.set_xlabel("milliseconds")
-    axes.set_title(f"{title}: {100 * timeline.bubble:.0f} % bubble")
-    axes.legend(loc="lower right")
+    axes.set_title(f"{title}: {100 * timeline.bubble:.0f} % bubble until the last backward")
+    end = "end: gradients summed, weights updated"
+    axes.axvline(timeline.total / 1e6, color="black", linestyle="--", linewidth=1, label=end)
+    _legend_below(axes)
+
+
+def _legend_below(axes: Axes, **options: Any) -> None:
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False, **options)
 
 
 def draw_partition(graph: Graph, report: PartitionReport, *, path: Path) -> None:

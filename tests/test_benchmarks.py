@@ -380,7 +380,7 @@ def test_a_row_outside_noise_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
         (transition.main, ["--cycles", "0"], "argument --cycles: 0 is not allowed"),
         (partitioner.main, ["--chains", "0"], "argument --chains: 0 is not allowed"),
         (memory.main, ["--models", "gpt"], "argument --models: invalid choice: 'gpt'"),
-        (paper.main, ["more"], "unrecognized arguments: more"),
+        (paper.main, ["more"], "more is not known"),
         (resnet101_accuracy.main, [], "--data: nothing is given; give the folder that holds CIFAR-100"),
         (resnet101_accuracy.main, ["--data", "nowhere"], "--data: nowhere is no folder; give one that holds CIFAR-100"),
         (resnet101_accuracy.main, ["--data", "."], "data.path: "),

@@ -237,8 +237,21 @@ def test_a_partition_that_cannot_be_is_one_line(
     monkeypatch.setattr("pipetransformer.commands.partition.zoo_model", lambda name: replace(model, **small))
     monkeypatch.setattr("pipetransformer.commands.partition.measure_link", lambda: Link(1000, 1.0))
     assert main(["partition", "--model", "gpt2_90m", "--iterations", "1", *arguments]) == 2
-    (told,) = capsys.readouterr().err.splitlines()
+    *_, told = capsys.readouterr().err.splitlines()
     assert re.match(f"error: {line}", told), told
+
+
+def test_a_partition_tells_what_it_does_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = zoo_model("gpt2_90m")
+    small = {"build": partial(model.build, **model.small), "size": 16, "vocabulary_size": 61}
+    monkeypatch.setattr("pipetransformer.commands.partition.zoo_model", lambda name: replace(model, **small))
+    monkeypatch.setattr("pipetransformer.commands.partition.measure_link", lambda: Link(1000, 1.0))
+    assert main(["partition", "--model", "gpt2_90m", "--iterations", "2", "--stages", "2"]) == 0
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"costs of \d+ units", first)
+    assert second.startswith("at most 5 cuts run") and third == "2 parts timed, 2 rounds"
 
 
 # ---- plan ------------------------------------------------------------------------------------------------------------
@@ -255,7 +268,7 @@ def profile(tmp_path: Path) -> str:
 
 
 def test_a_plan_for_every_number_of_frozen_blocks(profile: str, capsys: pytest.CaptureFixture[str]) -> None:
-    call = ["plan", DIGITS, "train.batch_size=4096", "--world-size=1024", "--gpus-per-node=8", f"--profile={profile}"]
+    call = ["plan", DIGITS, "--world-size=1024", "--gpus-per-node=8", f"--profile={profile}", "train.batch_size=4096"]
     assert main(call) == 0
     _, titles, _, *lines = capsys.readouterr().out.splitlines()
     assert [int(line.split()[0]) for line in lines] == list(range(97))
@@ -303,6 +316,7 @@ def test_a_plan_from_costs_measured_here(tmp_path: Path, capsys: pytest.CaptureF
             "argument --world-size: 0 is not allowed; give a whole number of at least",
         ),
         (["plan", "nowhere.yaml"], "nowhere.yaml"),
+        (["plan", DIGITS, "--words", "train.epochs=1"], "--words is not known; usage: pipetransformer plan "),
         (["partition", "--model", "resnet11"], "model: 'resnet11' is not in the zoo; did you mean resnet101? (known: "),
         (["partition", "--model", "gpt2", "--stages", "none"], "argument --stages: none is not allowed"),
         (

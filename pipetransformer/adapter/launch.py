@@ -16,6 +16,7 @@ from pipetransformer.shutdown import Interrupted, register
 
 __all__ = ["is_peer_failure", "run_ranks"]
 
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PEER_FAILURES = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket closed|remote process exited|communicator was aborted"
     r"|failed to recv, got 0 bytes",
@@ -77,6 +78,8 @@ def run_ranks(
         }
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup: torchrun would end the job all the same
             flags["--signals-to-handle"] = "SIGTERM,SIGINT,SIGQUIT"
+        # Note: torchrun does not put back the handlers that it replaces.
+        handlers = {number: signal.getsignal(number) for number in _HANDLED}
         try:
             options = [f"{flag}={value}" for flag, value in flags.items()]
             run(parse_args([*options, str(script), *arguments]))  # type: ignore[no-untyped-call]
@@ -88,6 +91,8 @@ def run_ranks(
         except SignalException as error:
             raise Interrupted(error.sigval) from None
         finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
             unregister()
     return {}
 

@@ -61,9 +61,22 @@ class TimedStage(PipelineStage):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
             if self.may_split and not self._splits(fwd_chunk_id, output):
                 self._whole.add(fwd_chunk_id)
+            if self.is_last and self.has_backward:
+                self._forget_outputs(fwd_chunk_id)
         finally:
             self.times.forward += perf_counter() - start
         return output
+
+    def _forget_outputs(self, microbatch: int) -> None:
+        """Note: torch keeps a stage's outputs until their backward, also the last one's, which begins at the loss: the
+        logits of all micro-batches that are alive. Where they are, depends on the version.
+        """
+        if hasattr(self, "_forward_chunk_states"):
+            inputs = self._forward_chunk_states[microbatch].input_values
+            self._forward_chunk_states[microbatch] = self._make_forward_chunk_state((), inputs)
+        else:
+            cache: dict[int, tuple[Any, list[Tensor]]] = self.fwd_cache  # type: ignore[attr-defined]
+            cache[microbatch] = ((), cache[microbatch][1])
 
     def _splits(self, microbatch: int, output: Tensor | tuple[Tensor, ...]) -> bool:
         """Note: a split backward of what is recomputed would run it again for every parameter's share of the weights'

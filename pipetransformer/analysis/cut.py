@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -43,8 +43,10 @@ def analyse_model(
     title: str,
     device_name: str,
     profiles: Path | None,
+    tell: Callable[[str], None] = lambda message: None,
 ) -> tuple[PartitionReport, Graph]:
-    """Args: example: a micro-batch. profiles: folder that keeps costs of units for the next run; None: none.
+    """Args: example: a micro-batch. profiles: folder that keeps costs of units for the next run; None: none. tell: what
+    begins, for who waits.
 
     Raises UserError where the model cannot be cut so.
     """
@@ -64,11 +66,14 @@ def analyse_model(
         "torch": version("torch"),
     }
     measure = partial(profile_graph, graph, inputs, repeats=_PROFILE_REPEATS, recompute=recompute)
+    tell(f"costs of {graph.num_units} units")
     costs = measure() if profiles is None else kept_costs(key, folder=profiles, measure=measure)
+    tell(f"at most {_TRIALS} cuts run, each until units cost what they do in its parts")
     boundaries, in_parts = measured_cut(
         graph, inputs, costs, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit,
         rounds=max(_TRIAL_ROUNDS, iterations // 5),
     )  # fmt: skip
+    tell(f"{num_stages} parts timed, {iterations} rounds")
     forward, backward = time_parts(graph, boundaries, inputs, iterations=iterations, recompute=recompute)
     in_parts = _corrected(in_parts, graph.stages(boundaries), forward=forward, backward=backward)
     report = analyse(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -77,6 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
         title=f"pipetransformer {' '.join(arguments.call)}",
         device_name=device_name(device),
         profiles=cache_folder() / "profiles",
+        tell=lambda message: print(message, file=sys.stderr),
     )
     text = report.text()
     print(text)

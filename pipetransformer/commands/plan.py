@@ -61,6 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     )
     if arguments.save_profile is not None:
         save_profile(profile, arguments.save_profile, key="--save-profile")
+        print(f"costs saved in {arguments.save_profile}", file=sys.stderr)
     console = make_console()
     measured_on = profile.key.get("device"), profile.key.get("ranks"), profile.key.get("torch")
     console.print("costs measured on {}, {} ranks, torch {}".format(*measured_on))
@@ -96,11 +97,21 @@ def plans(config: Config, profile: Profile, *, world_size: int, local_size: int)
 def _check(profile: Profile, config: Config, arguments: argparse.Namespace) -> None:
     """Refuses costs of something else than ``config``."""
     for name, wanted in costs_key(config).items():
-        if name in profile.key and profile.key[name] != wanted:
+        measured = profile.key.get(name, wanted)
+        if measured != wanted:
+            measured, wanted = _different(measured, wanted)
             raise UserError(
-                f"--profile: {arguments.profile} was measured with {name} {profile.key[name]}, and "
+                f"--profile: {arguments.profile} was measured with {name} {measured}, and "
                 f"{arguments.config} says {wanted}; measure it anew with --save-profile"
             )
+
+
+def _different(first: object, second: object) -> tuple[object, object]:
+    """Of two mappings only what they do not share."""
+    if not (isinstance(first, dict) and isinstance(second, dict)):
+        return first, second
+    unlike = [key for key in {**first, **second} if first.get(key) != second.get(key)]
+    return {key: first.get(key) for key in unlike}, {key: second.get(key) for key in unlike}
 
 
 def _measured(arguments: argparse.Namespace, *, world_size: int, local_size: int) -> Profile:
