@@ -128,7 +128,7 @@ def plan_of(
 
 
 def configuration(model: str, *, mode: str, optimizer: str) -> Config:
-    """Its profile knows what every schedule holds: only that of zero bubble has what split backwards do."""
+    """Its profile knows what every schedule holds: only that of zero bubble has what split backwards hold."""
     file, kwargs, overrides = MODELS[model]
     every = (
         *(f"model.kwargs={kwargs}", f"train.batch_size={BATCH}", f"train.optimizer={optimizer}", "model.dropout=0.1"),

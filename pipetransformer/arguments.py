@@ -12,7 +12,10 @@ __all__ = ["Parser", "count"]
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError where argparse would print and exit; overrides may stand behind options too."""
+    """Raises UserError where argparse would print and exit; overrides may stand behind options too.
+
+    Note: argparse takes positional arguments up to the first option, and asks commands' parsers by this method alone.
+    """
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -20,7 +23,7 @@ class Parser(argparse.ArgumentParser):
         found, rest = super().parse_known_args(args, namespace)
         if hasattr(found, "overrides"):
             found.overrides = [*found.overrides, *(text for text in rest if not text.startswith("-"))]
-            rest = [text for text in rest if text.startswith("-")]
+            rest = [text for text in rest if text.startswith("-") and text != "--"]
         if rest:
             self.error(f"{rest[0]} is not known")
         return found, rest

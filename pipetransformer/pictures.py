@@ -61,7 +61,7 @@ def draw_timeline(axes: Axes, timeline: Timeline, *, title: str) -> None:
     A backward that leaves nothing for later, or all (stage 0 under zero bubble), is drawn as whole.
     """
     drawn: set[str] = set()
-    empty = {span.work[1:] for span in timeline.spans if span.stop == span.start}
+    empty = {span.work[1:] for span in timeline.spans if span.work.kind in "IW" and span.stop == span.start}
     for span in timeline.spans:
         if span.stop == span.start:
             continue

@@ -237,8 +237,9 @@ def test_a_partition_that_cannot_be_is_one_line(
     monkeypatch.setattr("pipetransformer.commands.partition.zoo_model", lambda name: replace(model, **small))
     monkeypatch.setattr("pipetransformer.commands.partition.measure_link", lambda: Link(1000, 1.0))
     assert main(["partition", "--model", "gpt2_90m", "--iterations", "1", *arguments]) == 2
-    *_, told = capsys.readouterr().err.splitlines()
+    *before, told = capsys.readouterr().err.splitlines()
     assert re.match(f"error: {line}", told), told
+    assert all(re.match(r"costs of \d+ units|at most \d+ cuts", progress) for progress in before), before
 
 
 def test_a_partition_tells_what_it_does_meanwhile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -129,3 +130,30 @@ def test_a_mistake_is_one_line_on_every_rank(ranks: RankPool) -> None:
     assert first == last
     for line, (_, expected) in zip(first, MISTAKES):
         assert expected in line and "\n" not in line
+
+
+def outputs_at_losses(world: World, kind: str) -> list[int]:
+    """How many outputs of micro-batches before are there when a loss is computed; nothing where none is."""
+    outputs: list[weakref.ref[Tensor]] = []
+    found = []
+
+    def watched(output: Tensor, target: Tensor) -> Tensor:
+        found.append(sum(earlier() is not None for earlier in outputs))
+        outputs.append(weakref.ref(output))
+        return loss(output, target)
+
+    _, graph = traced("residual")
+    data, target = batch("residual", num_microbatches=4)
+    stages = 4 if kind == "interleaved" else 2
+    pipeline = GraphPipeline(
+        graph, boundaries=even_cut(graph, stages), num_microbatches=4, kind=kind, loss=watched, group=dist.group.WORLD,
+        stages_per_rank=stages // 2,
+    )  # fmt: skip
+    pipeline.train((data,), target)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
+def test_the_last_stage_forgets_its_outputs(kind: str, ranks: RankPool) -> None:
+    """They may be logits of large vocabularies, and the backward begins at the loss."""
+    assert ranks.run(2, outputs_at_losses, kind) == [[], [0, 0, 0, 0]]

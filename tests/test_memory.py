@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,8 +19,10 @@ from ranks import RankPool
 
 from pipetransformer.distributed import World
 from pipetransformer.launch import free_port
+from pipetransformer.pipe.memory import UnitBytes, rank_bytes
 from pipetransformer.pipe.recompute import MODES
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.schedules import Work, orders
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
 
@@ -146,3 +149,62 @@ def test_one_f_one_b_keeps_at_most_three_fifths_of_what_gpipe_keeps(num_ranks: i
     ]
     gpipe, one_f_one_b = ranks.run(num_ranks, added_bytes, chosen)[0]
     assert one_f_one_b <= 0.6 * gpipe
+
+
+# ---- several stages a rank -------------------------------------------------------------------------------------------
+
+
+def most_held(order: Sequence[Work], stages: dict[int, list[UnitBytes]], *, widest: int, num_stages: int) -> int:
+    """The most bytes at any backward of an interleaved schedule, by keeping account of every tensor."""
+    num_microbatches = 1 + max(work.microbatch for work in order)
+    held: dict[tuple[object, ...], int] = {
+        ("lasting", stage): sum(unit.lasting for unit in units) for stage, units in stages.items()
+    }
+    if 0 in stages:
+        held["batch", 0] = num_microbatches * stages[0][0].entering
+    peaks = []
+    for kind, stage, microbatch in order:
+        units = stages[stage]
+        if kind == "F":
+            held["kept", stage, microbatch] = sum(unit.kept for unit in units) - (
+                units[0].entering if stage == 0 else 0
+            )
+            held["output", stage, microbatch] = widest if stage < num_stages - 1 else 0
+            continue
+        entering = [units[0].entering if stage == 0 else 0, *[0] * (len(units) - 1)]
+        working = max(unit.working + unit.whole - unit.kept for unit in units)
+        if ("gradients", stage) in held:
+            peaks.append(sum(held.values()) + working)
+        else:  # each unit has its activations still, or its gradients already
+            ending = sum(max(unit.kept - less, unit.gradients) for unit, less in zip(units, entering))
+            peaks.append(sum(held.values()) - held["kept", stage, microbatch] + ending + working)
+            held["gradients", stage] = sum(unit.gradients for unit in units)
+        del held["kept", stage, microbatch], held["output", stage, microbatch]
+        held["sent", stage, microbatch] = widest if stage > 0 else 0
+        held["leaf", stage, microbatch] = widest if stage == num_stages - 1 else 0
+    return max(peaks)
+
+
+def test_ranks_of_several_stages_hold_what_an_account_of_every_tensor_says() -> None:
+    random = Random(0)
+    for _ in range(300):
+        pp, per_rank, widest = random.randint(2, 4), random.randint(2, 3), random.randint(1, 50)
+        num_microbatches, num_stages = pp * random.randint(1, 3), pp * per_rank
+        for rank, order in enumerate(
+            orders("interleaved", num_ranks=pp, num_microbatches=num_microbatches, stages_per_rank=per_rank)
+        ):
+            stages = {
+                stage: [random_unit(random, entering=widest) for _ in range(random.randint(1, 3))]
+                for stage in range(rank, num_stages, pp)
+            }
+            predicted = rank_bytes(
+                order, stages, before=0, widest=widest, num_stages=num_stages, keeps_sends=True, recompute="always",
+                sums_gradients=False,
+            )  # fmt: skip
+            assert predicted == most_held(order, stages, widest=widest, num_stages=num_stages)
+
+
+def random_unit(random: Random, *, entering: int) -> UnitBytes:
+    kept = entering + random.randint(0, 100)
+    drawn = {name: random.randint(0, 100) for name in ("lasting", "gradients", "working", "between")}
+    return UnitBytes(entering=entering, kept=kept, whole=kept + random.randint(0, 300), **drawn)

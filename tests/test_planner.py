@@ -185,7 +185,7 @@ def stage_bytes(plan: ParallelPlan, stage: int, costs: JobCosts, unit: UnitCosts
         before += lasting + (gradient if plan.dp > 1 else 0)
     total += max(unit.working_bytes[u] + reruns * (unit.activation_bytes[u] - unit.kept_bytes[u]) for u in units)
     if plan.pp > 1:
-        num_held = m - alive if stage == plan.pp - 1 else 0  # leaves
+        num_held = m - alive if stage == plan.pp - 1 and (ends_whole or not halved) else 0  # leaves
         if plan.schedule == "zero_bubble":
             num_halved = min(halved, 1 if alive == 1 else 0) if ends_whole else halved
             if stage < plan.pp - 1:

@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from pipetransformer.commands import main
 from pipetransformer.errors import UserError
+from pipetransformer.pictures import draw_timeline
 from pipetransformer.pipe.analytic import Device, TransformerShape, transformer_costs
 from pipetransformer.pipe.costs import Link
 from pipetransformer.pipe.planner import Constraints, best_plan
 from pipetransformer.pipe.profile_file import Profile, file_name, load_profile, save_profile
+from pipetransformer.pipe.simulator import StageCosts, simulate
 from pipetransformer.pipe.transition import transition_bytes, transition_seconds
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.simulation import costs_of, load_simulation, run_simulation, simulation_page
@@ -250,3 +253,18 @@ def test_no_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["plann"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+@pytest.mark.parametrize("weight", [0, 3])
+def test_a_backward_that_is_not_split_is_drawn_as_whole(weight: int) -> None:
+    """Of stage 0 nothing can go ahead of the weights' part; the step ends behind the last sum of gradients."""
+    stages = [StageCosts(2, 4, 4), StageCosts(2, 4, weight)]
+    timeline = simulate("zero_bubble", stages, num_ranks=2, num_microbatches=4, reduce=[5, 5])
+    axes = Figure().add_subplot()
+    draw_timeline(axes, timeline, title="step")
+    colours = {(bar.get_y() > 0.5, bar.get_facecolor()) for bar in axes.patches}
+    assert len(colours) == (5 if weight else 4)  # forward and backward, of rank 1 in halves
+    names = {text.get_text() for text in axes.get_legend().get_texts()}
+    halves = {"backward of inputs", "backward of weights"} if weight else set()
+    assert names == {"forward", "backward", "end: gradients summed, weights updated", *halves}
+    assert axes.lines[0].get_xdata()[0] == timeline.total / 1e6 > max(span.stop for span in timeline.spans) / 1e6

@@ -91,9 +91,9 @@ def run_ranks(
         except SignalException as error:
             raise Interrupted(error.sigval) from None
         finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
             unregister()
+            for number, handler in handlers.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
     return {}
 
 

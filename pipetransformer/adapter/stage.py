@@ -69,7 +69,7 @@ class TimedStage(PipelineStage):
 
     def _forget_outputs(self, microbatch: int) -> None:
         """Note: torch keeps a stage's outputs until their backward, also the last one's, which begins at the loss: the
-        logits of all micro-batches that are alive. Where they are, depends on the version.
+        logits of all micro-batches that are alive. Where they are kept depends on the version; training asks for none.
         """
         if hasattr(self, "_forward_chunk_states"):
             inputs = self._forward_chunk_states[microbatch].input_values

@@ -5,8 +5,8 @@
     batch                      on the first rank: what enters the first active unit, of all micro-batches
     activations                of the micro-batches whose backward is to come
     gradients between halves   of the micro-batches whose backward is split and half done
-    leaves                     on the last rank of several: what entered its last stage, of all micro-batches; losses
-                               last until the step ends, and with them the leaves of their graphs
+    leaves                     on the last rank of several: what entered its last stage, of all micro-batches whose
+                               backward was whole; losses last until the step ends, and the leaves of their graphs
     sends                      where a schedule keeps them (``schedules.keeps_sends``): outputs until their backward,
                                gradients until the step ends
     working set                of the one unit whose backward runs, what is recomputed included
@@ -14,9 +14,9 @@
 On the first rank, before the activations: the forward of the prefix, for all micro-batches at once.
 
 Not counted: outputs, losses, masks and labels (few bytes a row), the store of the cache and what is read ahead from it,
-optimizer state of frozen units that may unfreeze, what kernels and the process take for themselves, what ranks of
-several stages receive ahead of their turn. What is received is what a unit keeps of its input; what schedules do not
-keep of their sends goes before the next backward.
+optimizer state of frozen units that may unfreeze, what kernels and the process take for themselves; what ranks of
+several stages receive ahead of their turn; gradients sent under GPipe, which stay too, and weigh where a stage keeps
+next to nothing. What is received is what a unit keeps of its input.
 """
 
 from __future__ import annotations
@@ -94,6 +94,9 @@ def rank_bytes(
 ) -> int:
     """What a rank holds at most, beside the weights of the prefix.
 
+    A rank of one stage is taken to hold the most when its units do, as ``cut_bytes`` has it: leaves and sends, which
+    grow in number until the end, count as they are then.
+
     Args:
         order: what the rank does. stages: the units of each of its stages.
         before: while it runs the prefix. widest: ``widest_boundary``; 0 where the pipeline has one stage.
@@ -133,8 +136,9 @@ def rank_bytes(
         peaks.append((now + working[work.stage][not is_whole], num_alive, num_held))
         alive = rest
         num_alive -= work.kind == "B"
-    most, _, num_held = max(peaks)
-    most += widest * num_held + sum(unit.batch for unit in units)
+    if len(stages) == 1:
+        peaks = [max(peaks)]
+    most = max(num_bytes + widest * num_held for num_bytes, _, num_held in peaks) + sum(unit.batch for unit in units)
     before += sum(gradients.values()) if sums_gradients else 0
     return sum(unit.lasting for unit in units) + max(before, most)
 
@@ -222,13 +226,13 @@ def _num_held(order: Sequence[Work], *, num_stages: int, keeps_sends: bool) -> l
             continue
         if work.kind == "I" or work[1:] not in halved:  # gradients of inputs are there
             num_held += keeps_sends * ((work.stage > 0) - (work.stage < last))
-        if work.kind == "B":
+        if work.kind == "B" and work[1:] not in halved:
             num_held += 0 < work.stage == last
     return found
 
 
 def _most_held(order: Sequence[Work], *, num_stages: int, keeps_sends: bool) -> int:
-    """``_num_held`` when a rank of one stage has the most micro-batches alive, the last time."""
+    """``_num_held`` at most while a rank of one stage has the most micro-batches alive."""
     most = peak_alive(order)
     alive, found = 0, []
     for work, num_held in zip(order, _num_held(order, num_stages=num_stages, keeps_sends=keeps_sends)):
