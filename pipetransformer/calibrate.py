@@ -35,7 +35,7 @@ class Calibration:
     Attributes:
         measurements: unit, link and update costs.
         static_plans: the layouts that were timed, by pp; static_seconds: their full step by pp and padded length.
-        best_pp: the pipeline length whose steps, weighted by how often each padded length comes, are fastest.
+        mean_seconds: of these steps by pp, each padded length weighted by how often it comes. best_pp: the fastest.
         corrections: measured over predicted step time by pp, at the modal length.
         timed_samples: samples of a timed step.
     """
@@ -43,6 +43,7 @@ class Calibration:
     measurements: Measurements
     static_plans: dict[int, ParallelPlan]
     static_seconds: dict[int, dict[int, float]]
+    mean_seconds: dict[int, float]
     best_pp: int
     corrections: dict[int, float]
     timed_samples: int
@@ -83,10 +84,11 @@ def calibrate(
         layout.forget_state()
         plans[plan.pp], seconds[plan.pp] = plan, times
         corrections[plan.pp] = times[modal] / prediction.step_seconds
-    total = {pp: sum(times[length] * counts[length] for length in times) for pp, times in seconds.items()}
-    best_pp = min(total, key=lambda pp: (total[pp], pp))
+    num_samples = sum(counts.values())
+    means = {pp: sum(times[n] * counts[n] for n in times) / num_samples for pp, times in seconds.items()}
+    best_pp = min(means, key=lambda pp: (means[pp], pp))
     stepper.clear()
-    return Calibration(measurements, plans, seconds, best_pp, corrections, timed_samples=len(example[modal].ids))
+    return Calibration(measurements, plans, seconds, means, best_pp, corrections, timed_samples=len(example[modal].ids))
 
 
 def _time_steps(layout: Layout, feed: Feed, batch: Batch, *, stepper: Stepper) -> float:

@@ -201,7 +201,8 @@ class PipeConfig(Section):
     microbatches: Count | Literal["auto"] = Field(
         default="auto",
         description="Micro-batches per pipeline and step (M); `1f1b` needs at least as many as stages, `interleaved` "
-        "and `zero_bubble` a multiple of the M // pp rounds that they go in.",
+        "and `zero_bubble` a multiple of the M // pp rounds that they go in. Where it does not divide a replica's "
+        "rows, rows without weight are added.",
     )
     checkpoint: Literal["never", "except_last", "always", "selective"] = Field(
         default="never",

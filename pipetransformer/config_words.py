@@ -62,7 +62,7 @@ def explain(error: ValidationError, *, schema: type[BaseModel], values: Mapping[
     path = first["loc"][:2]  # what follows points into a value: its key is what the user can look up
     key = " ".join(".".join(map(str, path)).split())
     if first["type"] in unknown:
-        return _explain_unknown(key, schema=schema)
+        return _explain_unknown([" ".join(str(part).split()) for part in first["loc"]], schema=schema)
     field = schema.model_fields[str(path[0])]
     if len(path) == 2:
         field = _fields(field.annotation)[str(path[1])]
@@ -101,9 +101,11 @@ def _takes_text(hint: Any) -> bool:
     return hint is str
 
 
-def _explain_unknown(key: str, *, schema: type[BaseModel]) -> str:
-    parent, _, name = key.rpartition(".")
-    names = _fields(schema.model_fields[parent].annotation) if parent else schema.model_fields
+def _explain_unknown(path: Sequence[str], *, schema: type[BaseModel]) -> str:
+    *parents, name = path
+    key, parent, names = ".".join(path), ".".join(parents), schema.model_fields
+    for section in parents:
+        names = _fields(names[section].annotation)
     prefix = f"{parent}." if parent else ""
     if near := difflib.get_close_matches(name.lower(), names, n=1):
         return f"{key}: no such key; did you mean {prefix}{near[0]}?"
@@ -114,7 +116,9 @@ def _explain_unknown(key: str, *, schema: type[BaseModel]) -> str:
 
 
 def _fields(hint: Any) -> dict[str, FieldInfo]:
-    """The fields of a section; none where ``hint`` is a plain value."""
+    """The fields of a section, or of one that may be null; none where ``hint`` is a plain value."""
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = get_args(hint)[0]
     return hint.model_fields if isinstance(hint, type) and issubclass(hint, BaseModel) else {}
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["UserError", "writing"]
+__all__ = ["UserError", "check_folder", "writing"]
 
 
 class UserError(Exception):
@@ -20,3 +21,11 @@ def writing(path: Path, *, key: str = "run.dir") -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{key}: {path} cannot be written ({error.strerror or error})") from error
+
+
+def check_folder(folder: Path, *, key: str) -> None:
+    """Makes it where it is missing, so that nothing is computed for one that cannot be written. Raises UserError."""
+    with writing(folder, key=key):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass

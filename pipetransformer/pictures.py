@@ -113,7 +113,7 @@ def draw_partition(graph: Graph, report: PartitionReport, *, path: Path) -> None
     left.set_xlabel("unit")
     left.set_yticks([])
     left.set_title(f"{graph.num_units} units, {len(report.edges)} cutting edges (red)")
-    left.legend(loc="upper left", fontsize="small")
+    _legend_below(left)
     parts = range(len(cuts) - 1)
     right.bar(parts, report.real.forward, color=_COLOURS["F"], label="forward")
     right.bar(parts, report.real.backward, bottom=report.real.forward, color=_COLOURS["B"], label="backward")
@@ -121,7 +121,7 @@ def draw_partition(graph: Graph, report: PartitionReport, *, path: Path) -> None
     right.set_xticks(list(parts))
     right.set_xlabel("part")
     right.set_ylabel("milliseconds, measured")
-    right.legend(loc="lower right")
+    _legend_below(right)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 

@@ -89,12 +89,11 @@ class Report:
             world_size=self._world.size,
             memcpy_bytes_per_second=measured.memcpy_bytes_per_second,
         )
-        modal = measured.modal_length
         told = ", ".join(
-            f"pp {pp} x dp {plan.dp} (M {plan.num_microbatches}) {calibration.static_seconds[pp][modal] * 1e3:.0f} ms"
+            f"pp {pp} x dp {plan.dp} (M {plan.num_microbatches}) {calibration.mean_seconds[pp] * 1e3:.0f} ms"
             for pp, plan in calibration.static_plans.items()
         )
-        self.tracker.line(f"static layouts, a full step: {told}; best is pp {calibration.best_pp}")
+        self.tracker.line(f"static layouts, a full step of mean length: {told}; best is pp {calibration.best_pp}")
         self.tracker.event(
             "calibration",
             static_seconds=calibration.static_seconds,

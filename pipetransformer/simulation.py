@@ -78,6 +78,7 @@ class _Cluster(Section):
     inside: _Link = Field(description="Link between the ranks of a node.")
     between: _Link | None = Field(default=None, description="Link of a node to others; null for one node.")
     host: _Link = Field(description="Link of a device to its host, where the cache is.")
+    host_memory: NumBytes | None = Field(default=None, description="Of a node, for the cache; null sets no limit.")
     overlap: Share = Field(default=0.9, description="How much of the last backward can hide the sum of gradients.")
     transition_seconds: NotNegative = Field(default=0.5, description="What any transition takes beside its transfers.")
 
@@ -205,6 +206,7 @@ def run_simulation(config: SimulationConfig) -> tuple[Segment, ...]:
             frozen=config.frozen(),
             steps_per_epoch=ceil(config.train.samples / config.train.batch_size),
             global_batch_size=config.train.batch_size,
+            cache_bytes=None if cluster.host_memory is None else cluster.nodes * cluster.host_memory,
         ),
         autopipe=autopipe,
         costs=costs_of(config),

@@ -348,6 +348,8 @@ def test_a_plan_from_costs_measured_here(tmp_path: Path, capsys: pytest.CaptureF
             ["partition", "--model", "gpt2", "--size", "2048"],
             "--size: 2048 is more than the 1024 tokens that gpt2 reads",
         ),
+        (["simulate", "nowhere.yaml", "--picture", "/proc/x/run.png"], "--picture: /proc/x cannot be written ("),
+        (["partition", "--model", "gpt2", "--output", "/proc/x"], "--output: /proc cannot be written ("),
         (["simulate", "nowhere.yaml", "--picture", "x.foo"], "--picture: x.foo is no PNG file; give a name that ends"),
         (
             ["plan", DIGITS, "pipe.initial_length=4", "--world-size=2", PROFILE],

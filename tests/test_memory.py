@@ -17,6 +17,7 @@ import pytest
 from laws import REPOSITORY
 from ranks import RankPool
 
+from pipetransformer.adapter import SENDS_WITHOUT_GRADIENTS
 from pipetransformer.distributed import World
 from pipetransformer.launch import free_port
 from pipetransformer.pipe.memory import UnitBytes, rank_bytes
@@ -119,11 +120,16 @@ CASES = [
 ]
 
 
+KEEPS_ALL = "this torch keeps all that interleaved stages send and receive until the step ends"
+
+
 @pytest.mark.parametrize(("model", "mode", "optimizer", "chosen", "precision"), CASES)
 def test_a_rank_holds_what_is_predicted(
     model: str, mode: str, optimizer: str, chosen: Sequence[ParallelPlan], precision: str, ranks: RankPool
 ) -> None:
     """Within 10 %; n = 5 is where the prefix takes more than the step behind it."""
+    if not SENDS_WITHOUT_GRADIENTS and any(plan.schedule == "interleaved" for plan in chosen):
+        pytest.skip(KEEPS_ALL)
     found = ranks.run(2, predicted_and_real, model, mode, optimizer, chosen, precision, timeout=600)
     wrong = [
         (plan, rank, predicted, real)

@@ -239,6 +239,14 @@ def test_the_page_of_keys_is_the_schema() -> None:
         ),
         ("cluster.inside.bytes_per_second=fast", r"cluster.inside"),
         ("modell.blocks=3", r"modell: no such key; did you mean model\?"),
+        (
+            "cluster.inside={bytes_per_sec: 1 GB}",
+            r"cluster.inside.bytes_per_sec: no such key; did you mean cluster.inside.bytes_per_second\?",
+        ),
+        (
+            "cluster.between.latency=1",
+            r"cluster.between.latency: no such key; did you mean cluster.between.latency_us\?",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(override: str, line: str, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,6 +261,15 @@ def test_no_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     assert main(["plann"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_cache_that_no_node_can_hold_is_not_used(small: Path) -> None:
+    """640 samples of 10 tokens of 8 numbers of 4 bytes, on one node."""
+    fits = 640 * 10 * 8 * 4
+    for host_memory, is_cached in ((None, True), (fits, True), (fits - 1, False)):
+        given = [] if host_memory is None else [f"cluster.host_memory={host_memory}"]
+        segments = run_simulation(load_simulation(small, given))
+        assert any(s.prediction.plan.cached is not None for s in segments) == is_cached
 
 
 @pytest.mark.parametrize("weight", [0, 3])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from pipetransformer.arguments import Parser
-from pipetransformer.errors import writing
+from pipetransformer.errors import check_folder
 from support.measure import RESULTS
 
 __all__ = ["add_output", "bench_parser"]
@@ -34,8 +33,5 @@ def add_output(parser: Parser) -> None:
 def _writable_folder(text: str) -> Path:
     """Raises UserError."""
     folder = Path(text)
-    with writing(folder, key="--output"):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+    check_folder(folder, key="--output")
     return folder

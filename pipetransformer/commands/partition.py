@@ -15,7 +15,7 @@ from pipetransformer.analysis.cut import analyse_model
 from pipetransformer.arguments import count
 from pipetransformer.commands.ranks import measure_link
 from pipetransformer.data import cache_folder
-from pipetransformer.errors import UserError, writing
+from pipetransformer.errors import UserError, check_folder, writing
 from pipetransformer.measure import device_name
 from pipetransformer.zoo import ZooModel, zoo_model
 from pipetransformer.zoo.words import WIKITEXT, file_words, token_ids, wikitext_words, zipf_ids
@@ -61,6 +61,11 @@ def run(arguments: argparse.Namespace) -> None:
             f"--microbatches: {num_microbatches} is fewer than the {arguments.stages} stages that 1F1B fills; give "
             f"at least {arguments.stages}"
         )
+    name = arguments.output
+    if name == "auto":
+        name = f"{model.name}_{arguments.stages}p_bs{arguments.batch_size}"
+    if name is not None:
+        check_folder(Path(name).parent, key="--output")
     example = _example(model, arguments)
     torch.set_num_threads(1)  # as a rank has
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -82,16 +87,12 @@ def run(arguments: argparse.Namespace) -> None:
     )
     text = report.text()
     print(text)
-    if arguments.output is None:
+    if name is None:
         return
     from pipetransformer.pictures import draw_partition
 
-    name = arguments.output
-    if name == "auto":
-        name = f"{model.name}_{arguments.stages}p_bs{arguments.batch_size}"
     base = Path(name)
     with writing(base, key="--output"):
-        base.parent.mkdir(parents=True, exist_ok=True)
         base.with_name(f"{base.name}.txt").write_text(f"{text}\n")
         base.with_name(f"{base.name}.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
         draw_partition(graph, report, path=base.with_name(f"{base.name}.png"))

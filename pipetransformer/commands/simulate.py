@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from pipetransformer.commands.tables import make_console, make_table
-from pipetransformer.errors import UserError, writing
+from pipetransformer.errors import UserError, check_folder, writing
 from pipetransformer.pipe.planner import simulate_plan
 from pipetransformer.pipe.run_simulator import Segment
 from pipetransformer.simulation import costs_of, load_simulation, run_simulation
@@ -26,6 +26,8 @@ def run(arguments: argparse.Namespace) -> None:
     picture = arguments.picture
     if picture is not None and picture.suffix != ".png":
         raise UserError(f"--picture: {picture} is no PNG file; give a name that ends with .png")
+    if picture is not None:
+        check_folder(picture.parent, key="--picture")
     config = load_simulation(arguments.simulation, arguments.overrides)
     segments = run_simulation(config)
     console = make_console()

@@ -23,11 +23,13 @@ class SimulatedRun:
 
     Attributes:
         frozen: n by epoch, never falling. steps_per_epoch: of ``global_batch_size`` samples.
+        cache_bytes: that all nodes' caches together may hold; None for no limit.
     """
 
     frozen: tuple[int, ...]
     steps_per_epoch: int
     global_batch_size: int
+    cache_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ def _choose(
     options = {
         cached: _advance_seconds(run, current.plan, costs=costs, held=held, target=cached)
         for cached in (cached_choices(frozen, held=held) if has_cache else (None,))
+        if cached is None or _fits(run, current.plan, costs=costs, boundary=cached)
     }
     choice = autopipe.next_plan(
         frozen,
@@ -114,6 +117,12 @@ def _choose(
         fixed_seconds=fixed_seconds,
     )
     return None if choice is None else (choice, choice.transition_seconds, options[choice.plan.cached])
+
+
+def _fits(run: SimulatedRun, plan: ParallelPlan, *, costs: JobCosts, boundary: int) -> bool:
+    """Whether the nodes can keep a boundary of every sample."""
+    step_bytes = costs.unit_costs(run.global_batch_size).boundary_bytes[plan.numbering.behind(boundary) - 1]
+    return run.cache_bytes is None or run.steps_per_epoch * step_bytes <= run.cache_bytes
 
 
 def _advance_seconds(
