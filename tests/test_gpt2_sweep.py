@@ -155,4 +155,4 @@ def test_the_script_runs_from_the_command_line(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, gpt2_sweep.__file__, *flags], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     assert "Memory: ours takes at most torchgpipe's in" in ended.stdout
-    assert {path.suffix for path in tmp_path.glob("gpt2_sweep.*")} == {".csv", ".txt", ".png", ".json"}
+    assert {path.suffix for path in tmp_path.glob("gpt2-sweep.*")} == {".csv", ".txt", ".png", ".json"}
