@@ -180,7 +180,7 @@ def move(
             del ownership.state[unit]
         elif world.rank in ownership.state[unit]:
             ownership.parked |= {name: state[name] for name in names[unit]}
-    mesh = Mesh.build(pp=plan.pp, rank=world.rank, world_size=world.size, timeout_seconds=world.timeout.total_seconds())
+    mesh = Mesh.build(pp=plan.pp, world_size=world.size, timeout_seconds=world.timeout.total_seconds())
     layout = Layout(
         plan,
         chain=chain,

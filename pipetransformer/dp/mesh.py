@@ -21,18 +21,16 @@ class Mesh:
             the mesh.
     """
 
-    stage: int
     pp_group: dist.ProcessGroup | None
     dp_group: dist.ProcessGroup | None
 
     @classmethod
-    def build(cls, *, pp: int, rank: int, world_size: int, timeout_seconds: float) -> Mesh:
+    def build(cls, *, pp: int, world_size: int, timeout_seconds: float) -> Mesh:
         """Collective: every rank calls it with the same ``pp``."""
         dp = world_size // pp
         pipelines = [[replica * pp + stage for stage in range(pp)] for replica in range(dp)]
         replicas = [list(ranks) for ranks in zip(*pipelines)]
         return cls(
-            stage=rank % pp,
             pp_group=_groups(pipelines, timeout_seconds),
             dp_group=_groups(replicas, timeout_seconds),
         )

@@ -133,12 +133,8 @@ class Graph:
             found += [Edge(source, target, tensor.name, tensor.num_bytes) for target in targets]
         return tuple(found)
 
-    def relayed_bytes(self, boundaries: Sequence[int]) -> int:
-        """Bytes that all stages together send in the forward of one micro-batch: what really happens."""
-        return sum(self.crossing_bytes(cut) for cut in boundaries)
-
     def direct_bytes(self, boundaries: Sequence[int]) -> int:
-        """The same if every tensor went straight to each stage that uses it."""
+        """Bytes that one micro-batch's forward would send if every tensor went straight to each stage that uses it."""
         return sum(edge.num_bytes for edge in self.edges(boundaries))
 
     def output_examples(self) -> list[Tensor]:

@@ -7,7 +7,8 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from pipetransformer.errors import UserError
 from pipetransformer.graph.profile import GraphCosts
@@ -19,14 +20,9 @@ __all__ = ["kept_costs"]
 def kept_costs(key: Mapping[str, object], *, folder: Path, measure: Callable[[], GraphCosts]) -> GraphCosts:
     """What ``folder`` keeps under ``key``, or else what ``measure`` gives, which is kept from then on."""
     path = folder / file_name({"graph": dict(key)})
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        return _costs(json.loads(path.read_text())["costs"])
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return TypeAdapter(GraphCosts).validate_python(json.loads(path.read_text())["costs"])
     costs = measure()
     with contextlib.suppress(UserError):  # no place to keep it: the next run measures anew
         write_profile(path, {"key": dict(key), "costs": asdict(costs)})
     return costs
-
-
-def _costs(columns: dict[str, Any]) -> GraphCosts:
-    shared = tuple((producer, unit, num_bytes) for producer, unit, num_bytes in columns.pop("shared"))
-    return GraphCosts(**{name: tuple(column) for name, column in columns.items()}, shared=shared)

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from pipetransformer.errors import UserError, writing
-from pipetransformer.pipe.costs import JobCosts, Link, UnitCosts
+from pipetransformer.pipe.costs import JobCosts, UnitCosts
 
 __all__ = ["Profile", "file_name", "load_profile", "save_profile", "write_profile"]
 
@@ -61,36 +63,11 @@ def load_profile(path: Path) -> Profile:
     """Raises UserError where the file is not there or is no profile of this version."""
     try:
         fields = json.loads(path.read_text())
-        job = fields["job"]
         if fields["version"] != _VERSION:
             raise ValueError(f"version {fields['version']}")
-        return Profile(
-            key=fields["key"],
-            job=JobCosts(
-                by_rows=_by_number(job.pop("by_rows")),
-                parameter_bytes=tuple(job.pop("parameter_bytes")),
-                send=Link(**job.pop("send")),
-                reduction=Link(**job.pop("reduction")),
-                between=_link(job.pop("between")),
-                read=_link(job.pop("read")),
-                **job,
-            ),
-            measured=_by_number(fields["measured"]),
-            memcpy_bytes_per_second=fields["memcpy_bytes_per_second"],
-            device_memory=fields["device_memory"],
-        )
+        return TypeAdapter(Profile).validate_python(fields)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give a profile that was saved") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: is no profile that this version reads ({error!r}); measure it anew") from error
-
-
-def _link(fields: Mapping[str, float] | None) -> Link | None:
-    return None if fields is None else Link(**fields)  # type: ignore[arg-type]
-
-
-def _by_number(table: Mapping[str, Mapping[str, object]]) -> dict[int, UnitCosts]:
-    return {
-        int(number): UnitCosts(**{k: tuple(v) if isinstance(v, list) else v for k, v in costs.items()})  # type: ignore[arg-type]
-        for number, costs in table.items()
-    }
+    except (ValueError, KeyError, TypeError) as error:
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"{path}: is no profile that this version reads ({said}); measure it anew") from error

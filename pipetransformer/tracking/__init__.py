@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pipetransformer.tracking.events import EventLog, read_events
+from pipetransformer.tracking.events import EventLog, read_events, to_plain
 from pipetransformer.tracking.names import evaluation_metrics, train_metrics
-from pipetransformer.tracking.plain import to_plain
 from pipetransformer.tracking.progress import Progress, ProgressFields
 from pipetransformer.tracking.render import render
 from pipetransformer.tracking.summary import CacheBytes, CacheUse, Summary, Transition

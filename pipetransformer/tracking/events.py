@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pipetransformer.errors import UserError, writing
-from pipetransformer.tracking.plain import to_plain
+from pydantic_core import from_json, to_json
 
-__all__ = ["EventLog", "read_events"]
+from pipetransformer.errors import UserError, writing
+
+__all__ = ["EventLog", "read_events", "to_plain"]
 
 
 class EventLog:
@@ -37,6 +38,22 @@ class EventLog:
 
     def close(self) -> None:
         self._file.close()
+
+
+def to_plain(value: Any) -> Any:
+    """``value`` as plain JSON: dataclasses become objects, arrays and tensors lists, their scalars numbers.
+
+    JSON has no NaN or infinity: they become the strings ``NaN``, ``Infinity`` and ``-Infinity``, which ``float`` reads
+    back. Raises ValueError for anything else.
+    """
+    return from_json(to_json(value, inf_nan_mode="strings", fallback=_numbers))
+
+
+def _numbers(value: Any) -> Any:
+    """Of numpy's and torch's arrays and scalars."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"{type(value).__name__} has no plain form")
+    return value.tolist()
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:

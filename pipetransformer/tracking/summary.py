@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pipetransformer.tracking.plain import write_json
+from pipetransformer.errors import writing
+from pipetransformer.tracking.events import to_plain
 
-__all__ = ["CacheBytes", "CacheUse", "Summary", "Transition"]
+__all__ = ["CacheBytes", "CacheUse", "Summary", "Transition", "write_json"]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` at once: a reader sees the old file or the whole new one. Raises UserError."""
+    part = path.with_name(path.name + ".part")
+    with writing(path):
+        with part.open("w", encoding="ascii") as file:
+            file.write(json.dumps(to_plain(value), indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
 
 
 @dataclass(frozen=True, slots=True)

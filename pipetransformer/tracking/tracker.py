@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipetransformer.tracking.events import EventLog
-from pipetransformer.tracking.plain import write_json
 from pipetransformer.tracking.progress import Progress, ProgressFields
 from pipetransformer.tracking.render import render
-from pipetransformer.tracking.summary import Summary
+from pipetransformer.tracking.summary import Summary, write_json
 from pipetransformer.tracking.wandb_run import WandbRun
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipetransformer.tracking.plain import to_plain
+from pipetransformer.tracking.events import to_plain
 
 __all__ = ["WandbRun"]
 
