@@ -2,7 +2,7 @@
 
 import sys
 
-from pipetransformer.cli import main
+from pipetransformer.launch.entry import main
 
 if __name__ == "__main__":
     sys.exit(main("question_answering"))

@@ -31,12 +31,12 @@ from support.graphs import (
 )
 from support.table import Row, write_table
 
-from pipetransformer.arguments import count
-from pipetransformer.cli import run_guarded
-from pipetransformer.distributed import World, synchronize
-from pipetransformer.graph import GraphPipeline, trace
-from pipetransformer.totals import peak_memory_bytes, reset_peak_memory
-from pipetransformer.zoo import zoo_model
+from pipetransformer.graphs.graph import GraphPipeline, trace
+from pipetransformer.graphs.zoo import zoo_model
+from pipetransformer.launch.arguments import count
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.process.world import World, synchronize
+from pipetransformer.run.totals import peak_memory_bytes, reset_peak_memory
 
 NAME = "amoebanet-memory"
 _BUILD = zoo_model("amoebanet_4x512_c10").build

@@ -15,8 +15,8 @@ from functools import partial
 from support.graphs import Setting
 from support.speed import Published, Size, SpeedTable
 
-from pipetransformer.cli import run_guarded
-from pipetransformer.zoo import zoo_model
+from pipetransformer.graphs.zoo import zoo_model
+from pipetransformer.launch.entry import run_guarded
 
 _BUILD = zoo_model("amoebanet_4x512_c10").build
 

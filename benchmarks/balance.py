@@ -18,16 +18,16 @@ from support.command_line import add_output, bench_parser
 from support.graphs import pick_scale
 from support.table import Row, write_table
 
-from pipetransformer.analysis.cut import analyse_model
-from pipetransformer.analysis.quantities import imbalance
-from pipetransformer.analysis.report import PartitionReport
-from pipetransformer.arguments import count
-from pipetransformer.cli import run_guarded
 from pipetransformer.commands.ranks import measure_link
-from pipetransformer.measure import device_name
-from pipetransformer.pipe.costs import Link
-from pipetransformer.zoo import zoo_model
-from pipetransformer.zoo.words import zipf_ids
+from pipetransformer.graphs.analysis.cut import analyse_model
+from pipetransformer.graphs.analysis.ftpipe import imbalance
+from pipetransformer.graphs.analysis.report import PartitionReport
+from pipetransformer.graphs.zoo import zoo_model
+from pipetransformer.graphs.zoo.words import zipf_ids
+from pipetransformer.launch.arguments import count
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.pipe.measure.profile import device_name
+from pipetransformer.pipe.planner.costs import Link
 
 # As FTPipe ran them: micro-batch and levels of the module tree.
 SETTINGS = {"gpt2": (1, 3), "amoebanet_4x512_c10": (4, None)}

@@ -26,14 +26,14 @@ from support.fresh import FreshRanks, OutOfMemory
 from support.methods import Bench, Method
 from support.trials import Probe, Trial, measure_costs, probe_frozen
 
-from pipetransformer.arguments import count
-from pipetransformer.cli import run_guarded
 from pipetransformer.config import load_config
+from pipetransformer.config.quantities import parse_num_bytes
 from pipetransformer.errors import UserError
-from pipetransformer.pipe.costs import JobCosts
-from pipetransformer.pipe.planner import Constraints, best_plan
+from pipetransformer.launch.arguments import count
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.pipe.planner.costs import JobCosts
+from pipetransformer.pipe.planner.search import Constraints, best_plan
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.quantities import parse_num_bytes
 
 CONFIG = Path(__file__).resolve().parent.parent / "config" / "train_config_digits_no_freeze.yaml"
 OUR_PLAN, PIPE = "our plan, pp 1", "Pipe+DDP"

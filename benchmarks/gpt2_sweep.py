@@ -32,12 +32,12 @@ from support.sweep_report import Cell, Figures, Shape, write_sweep
 from support.torchgpipe import require_torchgpipe
 from torch import Tensor, nn
 
-from pipetransformer.arguments import count
-from pipetransformer.cli import run_guarded
-from pipetransformer.distributed import World, close_world, init_world
 from pipetransformer.errors import UserError
-from pipetransformer.graph import Graph, trace
-from pipetransformer.zoo import zoo_model
+from pipetransformer.graphs.graph import Graph, trace
+from pipetransformer.graphs.zoo import zoo_model
+from pipetransformer.launch.arguments import count
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.process.world import World, close_world, init_world
 
 MODEL, BATCH = "gpt2_90m", 64
 STAGES, MICROBATCHES = (1, 2, 4), (1, 2, 4, 8, 16, 32, 64)

@@ -29,15 +29,15 @@ from support.table import Row, write_table
 from torch import Tensor
 
 from pipetransformer.adapter import LiveBytes
-from pipetransformer.cli import run_guarded
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import Batch, epoch_batches
-from pipetransformer.distributed import World, close_world, init_world, led_by
-from pipetransformer.measure import Workload, full_batches, measure_profile
-from pipetransformer.pipe.planner import predict
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.pipe.measure.profile import Workload, full_batches, measure_profile
+from pipetransformer.pipe.planner.search import predict
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.schedules import SCHEDULES, fewest_stages
-from pipetransformer.setup import Job, build_job
+from pipetransformer.plan.schedules import SCHEDULES, fewest_stages
+from pipetransformer.process.world import World, close_world, init_world, led_by
+from pipetransformer.run.job import Job, build_job
 
 CONFIGS = Path(__file__).resolve().parent.parent / "config"
 MODELS = {

@@ -30,13 +30,13 @@ import torch.nn.functional as F
 from support.command_line import bench_parser
 from support.measure import save, spread
 
-from pipetransformer.arguments import count
-from pipetransformer.cli import run_guarded
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import alone, epoch_batches
-from pipetransformer.distributed import World, close_world, init_world, synchronize
-from pipetransformer.setup import build_job
-from pipetransformer.totals import peak_memory_bytes, reset_peak_memory
+from pipetransformer.launch.arguments import count
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.process.world import World, close_world, init_world, synchronize
+from pipetransformer.run.job import build_job
+from pipetransformer.run.totals import peak_memory_bytes, reset_peak_memory
 from pipetransformer.trainer import Trainer
 
 CONFIGS = Path(__file__).resolve().parent.parent / "config"

@@ -13,9 +13,9 @@ from pathlib import Path
 from support.command_line import bench_parser
 from support.measure import save
 
-from pipetransformer.cli import run_guarded
 from pipetransformer.commands.tables import make_console, make_table
-from pipetransformer.simulation import load_simulation, run_simulation
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.simulation.schema import load_simulation, run_simulation
 
 CONFIG = Path(__file__).resolve().parent.parent / "config"
 FREE = "pipe.initial_length=null"

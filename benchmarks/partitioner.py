@@ -19,9 +19,9 @@ from support.command_line import bench_parser
 from support.measure import save
 from support.torchgpipe import require_torchgpipe
 
-from pipetransformer.arguments import count
-from pipetransformer.cli import run_guarded
-from pipetransformer.pipe.partition import bottleneck, partition
+from pipetransformer.launch.arguments import count
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.pipe.planner.partition import bottleneck, partition
 
 
 def compare(num_chains: int, *, seed: int = 0) -> dict[str, object]:

@@ -29,14 +29,14 @@ from support.table import write_table
 from support.torchgpipe import build_gpipe, require_torchgpipe, threads
 from torch import Tensor, nn
 
-from pipetransformer.arguments import count
-from pipetransformer.cli import run_guarded
 from pipetransformer.config import load_config
 from pipetransformer.data import epoch_batches
-from pipetransformer.distributed import World, close_world, init_world, led_by, slowest
+from pipetransformer.launch.arguments import count
+from pipetransformer.launch.entry import run_guarded
 from pipetransformer.models import Chain, Stage
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.setup import build_job
+from pipetransformer.process.world import World, close_world, init_world, led_by, slowest
+from pipetransformer.run.job import build_job
 
 CONFIG = Path(__file__).resolve().parent.parent / "config" / "train_config_digits_no_freeze.yaml"
 BATCH = 64

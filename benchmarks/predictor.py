@@ -27,17 +27,17 @@ from support.measure import save, spread
 from support.ranks import is_rank, launch
 from support.steps import PlanSteps
 
-from pipetransformer.arguments import count
-from pipetransformer.cli import run_guarded
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import Batch, cache_folder, epoch_batches
-from pipetransformer.distributed import World, close_world, init_world, led_by, slowest, synchronize
-from pipetransformer.measure import Workload, measure_profile
-from pipetransformer.pipe.costs import JobCosts
-from pipetransformer.pipe.planner import Constraints, best_plan, predict, unit_costs
+from pipetransformer.engine.step import PhaseSeconds
+from pipetransformer.launch.arguments import count
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.pipe.measure.profile import Workload, measure_profile
+from pipetransformer.pipe.planner.costs import JobCosts
+from pipetransformer.pipe.planner.search import Constraints, best_plan, predict, unit_costs
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.setup import Job, build_job
-from pipetransformer.step import PhaseSeconds
+from pipetransformer.process.world import World, close_world, init_world, led_by, slowest, synchronize
+from pipetransformer.run.job import Job, build_job
 
 CONFIG = Path(__file__).resolve().parent.parent / "config" / "train_config_digits_no_freeze.yaml"
 # A ViT of 5.4 M parameters on 32 x 32 pictures in patches of 4.

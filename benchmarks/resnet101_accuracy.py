@@ -28,15 +28,15 @@ from support.table import Row, write_table
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pipetransformer.arguments import count
-from pipetransformer.cli import run_guarded
 from pipetransformer.config import DataConfig
 from pipetransformer.data import Dataset
 from pipetransformer.data.images import ImagePreprocessing, load_image_data
 from pipetransformer.data.info import describe
-from pipetransformer.distributed import World, close_world, init_world, led_by, slowest
 from pipetransformer.errors import UserError
-from pipetransformer.zoo import zoo_model
+from pipetransformer.graphs.zoo import zoo_model
+from pipetransformer.launch.arguments import count
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.process.world import World, close_world, init_world, led_by, slowest
 
 NAME = "resnet101-accuracy"
 # Pixels as CIFAR-100's own statistics have them.

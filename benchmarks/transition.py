@@ -25,12 +25,12 @@ from support.command_line import bench_parser
 from support.measure import save, spread
 from support.ranks import is_rank, launch
 
-from pipetransformer.arguments import count
-from pipetransformer.cli import run_guarded
 from pipetransformer.config import load_config
-from pipetransformer.distributed import close_world, init_world, synchronize
+from pipetransformer.launch.arguments import count
+from pipetransformer.launch.entry import run_guarded
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.tracking import Transition
+from pipetransformer.process.world import close_world, init_world, synchronize
+from pipetransformer.run.tracking import Transition
 from pipetransformer.trainer import Trainer
 
 CONFIG = Path(__file__).resolve().parent.parent / "config" / "train_config_digits_no_freeze.yaml"

@@ -15,26 +15,26 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from pipetransformer.agenda import Agenda
 from pipetransformer.cache import AutoCache
-from pipetransformer.checkpoint import CheckpointStore, gather_weights, job_identity, save_model
 from pipetransformer.config import Config
+from pipetransformer.config.calendar import Agenda
 from pipetransformer.data import Batch, epoch_batches
-from pipetransformer.distributed import World, device_memory, led_by
-from pipetransformer.evaluate import NotFinite, evaluate_splits
-from pipetransformer.feed import Feed
+from pipetransformer.engine.evaluate import NotFinite, evaluate_splits
+from pipetransformer.engine.feed import Feed
+from pipetransformer.engine.layout import Layout, Move, initial_ownership, move
+from pipetransformer.engine.objective import Objective
+from pipetransformer.engine.optim import OptimizerState, learning_rate
+from pipetransformer.engine.step import PhaseSeconds, Probe, Stepper
 from pipetransformer.freeze import FreezeController
-from pipetransformer.guards import Guards
-from pipetransformer.layout import Layout, Move, initial_ownership, move
-from pipetransformer.optim import OptimizerState, learning_rate
-from pipetransformer.pipe.controller import AutoPipe, Choice
-from pipetransformer.pipe.objective import Objective
+from pipetransformer.pipe.controller import Planning
+from pipetransformer.pipe.planner.choice import AutoPipe, Choice
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.planning import Planning
-from pipetransformer.report import Report
-from pipetransformer.setup import build_job, check_layout, find_run_folder, read_plans
-from pipetransformer.step import PhaseSeconds, Probe, Stepper
-from pipetransformer.totals import reset_peak_memory
+from pipetransformer.process.world import World, device_memory, led_by
+from pipetransformer.run.checkpoint import CheckpointStore, gather_weights, job_identity, save_model
+from pipetransformer.run.guards import Guards
+from pipetransformer.run.job import build_job, check_layout, find_run_folder, read_plans
+from pipetransformer.run.report import Report
+from pipetransformer.run.totals import reset_peak_memory
 
 __all__ = ["Trainer"]
 

@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from pipetransformer.cli import run_guarded
 from pipetransformer.errors import UserError
+from pipetransformer.launch.entry import run_guarded
 
 RANK = int(os.environ["RANK"])
 
@@ -53,7 +53,7 @@ def all_wait_for_each_other() -> None:
     import torch
     import torch.distributed as dist
 
-    from pipetransformer.shutdown import register
+    from pipetransformer.process.shutdown import register
 
     _join()
     here = Path(sys.argv[1])
@@ -70,7 +70,7 @@ def _mark() -> None:
 
 
 def _join() -> None:
-    from pipetransformer.distributed import init_world
+    from pipetransformer.process.world import init_world
 
     init_world(timeout_seconds=300)
 

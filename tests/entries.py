@@ -54,7 +54,7 @@ def _entry(task: str, arguments: list[str], out: str, err: str) -> None:
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), descriptor)
     import torch
 
-    from pipetransformer.cli import main
+    from pipetransformer.launch.entry import main
 
     torch.set_num_threads(1)
     exit_code = main(task, arguments)

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipetransformer.graph import Graph, trace
-from pipetransformer.zoo import ZOO, zoo_model
+from pipetransformer.graphs.graph import Graph, trace
+from pipetransformer.graphs.zoo import ZOO, zoo_model
 
 ROWS = 3  # of a micro-batch
 

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from pipetransformer.checkpoint import gather_weights
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import alone, epoch_batches
-from pipetransformer.distributed import World
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.setup import build_job
+from pipetransformer.process.world import World
+from pipetransformer.run.checkpoint import gather_weights
+from pipetransformer.run.job import build_job
 from pipetransformer.trainer import Trainer
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipetransformer.cli import run_guarded
 from pipetransformer.config import load_config
+from pipetransformer.launch.entry import run_guarded
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from pipetransformer.step import Probe
+    from pipetransformer.engine.step import Probe
     from pipetransformer.trainer import Trainer
 
 
@@ -38,7 +38,7 @@ def train_only(trainer: Callable[[], Trainer]) -> None:
 
 
 def main(config_path: str, how: str, *overrides: str) -> None:
-    from pipetransformer.distributed import close_world, init_world
+    from pipetransformer.process.world import close_world, init_world
     from pipetransformer.trainer import Trainer
 
     config = load_config(config_path, overrides)

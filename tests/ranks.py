@@ -158,7 +158,7 @@ def _answer(call: bytes, number: int, port: int, rank: int, world_size: int) -> 
     import torch
     import torch.distributed as dist
 
-    from pipetransformer.distributed import World
+    from pipetransformer.process.world import World
 
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)

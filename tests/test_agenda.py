@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipetransformer.agenda import Agenda
 from pipetransformer.config import Interval
+from pipetransformer.config.calendar import Agenda
 
 
 def agenda(eval_every: Interval, checkpoint_every: Interval | None) -> Agenda:

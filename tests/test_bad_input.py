@@ -21,9 +21,9 @@ from test_launch import ROOT
 from tiny import tiny_bert, tiny_sst2, tiny_tokenizer
 
 from pipetransformer.config import load_config
-from pipetransformer.distributed import World
 from pipetransformer.errors import UserError
-from pipetransformer.launch import free_port
+from pipetransformer.launch.node import free_port
+from pipetransformer.process.world import World
 
 IMAGES = """
 task: image_classification

@@ -37,13 +37,13 @@ from support.ranks import is_rank
 from support.speed import Published, SpeedTable, equal_settings, own_settings, rows_of
 from support.table import write_table
 
-from pipetransformer.cli import run_guarded
 from pipetransformer.data import Dataset
 from pipetransformer.data.images import ImageDataset
 from pipetransformer.data.prepared import Prepared
-from pipetransformer.distributed import World
 from pipetransformer.errors import UserError
-from pipetransformer.zoo import zoo_model
+from pipetransformer.graphs.zoo import zoo_model
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.process.world import World
 
 RESNET_SPEED, AMOEBANET_SPEED = (
     partial(table.main, "not started", description="") for table in (resnet101_speed.TABLE, amoebanet_speed.TABLE)

@@ -28,8 +28,8 @@ from pipetransformer.cache import (
     read_ahead,
 )
 from pipetransformer.cache import shared as shared_module
-from pipetransformer.distributed import World
 from pipetransformer.errors import UserError
+from pipetransformer.process.world import World
 
 WIDTH = 3
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64])

@@ -15,23 +15,23 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipetransformer.analysis.cut import cut_graph
-from pipetransformer.analysis.parts import time_parts
-from pipetransformer.analysis.quantities import (
+from pipetransformer.commands import bench, main
+from pipetransformer.errors import UserError
+from pipetransformer.graphs.analysis.cut import cut_graph
+from pipetransformer.graphs.analysis.ftpipe import (
     PartTimes,
     imbalance,
     latencies,
     longest_path,
     topology_imbalance,
 )
-from pipetransformer.commands import bench, main
-from pipetransformer.errors import UserError
-from pipetransformer.graph import profile_graph, trace
-from pipetransformer.pipe.costs import Link
-from pipetransformer.pipe.profile_file import Profile, save_profile
-from pipetransformer.simulation import costs_of, load_simulation
-from pipetransformer.zoo import zoo_model
-from pipetransformer.zoo.words import file_words, token_ids, wikitext_words, zipf_ids
+from pipetransformer.graphs.analysis.parts import time_parts
+from pipetransformer.graphs.graph import profile_graph, trace
+from pipetransformer.graphs.zoo import zoo_model
+from pipetransformer.graphs.zoo.words import file_words, token_ids, wikitext_words, zipf_ids
+from pipetransformer.pipe.measure.profile_file import Profile, save_profile
+from pipetransformer.pipe.planner.costs import Link
+from pipetransformer.simulation.schema import costs_of, load_simulation
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DIGITS = str(REPOSITORY / "config" / "train_config_digits_all_in_one.yaml")

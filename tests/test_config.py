@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pipetransformer.config import Config, Interval, config_page, load_config
-from pipetransformer.config_words import text_keys
+from pipetransformer.config.quantities import parse_num_bytes
+from pipetransformer.config.words import text_keys
 from pipetransformer.errors import UserError
-from pipetransformer.quantities import parse_num_bytes
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted((ROOT / "config").glob("train_config_*.yaml"))

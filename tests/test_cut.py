@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pipetransformer.analysis import cut
-from pipetransformer.analysis.parts import Samples
-from pipetransformer.graph import GraphCosts
-from pipetransformer.graph.profile_file import kept_costs
-from pipetransformer.pipe.costs import Link
+from pipetransformer.graphs.analysis import cut
+from pipetransformer.graphs.analysis.parts import Samples
+from pipetransformer.graphs.graph import GraphCosts
+from pipetransformer.graphs.graph.profile_file import kept_costs
+from pipetransformer.pipe.planner.costs import Link
 
 
 def costs_of(forward_ms: Sequence[int]) -> GraphCosts:

@@ -20,10 +20,10 @@ from support.fresh import FreshRanks, OutOfMemory
 from support.largest import largest_batch
 from support.trials import Probe, RankJob, Trial, probe_frozen, time_steps
 
-from pipetransformer.cli import run_guarded
 from pipetransformer.config import load_config
-from pipetransformer.distributed import World
+from pipetransformer.launch.entry import run_guarded
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.process.world import World
 
 NUM_BLOCKS = 2
 TINY = Trial(

@@ -9,8 +9,8 @@ import pytest
 import torch.distributed as dist
 from ranks import RankPool
 
-from pipetransformer.distributed import World, led_by
 from pipetransformer.errors import UserError
+from pipetransformer.process.world import World, led_by
 
 
 def led(world: World, seconds: float, how: str) -> str:

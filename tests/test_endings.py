@@ -18,10 +18,10 @@ import psutil
 import pytest
 from test_launch import ROOT
 
-from pipetransformer.launch import free_port
+from pipetransformer.launch.node import free_port
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.shutdown import installed
-from pipetransformer.tracking import read_events
+from pipetransformer.process.shutdown import installed
+from pipetransformer.run.tracking import read_events
 
 NUM_BLOCKS = 6
 CONFIG = f"""
@@ -39,7 +39,7 @@ run: {{id: x, dir: FOLDER}}
 LAUNCH = """
 import sys
 from pathlib import Path
-from pipetransformer.launch import NodeJob, launch
+from pipetransformer.launch.node import NodeJob, launch
 config, port, *overrides = sys.argv[1:]
 job = NodeJob(num_ranks=2, num_nodes=1, node_rank=0, address="127.0.0.1", port=int(port), config=config,
           overrides=tuple(overrides))
@@ -268,8 +268,8 @@ def test_a_loss_that_is_not_finite_names_the_rank_that_computed_it(folder: Path)
 PREPARE = """
 import sys, threading, time
 import numpy as np
-from pipetransformer import shutdown
-from pipetransformer.cli import run_guarded
+from pipetransformer.process import shutdown
+from pipetransformer.launch.entry import run_guarded
 from pipetransformer.data.prepared import alone, prepared
 
 class Endless:

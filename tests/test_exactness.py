@@ -32,8 +32,8 @@ from ranks import RankPool
 from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_stsb, tiny_text_model
 
 from pipetransformer.data import alone
-from pipetransformer.distributed import World
-from pipetransformer.setup import build_job
+from pipetransformer.process.world import World
+from pipetransformer.run.job import build_job
 
 LAYOUTS = {
     "1": (1, STATIC[1]),

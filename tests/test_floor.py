@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipetransformer.floor import ComputeFloor
-from pipetransformer.pipe.costs import UnitCosts, at_length, line
+from pipetransformer.pipe.planner.costs import UnitCosts, at_length, line
+from pipetransformer.run.compute_floor import ComputeFloor
 
 MS = 10**6
 

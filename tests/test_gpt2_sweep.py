@@ -18,7 +18,7 @@ import gpt2_sweep
 from support.memory import Growth, peak_growth
 from support.sweep_report import Cell, Figures, Shape, memory_notes, rows_of, write_sweep
 
-from pipetransformer.distributed import World
+from pipetransformer.process.world import World
 
 SIZES = {"num_layers": 4, "width": 32, "num_heads": 4, "vocabulary_size": 61, "sequence_length": 16}
 SHAPE = Shape(64, SIZES, on_gpus=False)

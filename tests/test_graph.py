@@ -14,9 +14,9 @@ from ranks import RankPool
 from torch import Tensor, nn
 
 from pipetransformer.adapter import SENDS_WITHOUT_GRADIENTS
-from pipetransformer.distributed import World
 from pipetransformer.errors import UserError
-from pipetransformer.graph import Graph, GraphPipeline, GraphStage, checks, profile_graph, trace
+from pipetransformer.graphs.graph import Graph, GraphPipeline, GraphStage, checks, profile_graph, trace
+from pipetransformer.process.world import World
 
 EXACT = 1e-10
 

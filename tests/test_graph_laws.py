@@ -15,10 +15,10 @@ from ranks import RankPool
 from torch import Tensor, nn
 
 from pipetransformer.adapter import SENDS_WITHOUT_GRADIENTS
-from pipetransformer.distributed import World
-from pipetransformer.graph import Graph, GraphPipeline
-from pipetransformer.graph import pipeline as pipeline_module
+from pipetransformer.graphs.graph import Graph, GraphPipeline
+from pipetransformer.graphs.graph import pipeline as pipeline_module
 from pipetransformer.pipe.recompute import MODES
+from pipetransformer.process.world import World
 
 EXACT = 1e-10
 M = 4

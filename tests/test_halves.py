@@ -29,10 +29,10 @@ from test_models import bert as tiny_encoder
 from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_text_model
 from torch import Tensor, nn
 
-from pipetransformer.distributed import World
 from pipetransformer.errors import UserError
 from pipetransformer.models import Chain, Stage
 from pipetransformer.models import halves as halves_module
+from pipetransformer.process.world import World
 
 DEVICE = torch.device("cpu")
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipetransformer import cli, launch
-from pipetransformer.failure import Failure, RankEnd, cause_line, first_cause
-from pipetransformer.shutdown import installed
+from pipetransformer.launch import entry as cli
+from pipetransformer.launch import node as launch
+from pipetransformer.process.failure import Failure, RankEnd, cause_line, first_cause
+from pipetransformer.process.shutdown import installed
 
 ROOT = Path(__file__).resolve().parent.parent
 DIGITS = str(ROOT / "config" / "train_config_digits_no_freeze.yaml")
@@ -24,7 +25,7 @@ NAMES = ("NPROC", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "CONFIG",
 LAUNCH = """
 import sys
 from pathlib import Path
-from pipetransformer.launch import NodeJob, launch
+from pipetransformer.launch.node import NodeJob, launch
 folder, how, port = sys.argv[1:]
 job = NodeJob(
     num_ranks=2, num_nodes=1, node_rank=0, address="127.0.0.1", port=int(port), config=folder, overrides=(how,)
@@ -185,7 +186,7 @@ def _await_pid(path: Path) -> int:
 def test_a_second_signal_does_not_break_what_the_first_one_set_going() -> None:
     program = """
 import signal
-from pipetransformer.shutdown import installed
+from pipetransformer.process.shutdown import installed
 with installed():
     try:
         signal.raise_signal(signal.SIGTERM)
@@ -200,7 +201,7 @@ with installed():
 def test_a_process_that_does_not_unwind_is_ended() -> None:
     program = """
 import signal, time
-from pipetransformer.shutdown import installed, register
+from pipetransformer.process.shutdown import installed, register
 register(lambda: print("cleaned", flush=True))
 register(lambda: print("not this", flush=True))()
 with installed(grace_seconds=0.2):

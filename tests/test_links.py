@@ -14,12 +14,12 @@ from ranks import RankPool
 
 from pipetransformer.commands.ranks import measure_link
 from pipetransformer.data import alone, epoch_batches
-from pipetransformer.distributed import World
-from pipetransformer.links import between_seconds, send_seconds
-from pipetransformer.measure import Workload, measure_profile
-from pipetransformer.pipe.costs import JobCosts, Link
-from pipetransformer.setup import build_job
-from pipetransformer.simulation import costs_of, load_simulation
+from pipetransformer.pipe.measure.links import between_seconds, send_seconds
+from pipetransformer.pipe.measure.profile import Workload, measure_profile
+from pipetransformer.pipe.planner.costs import JobCosts, Link
+from pipetransformer.process.world import World
+from pipetransformer.run.job import build_job
+from pipetransformer.simulation.schema import costs_of, load_simulation
 
 NONE = (0.0, 0.0)
 

@@ -14,9 +14,9 @@ from laws import STATIC, Case, KeepingTrainer, Weights, configuration, deviation
 from ranks import RankPool
 
 from pipetransformer.cache import advance
-from pipetransformer.distributed import World
 from pipetransformer.freeze import FreezeDecision
-from pipetransformer.report import Report
+from pipetransformer.process.world import World
+from pipetransformer.run.report import Report
 
 PAPER = ["freeze.policy=paper", "freeze.every=4 steps", "freeze.alpha=0.4", "pipe.initial_length=2"]
 

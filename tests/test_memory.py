@@ -18,12 +18,12 @@ from laws import REPOSITORY
 from ranks import RankPool
 
 from pipetransformer.adapter import SENDS_WITHOUT_GRADIENTS
-from pipetransformer.distributed import World
-from pipetransformer.launch import free_port
-from pipetransformer.pipe.memory import UnitBytes, rank_bytes
+from pipetransformer.launch.node import free_port
+from pipetransformer.pipe.planner.memory import UnitBytes, rank_bytes
 from pipetransformer.pipe.recompute import MODES
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.schedules import Work, orders
+from pipetransformer.plan.schedules import Work, orders
+from pipetransformer.process.world import World
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
 

@@ -30,8 +30,8 @@ from test_launch import ROOT
 from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_text_model
 from torch.distributed import TCPStore
 
-from pipetransformer.distributed import World
-from pipetransformer.launch import free_port
+from pipetransformer.launch.node import free_port
+from pipetransformer.process.world import World
 
 MOVES = ((0, 0, 2), (5, 2, 1), (10, 4, 2), (15, 1, 1))
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from pipetransformer.adapter import gradient_norms
 from pipetransformer.config import TrainConfig
-from pipetransformer.distributed import World
-from pipetransformer.optim import (
+from pipetransformer.engine.optim import (
     OptimizerState,
     build_optimizer,
     clip_,
@@ -21,6 +20,7 @@ from pipetransformer.optim import (
     state_keys,
     take_state,
 )
+from pipetransformer.process.world import World
 
 OPTIMIZERS = [{"optimizer": "adamw"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "sgd", "momentum": 0.0}]
 

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from pipetransformer.pipe.partition import balance_bound, bottleneck, partition, stage_costs
+from pipetransformer.pipe.planner.partition import balance_bound, bottleneck, partition, stage_costs
 
 NUM_CHAINS = 1000
 

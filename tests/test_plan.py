@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.numbering import Numbering
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.schedules import SCHEDULES, admits
+from pipetransformer.plan.schedules import SCHEDULES, admits
+from pipetransformer.plan.units import Numbering
 
 PLAN = ParallelPlan(2, 2, 2, (4, 6, 8), 4, "interleaved", None, 8, 2)
 

@@ -13,12 +13,12 @@ import pytest
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.pipe import memory, planner
-from pipetransformer.pipe.controller import AutoPipe, cached_choices
-from pipetransformer.pipe.costs import JobCosts, Link, UnitCosts
-from pipetransformer.pipe.planner import Constraints, best_plan, divisors, microbatch_choices
-from pipetransformer.pipe.simulator import StageCosts, simulate
+from pipetransformer.pipe.planner.choice import AutoPipe, cached_choices
+from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
+from pipetransformer.pipe.planner.search import Constraints, best_plan, divisors, microbatch_choices
+from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.schedules import admits, orders
+from pipetransformer.plan.schedules import admits, orders
 
 NUM_JOBS = 300
 

@@ -13,12 +13,12 @@ import torch
 from laws import SHRINK_AND_GROW, STATIC, TWO_RANKS, Case, Weights, deviation, elastic_run, reference
 from ranks import RankPool
 
-from pipetransformer import step as step_module
 from pipetransformer import trainer as trainer_module
 from pipetransformer.cache import AutoCache
-from pipetransformer.distributed import World
 from pipetransformer.dp import GradientReducer
-from pipetransformer.pipe.objective import Objective
+from pipetransformer.engine import step as step_module
+from pipetransformer.engine.objective import Objective
+from pipetransformer.process.world import World
 
 
 @contextmanager

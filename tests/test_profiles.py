@@ -11,14 +11,14 @@ import pytest
 import torch
 from laws import REPOSITORY, STATIC, Case, configuration
 
-from pipetransformer import measure
 from pipetransformer.config import DataConfig, load_config
 from pipetransformer.data import Batch, channels_of, describe, known_classes
 from pipetransformer.data.glue import GLUE
-from pipetransformer.distributed import World
-from pipetransformer.measure import Workload, costs_key, measure_profile
-from pipetransformer.pipe.profile_file import Profile
-from pipetransformer.simulation import costs_of, load_simulation
+from pipetransformer.pipe.measure import profile as measure
+from pipetransformer.pipe.measure.profile import Workload, costs_key, measure_profile
+from pipetransformer.pipe.measure.profile_file import Profile
+from pipetransformer.process.world import World
+from pipetransformer.simulation.schema import costs_of, load_simulation
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 

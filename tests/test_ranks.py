@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from ranks import RankPool
 
-from pipetransformer.distributed import World
+from pipetransformer.process.world import World
 
 
 def _sum_of_ranks(world: World, plus: float) -> tuple[int, float]:

@@ -19,11 +19,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pipetransformer.adapter import LiveBytes
 from pipetransformer.data import alone
-from pipetransformer.distributed import World
 from pipetransformer.models import Stage
 from pipetransformer.pipe import execute
 from pipetransformer.pipe.recompute import MODES, Recompute, kept_bytes, product_bytes
-from pipetransformer.setup import build_job
+from pipetransformer.process.world import World
+from pipetransformer.run.job import build_job
 from pipetransformer.trainer import Trainer
 
 ON = MODES[1:]

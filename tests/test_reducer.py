@@ -11,9 +11,9 @@ import torch.distributed as dist
 from ranks import RankPool
 from torch import Tensor, nn
 
-from pipetransformer.distributed import World
 from pipetransformer.dp import GradientReducer
 from pipetransformer.dp import reducer as reducer_module
+from pipetransformer.process.world import World
 
 WIDTH = 8
 EXACT = 1e-12

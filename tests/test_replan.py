@@ -11,11 +11,11 @@ import pytest
 from laws import NUM_BLOCKS, STATIC, Case, KeepingTrainer, Weights, configuration, deviation, reference
 from ranks import RankPool
 
-from pipetransformer.distributed import World
-from pipetransformer.measure import Workload
-from pipetransformer.pipe.costs import JobCosts, Link, UnitCosts
-from pipetransformer.pipe.profile_file import Profile
-from pipetransformer.step import PhaseSeconds
+from pipetransformer.engine.step import PhaseSeconds
+from pipetransformer.pipe.measure.profile import Workload
+from pipetransformer.pipe.measure.profile_file import Profile
+from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
+from pipetransformer.process.world import World
 
 CASE = Case("vit", 2, STATIC[2])
 DECIDES_BUT_NEVER_FREEZES = ("freeze.policy=schedule", "freeze.alpha=0.5", "freeze.max_frozen=0")
@@ -33,7 +33,7 @@ def even_costs(*_: object, workload: Workload, **__: object) -> Profile:
 def run_with_slow_rank(world: World, folder: str, slow: float) -> Weights | None:
     """A live run whose second stage is said to take ``slow`` times as long as the first."""
     overrides = [*CASE.overrides(""), *SETTINGS, f"run.dir={folder}", "run.id=slow"]
-    with mock.patch("pipetransformer.planning.measure_profile", even_costs):
+    with mock.patch("pipetransformer.pipe.controller.measure_profile", even_costs):
         trainer = KeepingTrainer(configuration("vit", overrides), world)
         planning, spent = trainer.planning, trainer.planning.spent
 

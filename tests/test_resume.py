@@ -25,7 +25,7 @@ from laws import (
 )
 from ranks import RankPool
 
-from pipetransformer.distributed import World
+from pipetransformer.process.world import World
 
 
 class _Stop(Exception):
@@ -140,7 +140,7 @@ def whole_batches_run(world: World, case: Case, folder: str) -> Weights | None:
 SPINNING = """
 import resource, sys
 import torch
-from pipetransformer.cli import main
+from pipetransformer.launch.entry import main
 
 def pauses():
     rows = torch.randn(512, 512)

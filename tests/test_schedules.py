@@ -26,10 +26,10 @@ from torch.distributed.pipelining import (
 from pipetransformer.adapter import Schedule, StagePart, StageTimes, build_schedule, run_schedule
 from pipetransformer.adapter.split import bytes_between_halves, splits_exactly
 from pipetransformer.config import load_config
-from pipetransformer.distributed import World
 from pipetransformer.dp import GradientReducer
 from pipetransformer.errors import UserError
-from pipetransformer.schedules import SCHEDULES, Kind, Work, admits, orders
+from pipetransformer.plan.schedules import SCHEDULES, Kind, Work, admits, orders
+from pipetransformer.process.world import World
 
 TORCH = {
     "gpipe": ScheduleGPipe,

@@ -10,16 +10,16 @@ import pytest
 from matplotlib.figure import Figure
 
 from pipetransformer.commands import main
+from pipetransformer.commands.pictures import draw_timeline
 from pipetransformer.errors import UserError
-from pipetransformer.pictures import draw_timeline
-from pipetransformer.pipe.analytic import Device, TransformerShape, transformer_costs
-from pipetransformer.pipe.costs import Link
-from pipetransformer.pipe.planner import Constraints, best_plan
-from pipetransformer.pipe.profile_file import Profile, file_name, load_profile, save_profile
-from pipetransformer.pipe.simulator import StageCosts, simulate
-from pipetransformer.pipe.transition import transition_bytes, transition_seconds
+from pipetransformer.pipe.measure.profile_file import Profile, file_name, load_profile, save_profile
+from pipetransformer.pipe.planner.costs import Link
+from pipetransformer.pipe.planner.search import Constraints, best_plan
+from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
+from pipetransformer.pipe.planner.transition_cost import transition_bytes, transition_seconds
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.simulation import costs_of, load_simulation, run_simulation, simulation_page
+from pipetransformer.simulation.analytic import Device, TransformerShape, transformer_costs
+from pipetransformer.simulation.schema import costs_of, load_simulation, run_simulation, simulation_page
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SIMULATIONS = sorted((REPOSITORY / "config").glob("simulation_*.yaml"))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipetransformer.pipe.simulator import StageCosts, simulate
-from pipetransformer.schedules import Work, admits, orders, peak_alive
+from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
+from pipetransformer.plan.schedules import Work, admits, orders, peak_alive
 
 SIZES = list(product((1, 2, 3, 4, 8), (1, 2, 4, 8, 16)))
 ADMITTED = [(name, k, m) for name in ("gpipe", "1f1b") for k, m in SIZES if name == "gpipe" or m >= k]

@@ -21,9 +21,9 @@ from pipetransformer.config import DataConfig
 from pipetransformer.data import alone, load_squad
 from pipetransformer.data.sources import Question
 from pipetransformer.data.squad import SquadDataset, best_answer, read_squad
-from pipetransformer.distributed import World
 from pipetransformer.errors import UserError
-from pipetransformer.setup import build_job
+from pipetransformer.process.world import World
+from pipetransformer.run.job import build_job
 
 CONTEXT = "the film is dull and the plot is weak , although the cast seems warm and funny and every joke feels clever ."
 

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from pipetransformer.errors import UserError
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.tracking import (
+from pipetransformer.run.tracking import (
     CacheBytes,
     CacheUse,
     EventLog,
@@ -307,7 +307,7 @@ TRACKED = """
     import sys
     from pathlib import Path
     import psutil
-    from pipetransformer.tracking import Tracker
+    from pipetransformer.run.tracking import Tracker
     tracker = Tracker.for_rank(0, run_dir=Path("."), run_id="10/00", wandb="offline", project="p", name=None,
                                config={"a": 1}, resumed=False)
     tracker.event("start", step=0)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ranks import RankPool
 
-from pipetransformer.distributed import World
 from pipetransformer.dp import Transfer, execute_transfers, plan_transfers
+from pipetransformer.process.world import World
 
 NUM_RANKS = 8
 RANKS = st.frozensets(st.integers(0, NUM_RANKS - 1))

@@ -25,17 +25,17 @@ from ranks import RankPool
 from test_planner import random_job
 from test_resume import interrupted_run
 
-from pipetransformer import step
 from pipetransformer.config import load_config
-from pipetransformer.distributed import World
+from pipetransformer.engine import step
 from pipetransformer.errors import UserError
-from pipetransformer.numbering import Numbering
-from pipetransformer.pipe.controller import AutoPipe
-from pipetransformer.pipe.costs import JobCosts, UnitCosts
-from pipetransformer.pipe.partition import bottleneck
-from pipetransformer.pipe.planner import Constraints, best_plan
+from pipetransformer.pipe.planner.choice import AutoPipe
+from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
+from pipetransformer.pipe.planner.partition import bottleneck
+from pipetransformer.pipe.planner.search import Constraints, best_plan
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.setup import check_layout
+from pipetransformer.plan.units import Numbering
+from pipetransformer.process.world import World
+from pipetransformer.run.job import check_layout
 
 HALF, BLOCK = "pipe.units=half", "pipe.units=block"
 

@@ -10,12 +10,12 @@ import pytest
 from ranks import RankPool
 from test_planner import even_job
 
-from pipetransformer.distributed import World
-from pipetransformer.measure import Measurements
-from pipetransformer.pipe.planner import Constraints, best_plan
+from pipetransformer.engine.step import PhaseSeconds
+from pipetransformer.pipe.measure.profile import Measurements
+from pipetransformer.pipe.measure.watch import CostWatch
+from pipetransformer.pipe.planner.search import Constraints, best_plan
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.step import PhaseSeconds
-from pipetransformer.watch import CostWatch
+from pipetransformer.process.world import World
 
 NUM_BLOCKS, BATCH = 6, 8
 CONSTRAINTS = Constraints(

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from pipetransformer.errors import UserError
-from pipetransformer.zoo import ZOO, zoo_model
-from pipetransformer.zoo.amoebanet import AmoebaNetD, Cell
-from pipetransformer.zoo.unet import UNet
+from pipetransformer.graphs.zoo import ZOO, zoo_model
+from pipetransformer.graphs.zoo.amoebanet import AmoebaNetD, Cell
+from pipetransformer.graphs.zoo.unet import UNet
 
 EXACT = 1e-10
 NAMES = list(ZOO)

@@ -22,15 +22,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from pipetransformer.distributed import World, close_world, init_world
 from pipetransformer.errors import UserError
-from pipetransformer.launch import free_port
+from pipetransformer.launch.node import free_port
+from pipetransformer.process.world import World, close_world, init_world
 
 __all__ = ["FreshRanks", "OutOfMemory"]
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
-_PRELOADED = ["torch", "timm", "sklearn.datasets", "matplotlib.pyplot", "pipetransformer.setup"]
+_PRELOADED = ["torch", "timm", "sklearn.datasets", "matplotlib.pyplot", "pipetransformer.run.job"]
 _GRACE_SECONDS = 5.0  # from the first failure on: whether another rank had its cause; to end after the last answer
 
 

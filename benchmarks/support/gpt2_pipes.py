@@ -13,10 +13,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipetransformer.distributed import synchronize
-from pipetransformer.graph import Graph
-from pipetransformer.graph.pipeline import GraphPipeline
-from pipetransformer.zoo.plain_gpt import PlainGPT
+from pipetransformer.graphs.graph import Graph
+from pipetransformer.graphs.graph.pipeline import GraphPipeline
+from pipetransformer.graphs.zoo.plain_gpt import PlainGPT
+from pipetransformer.process.world import synchronize
 from support.torchgpipe import build_gpipe, threads
 
 __all__ = ["Batch", "Ours", "Pipe", "Torchgpipe", "block_cuts", "layers_of"]

@@ -19,13 +19,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pipetransformer.analysis.cut import measured_cut
-from pipetransformer.arguments import Parser, count
-from pipetransformer.distributed import World, led_by, now_ns, slowest
 from pipetransformer.errors import UserError
-from pipetransformer.graph import Graph, GraphCosts, GraphPipeline, profile_graph, trace
-from pipetransformer.links import send_seconds
-from pipetransformer.pipe.costs import Link
+from pipetransformer.graphs.analysis.cut import measured_cut
+from pipetransformer.graphs.graph import Graph, GraphCosts, GraphPipeline, profile_graph, trace
+from pipetransformer.launch.arguments import Parser, count
+from pipetransformer.pipe.measure.links import send_seconds
+from pipetransformer.pipe.planner.costs import Link
+from pipetransformer.process.world import World, led_by, now_ns, slowest
 
 __all__ = [
     "GraphBench",

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipetransformer.adapter import LiveBytes
-from pipetransformer.distributed import synchronize
+from pipetransformer.process.world import synchronize
 
 __all__ = ["Growth", "peak_growth"]
 

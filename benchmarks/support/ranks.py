@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pipetransformer.distributed import slowest
 from pipetransformer.errors import UserError
+from pipetransformer.process.world import slowest
 
 __all__ = ["is_rank", "launch", "slowest"]
 

@@ -11,9 +11,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from pipetransformer.arguments import count
-from pipetransformer.distributed import close_world, init_world
 from pipetransformer.errors import UserError
+from pipetransformer.launch.arguments import count
+from pipetransformer.process.world import close_world, init_world
 from support.command_line import add_output, bench_parser
 from support.graphs import GraphBench, Setting, add_scale, needs, num_ranks, pick_scale, sharing_note, time_rounds
 from support.ranks import is_rank, launch

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pipetransformer.cache import ActivationStore
 from pipetransformer.config import Config
-from pipetransformer.distributed import World
-from pipetransformer.feed import Feed
-from pipetransformer.layout import Layout, initial_ownership, move
-from pipetransformer.pipe.execute import StepInput
-from pipetransformer.pipe.objective import Objective
+from pipetransformer.engine.executor import StepInput
+from pipetransformer.engine.feed import Feed
+from pipetransformer.engine.layout import Layout, initial_ownership, move
+from pipetransformer.engine.objective import Objective
+from pipetransformer.engine.step import Stepper
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.setup import Job
-from pipetransformer.step import Stepper
+from pipetransformer.process.world import World
+from pipetransformer.run.job import Job
 
 __all__ = ["PlanSteps"]
 

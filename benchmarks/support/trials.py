@@ -21,16 +21,16 @@ from torch.nn.parallel import DistributedDataParallel
 from pipetransformer.cache import AutoCache
 from pipetransformer.config import Config
 from pipetransformer.data import Batch, epoch_batches
-from pipetransformer.distributed import World, led_by, slowest, synchronize
-from pipetransformer.feed import Feed
-from pipetransformer.measure import Workload, measure_profile
+from pipetransformer.engine.executor import StepInput
+from pipetransformer.engine.feed import Feed
+from pipetransformer.engine.optim import build_optimizer
 from pipetransformer.models import Stage
-from pipetransformer.optim import build_optimizer
-from pipetransformer.pipe.costs import JobCosts
-from pipetransformer.pipe.execute import StepInput
+from pipetransformer.pipe.measure.profile import Workload, measure_profile
+from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.setup import Job, build_job
-from pipetransformer.totals import peak_memory_bytes, reset_peak_memory
+from pipetransformer.process.world import World, led_by, slowest, synchronize
+from pipetransformer.run.job import Job, build_job
+from pipetransformer.run.totals import peak_memory_bytes, reset_peak_memory
 from support.steps import PlanSteps
 
 __all__ = ["Probe", "RankJob", "Steps", "Trial", "measure_costs", "probe_frozen", "time_steps"]

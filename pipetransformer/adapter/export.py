@@ -49,7 +49,7 @@ def export_failure(error: BaseException) -> tuple[str, str, str]:
     """
     operator, place = "", ""
     here = Path(__file__).parent
-    packages = (str(Path(torch.__file__).parent), str(here), str(here.parent / "graph"))
+    packages = (str(Path(torch.__file__).parent), str(here), str(here.parent / "graphs" / "graph"))
     source: BaseException | None = error
     while source is not None and not place:
         for frame, line in traceback.walk_tb(source.__traceback__):

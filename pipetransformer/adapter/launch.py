@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipetransformer.failure import RankEnd, read_report
-from pipetransformer.shutdown import Interrupted, register
+from pipetransformer.process.failure import RankEnd, read_report
+from pipetransformer.process.shutdown import Interrupted, register
 
 __all__ = ["is_peer_failure", "run_ranks"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pipetransformer.arguments import Parser
-from pipetransformer.cli import run_guarded
 from pipetransformer.commands import bench, partition, plan, simulate
+from pipetransformer.launch.arguments import Parser
+from pipetransformer.launch.entry import run_guarded
 
 __all__ = ["main"]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipetransformer.analysis.cut import analyse_model
-from pipetransformer.arguments import count
 from pipetransformer.commands.ranks import measure_link
 from pipetransformer.data import cache_folder
 from pipetransformer.errors import UserError, check_folder, writing
-from pipetransformer.measure import device_name
-from pipetransformer.zoo import ZooModel, zoo_model
-from pipetransformer.zoo.words import WIKITEXT, file_words, token_ids, wikitext_words, zipf_ids
+from pipetransformer.graphs.analysis.cut import analyse_model
+from pipetransformer.graphs.zoo import ZooModel, zoo_model
+from pipetransformer.graphs.zoo.words import WIKITEXT, file_words, token_ids, wikitext_words, zipf_ids
+from pipetransformer.launch.arguments import count
+from pipetransformer.pipe.measure.profile import device_name
 
 __all__ = ["add_arguments", "run"]
 
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> None:
     print(text)
     if name is None:
         return
-    from pipetransformer.pictures import draw_partition
+    from pipetransformer.commands.pictures import draw_partition
 
     base = Path(name)
     with writing(base, key="--output"):

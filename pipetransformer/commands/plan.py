@@ -8,16 +8,16 @@ from pathlib import Path
 
 from rich.table import Table
 
-from pipetransformer.arguments import count
 from pipetransformer.commands.ranks import local_ranks, run_script
 from pipetransformer.commands.tables import make_console, make_table
 from pipetransformer.config import Config, load_config
 from pipetransformer.errors import UserError
-from pipetransformer.measure import costs_key
-from pipetransformer.pipe.controller import AutoPipe
-from pipetransformer.pipe.planner import Prediction
-from pipetransformer.pipe.profile_file import Profile, load_profile, save_profile
-from pipetransformer.setup import check_layout
+from pipetransformer.launch.arguments import count
+from pipetransformer.pipe.measure.profile import costs_key
+from pipetransformer.pipe.measure.profile_file import Profile, load_profile, save_profile
+from pipetransformer.pipe.planner.choice import AutoPipe
+from pipetransformer.pipe.planner.search import Prediction
+from pipetransformer.run.job import check_layout
 
 __all__ = ["add_arguments", "run"]
 

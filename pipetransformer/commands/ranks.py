@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from pipetransformer import failure, rank_scripts
+from pipetransformer.commands import rank_scripts
 from pipetransformer.errors import UserError
-from pipetransformer.launch import free_port, prepare_ranks
-from pipetransformer.pipe.costs import Link
+from pipetransformer.launch.node import free_port, prepare_ranks
+from pipetransformer.pipe.planner.costs import Link
+from pipetransformer.process import failure
 
 __all__ = ["local_ranks", "measure_link", "run_script"]
 

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from pipetransformer.commands.tables import make_console, make_table
 from pipetransformer.errors import UserError, check_folder, writing
-from pipetransformer.pipe.planner import simulate_plan
-from pipetransformer.pipe.run_simulator import Segment
-from pipetransformer.simulation import costs_of, load_simulation, run_simulation
+from pipetransformer.pipe.planner.search import simulate_plan
+from pipetransformer.simulation.run import Segment
+from pipetransformer.simulation.schema import costs_of, load_simulation, run_simulation
 
 __all__ = ["add_arguments", "run"]
 
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
         f"without freezing {_duration(baseline)}, {baseline / total:.2f} times as long"
     )
     if picture is not None:
-        from pipetransformer.pictures import draw_run  # imports matplotlib: only where something is drawn
+        from pipetransformer.commands.pictures import draw_run  # imports matplotlib: only where something is drawn
 
         timeline = simulate_plan(
             segments[0].prediction.plan, costs=costs_of(config), global_batch_size=config.train.batch_size

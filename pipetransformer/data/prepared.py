@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from pipetransformer.errors import UserError
-from pipetransformer.shutdown import register
+from pipetransformer.process.shutdown import register
 
 __all__ = ["Lead", "Prepared", "alone", "cache_folder", "file_digest", "prepared"]
 

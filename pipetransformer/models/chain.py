@@ -17,7 +17,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.models.families import Family, family_of
 from pipetransformer.models.halves import Halves
 from pipetransformer.models.proof import differ, halves_differ
-from pipetransformer.numbering import Numbering
+from pipetransformer.plan.units import Numbering
 
 __all__ = ["Chain", "Stage"]
 

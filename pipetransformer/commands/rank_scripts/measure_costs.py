@@ -1,0 +1,44 @@
+"""RESULT WORLD_SIZE LOCAL_SIZE CONFIG [key=value ...]: measures the costs of a job of that size on these ranks."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+from pipetransformer.config import load_config
+from pipetransformer.launch.entry import run_guarded
+
+
+def main(path: Path, num_ranks: int, local_size: int, config_path: str, overrides: list[str]) -> None:
+    from pipetransformer.data import epoch_batches
+    from pipetransformer.pipe.measure.profile import Workload, measure_profile
+    from pipetransformer.pipe.measure.profile_file import save_profile
+    from pipetransformer.pipe.planner.search import divisors
+    from pipetransformer.process.world import close_world, init_world, led_by
+    from pipetransformer.run.job import build_job
+
+    config = load_config(config_path, overrides)
+    train, microbatches = config.train, config.pipe.microbatches
+    world = init_world(timeout_seconds=config.run.timeout)
+    job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
+    data = job.datasets["train"]
+    batches = epoch_batches(
+        data.lengths, batch_size=train.batch_size, seed=train.seed, epoch=0, num_nodes=world.num_nodes
+    )
+    workload = Workload.of(
+        batches,
+        global_batch_size=train.batch_size,
+        num_ranks=num_ranks,
+        pipeline_lengths=divisors(local_size),
+        microbatches=microbatches if isinstance(microbatches, int) else None,
+    )
+    profile = measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world)
+    if world.rank == 0:
+        save_profile(profile, path)
+    close_world()
+
+
+if __name__ == "__main__":
+    result, world_size, node_size, file, *changes = sys.argv[1:]
+    sys.exit(run_guarded(lambda: main(Path(result), int(world_size), int(node_size), file, changes)))

@@ -1,0 +1,23 @@
+"""The configuration: every key in ``schema.py``, read from YAML and dotted overrides. No torch."""
+
+from pipetransformer.config.quantities import Interval
+from pipetransformer.config.schema import (
+    CacheConfig,
+    Config,
+    DataConfig,
+    FreezeConfig,
+    TrainConfig,
+    config_page,
+    load_config,
+)
+
+__all__ = [
+    "CacheConfig",
+    "Config",
+    "DataConfig",
+    "FreezeConfig",
+    "Interval",
+    "TrainConfig",
+    "config_page",
+    "load_config",
+]

@@ -1,0 +1,384 @@
+"""The configuration: every key, its type, its default and its meaning, in one place.
+
+``load_config`` reads a YAML file and dotted overrides. ``python -m pipetransformer.config`` prints the reference page
+that is kept in ``docs/config.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
+
+from pipetransformer.config.quantities import Interval
+from pipetransformer.config.types import (
+    Count,
+    CountOrZero,
+    Every,
+    FolderName,
+    NotNegative,
+    NumBytes,
+    Positive,
+    Section,
+    Share,
+    Text,
+    Warmup,
+)
+from pipetransformer.config.words import Allowed, explain, reference, text_keys
+from pipetransformer.config.yaml_text import dump_yaml, parse_override, read_yaml, set_key
+from pipetransformer.errors import UserError
+from pipetransformer.plan.schedules import admits, fewest_stages
+
+__all__ = ["Config", "Interval", "load_config"]
+
+
+_EPOCH = Interval(1, "epoch")
+_PICTURES = ("digits", "cifar10", "cifar100", "image_folder")
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class ModelConfig(Section):
+    name: Text = Field(
+        description="A timm name, a Hugging Face hub id, or a local folder. For the demo texts, which bring a "
+        "tokenizer: also a type of transformers, such as `bert`, with `pretrained: false`."
+    )
+    pretrained: bool = Field(
+        default=True, description="Start from the published weights; false draws them from `train.seed`."
+    )
+    dropout: Share | None = Field(
+        default=None, description="Dropout rate everywhere in the model; null keeps the model's own."
+    )
+    kwargs: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
+        default_factory=dict, description="Further arguments of the model's own constructor or configuration."
+    )
+
+
+class DataConfig(Section):
+    name: Literal[
+        "digits",
+        "cifar10",
+        "cifar100",
+        "image_folder",
+        "cola",
+        "sst2",
+        "mrpc",
+        "stsb",
+        "qqp",
+        "mnli",
+        "qnli",
+        "rte",
+        "wnli",
+        "table",
+        "demo_text",
+        "squad",
+        "demo_qa",
+    ] = Field(
+        description="The dataset: pictures, a task of GLUE, `table` (texts of your own), SQuAD 1.1, or a demo, which "
+        "needs no files."
+    )
+    text_columns: Annotated[
+        tuple[Text] | tuple[Text, Text], BeforeValidator(_as_tuple), Allowed("a list of one or two column names")
+    ] = Field(default=("text",), description="Columns of a `table` that hold the text, or the two texts of a pair.")
+    label_column: Text = Field(default="label", description="Column of a `table` that holds the class.")
+    path: Text | None = Field(
+        default=None,
+        description="A local folder, or a hub id; null takes the dataset's usual place on the hub.",
+    )
+    max_train_samples: Count | None = Field(
+        default=None, description="Train on the first so many samples (of SQuAD: questions); null takes all."
+    )
+    max_eval_samples: Count | None = Field(
+        default=None, description="Evaluate on the first so many samples (of SQuAD: questions); null takes all."
+    )
+    max_length: Count = Field(
+        default=128, description="Texts are cut after so many tokens; contexts of questions into windows of as many."
+    )
+    stride: Count = Field(
+        default=128, description="Tokens that neighbouring windows of a context share; less than half of `max_length`."
+    )
+    image_size: Count | None = Field(
+        default=None, description="Height and width of an image at the model's input; null takes the model's own."
+    )
+    augment: Literal["none", "basic"] = Field(
+        default="none",
+        description="`basic`: random crops and horizontal flips of training images, which are then not cached.",
+    )
+    num_workers: CountOrZero = Field(
+        default=0, description="Processes a rank that prepare batches; 0 prepares them in line."
+    )
+
+
+class TrainConfig(Section):
+    epochs: Count = Field(description="Passes over the training data.")
+    batch_size: Count = Field(
+        description="Global batch: samples (of SQuAD: windows) a step over all ranks, whatever the layout."
+    )
+    lr: Positive = Field(description="Peak learning rate.")
+    weight_decay: NotNegative = Field(default=0.01, description="Weight decay; biases and norms have none.")
+    optimizer: Literal["adamw", "sgd"] = Field(default="adamw", description="The optimizer.")
+    momentum: Share = Field(default=0.9, description="Momentum of `sgd`.")
+    betas: Annotated[tuple[Share, Share], BeforeValidator(_as_tuple)] = Field(
+        default=(0.9, 0.999), description="Decay rates of the moments of `adamw`."
+    )
+    eps: Positive = Field(default=1e-8, description="Term in the denominator of `adamw`.")
+    label_smoothing: Share = Field(default=0.0, description="Share of the target that is spread over all classes.")
+    lr_schedule: Literal["linear", "cosine", "constant"] = Field(
+        default="linear",
+        description="How the learning rate goes on after the warm-up, step by step; the first two end at 0.",
+    )
+    warmup_ratio: Share = Field(default=0.0, description="Share of all steps in which the learning rate rises from 0.")
+    max_grad_norm: Positive | None = Field(
+        default=None,
+        description="Clip the gradient to this norm, taken over the whole active model; null does not clip.",
+    )
+    precision: Literal["float32", "bfloat16", "float64"] = Field(
+        default="float32",
+        description="`bfloat16` is autocast, with weights in float32; `float64` is for exact comparisons.",
+    )
+    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = Field(
+        default=0, description="Seed of new weights, order of samples, augmentation and dropout."
+    )
+    eval_every: Every = Field(default=_EPOCH, description="How often to evaluate; the end of training always does.")
+
+
+class FreezeConfig(Section):
+    policy: Literal["none", "static", "schedule", "paper", "percentile"] = Field(
+        default="none",
+        description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
+        "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
+        "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
+        "changes. `none`: no block, ever.",
+    )
+    alpha: Annotated[float, Gt(0), Lt(1)] = Field(
+        default=0.5, description="Share of the active blocks to freeze at a decision."
+    )
+    percentile: Annotated[float, Ge(0), Le(100)] = Field(
+        default=50.0, description="A block still changes at or above this percentile of all active blocks' changes."
+    )
+    every: Every = Field(default=_EPOCH, description="Time between decisions.")
+    warmup: Warmup = Field(default=Interval(0, "step"), description="Time before the first decision counts.")
+    max_frozen: CountOrZero | None = Field(
+        default=None, description="No more blocks than this freeze; null sets no cap."
+    )
+    patience: Count = Field(
+        default=1, description="A block freezes or thaws only where so many decisions in a row agree (hysteresis)."
+    )
+
+
+class PipeConfig(Section):
+    enabled: bool = Field(
+        default=True,
+        description="AutoPipe: re-plan as blocks freeze; false keeps the first layout's length and M, and its "
+        "cuts as far as the frozen blocks allow.",
+    )
+    initial_length: Count | Literal["auto"] = Field(
+        default="auto", description="Pipeline length (pp): a number holds until the first freeze; `auto` plans freely."
+    )
+    units: Literal["block", "half"] = Field(
+        default="block",
+        description="The smallest piece that a pipeline may cut at: a `block`, or `half` of one (its attention, or its "
+        "MLP, with its residual), for a finer balance. `boundaries` of plans count these units; freezing and the cache "
+        "count in blocks either way.",
+    )
+    schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zero_bubble"] = Field(
+        default="1f1b",
+        description="Order of work in a pipeline. `gpipe`: all forwards, then all backwards. `1f1b`: a backward as "
+        "soon as there is one. `interleaved`: `1f1b` with several stages a rank. `zero_bubble`: gradients of weights "
+        "where a rank would wait. `auto`: whichever of the last three AutoPipe predicts to be fastest.",
+    )
+    stages_per_rank: Count | None = Field(
+        default=None,
+        description="Stages of a rank (v) under `interleaved` (at least 2) and `zero_bubble`; null takes 2 and 1.",
+    )
+    microbatches: Count | Literal["auto"] = Field(
+        default="auto",
+        description="Micro-batches per pipeline and step (M); `1f1b` needs at least as many as stages, `interleaved` "
+        "and `zero_bubble` a multiple of the M // pp rounds that they go in. Where it does not divide a replica's "
+        "rows, rows without weight are added.",
+    )
+    checkpoint: Literal["never", "except_last", "always", "selective"] = Field(
+        default="never",
+        description="Whose activations are computed again in the backward, unit by unit (`units`), to save memory: no "
+        "micro-batch's, all but the last one's of a step, or all. `selective`: all, but for what matrix products and "
+        "attention gave, which is kept.",
+    )
+    memory_limit: NumBytes | None = Field(
+        default=None,
+        description="Bytes of weights, gradients, optimizer state and activations that AutoPipe may plan on a rank; "
+        "null takes nine tenths of a GPU, and sets no limit on a CPU.",
+    )
+
+    @property
+    def units_per_block(self) -> int:
+        return 2 if self.units == "half" else 1
+
+
+class DpConfig(Section):
+    enabled: bool = Field(
+        default=True,
+        description="AutoDP: ranks that a shorter pipeline frees become replicas; false keeps pp and dp.",
+    )
+
+
+class CacheConfig(Section):
+    enabled: bool = Field(
+        default=True, description="AutoCache: read the frozen prefix's activations instead of computing them."
+    )
+    dtype: Literal["compute", "float32", "bfloat16", "float16"] = Field(
+        default="compute", description="Type of stored activations; `compute` stores what the step computes."
+    )
+    host_budget: NumBytes | Literal["auto"] = Field(
+        default="auto",
+        description="Shared memory a node for the store; `auto`: half of what is available when it is reserved.",
+    )
+
+
+class CheckpointConfig(Section):
+    every: Every | None = Field(
+        default=_EPOCH, description="How often to save, besides the end of each epoch; null saves no checkpoint at all."
+    )
+    keep: Count = Field(default=1, description="How many of the latest checkpoints to keep.")
+
+
+class LogConfig(Section):
+    wandb: Literal["offline", "online", "disabled"] = Field(default="offline", description="Mode of Weights & Biases.")
+    project: Text = Field(default="pipetransformer", description="Project in Weights & Biases.")
+    name: Text | None = Field(default=None, description="Name of the run in Weights & Biases; null takes `run.id`.")
+    every: Count = Field(default=10, description="Steps between two records of loss and phase times.")
+
+
+class RunConfig(Section):
+    id: FolderName | None = Field(
+        default=None, description="Names the run and its folder; null makes one from the time."
+    )
+    dir: Text = Field(default="runs", description="Folder that holds the runs' folders.")
+    resume: bool = Field(default=False, description="Continue the run of this id from its last checkpoint.")
+    overwrite: bool = Field(default=False, description="Delete what an earlier run of this id left.")
+    replay: Text | None = Field(
+        default=None, description="An `events.jsonl` whose decisions are taken instead of new ones; null decides live."
+    )
+    timeout: Positive = Field(
+        default=300.0, description="Seconds that ranks may wait for each other before the job ends."
+    )
+
+
+class Config(Section):
+    """A whole configuration. Never changes; ``with_overrides`` gives a changed copy."""
+
+    task: Literal["image_classification", "text_classification", "question_answering"] = Field(
+        description="What is learnt."
+    )
+    model: ModelConfig = Field(description="what is trained")
+    data: DataConfig = Field(description="what it is trained on")
+    train: TrainConfig = Field(description="how it is trained")
+    freeze: FreezeConfig = Field(default_factory=FreezeConfig, description="AutoFreeze, which blocks stop learning")
+    pipe: PipeConfig = Field(default_factory=PipeConfig, description="AutoPipe, how the model is cut into stages")
+    dp: DpConfig = Field(default_factory=DpConfig, description="AutoDP, how many replicas of the pipeline")
+    cache: CacheConfig = Field(default_factory=CacheConfig, description="AutoCache, activations read, not computed")
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig, description="what is saved on the way")
+    log: LogConfig = Field(default_factory=LogConfig, description="what is told on the way")
+    run: RunConfig = Field(default_factory=RunConfig, description="where the run's files go, and how it starts")
+
+    def with_overrides(self, overrides: Mapping[str, object]) -> Config:
+        """A copy with dotted keys set, checked like a file: ``with_overrides({"run.id": "1000"})``."""
+        values = self.model_dump()
+        for key, value in overrides.items():
+            set_key(values, key, value)
+        return _validated(values)
+
+    def to_yaml(self) -> str:
+        """Every key, defaults included; ``load_config`` reads an equal configuration from it."""
+        return dump_yaml(self.model_dump())
+
+    @model_validator(mode="after")
+    def _check_across_keys(self) -> Config:
+        """Raises UserError, which pydantic lets pass."""
+        images = self.task == "image_classification"
+        if _task_of(self.data.name) != self.task:
+            names = get_args(DataConfig.model_fields["name"].annotation)
+            allowed = [name for name in names if _task_of(name) == self.task]
+            raise UserError(
+                f"data.name: {self.data.name} is not for task {self.task}; give one of {', '.join(allowed)}"
+            )
+        if self.data.augment != "none" and not images:
+            raise UserError(f"data.augment: {self.data.augment} is for images; give none")
+        if self.freeze.policy == "static" and self.freeze.max_frozen is None:
+            raise UserError("freeze.max_frozen: missing; policy static freezes this many blocks")
+        if self.data.name == "stsb" and self.train.label_smoothing:
+            raise UserError("train.label_smoothing: stsb has scores, no classes; leave it out")
+        _check_pipe(self.pipe)
+        if self.run.resume and self.run.overwrite:
+            raise UserError("run.resume: cannot go with run.overwrite; set one of them to false")
+        return self
+
+
+def _check_pipe(pipe: PipeConfig) -> None:
+    schedule, stages, microbatches, length = pipe.schedule, pipe.stages_per_rank, pipe.microbatches, pipe.initial_length
+    if schedule == "auto":
+        if stages is not None:
+            raise UserError(
+                f"pipe.stages_per_rank: {stages} is not allowed; pipe.schedule auto decides it, leave it out"
+            )
+        return
+    if stages is not None and stages > 1 and schedule in ("gpipe", "1f1b"):
+        raise UserError(
+            f"pipe.stages_per_rank: {stages} is not allowed; schedule {schedule} has one stage a rank, give 1, or "
+            "pipe.schedule interleaved or zero_bubble"
+        )
+    if stages == 1 and schedule == "interleaved":
+        raise UserError(
+            "pipe.stages_per_rank: 1 is not allowed; schedule interleaved needs at least 2, or give pipe.schedule 1f1b"
+        )
+    if not (isinstance(microbatches, int) and isinstance(length, int) and length > 1):
+        return
+    takes = partial(admits, schedule, num_ranks=length, stages_per_rank=fewest_stages(schedule))
+    if takes(num_microbatches=microbatches):
+        return
+    if schedule == "1f1b":
+        needs = f"needs at least pipe.initial_length = {length}"
+    else:
+        fewer = next(m for m in range(microbatches, 0, -1) if takes(num_microbatches=m))
+        more = next(m for m in count(microbatches) if takes(num_microbatches=m))
+        needs = f"with pipe.initial_length = {length} takes {fewer} or {more}"
+    raise UserError(f"pipe.microbatches: {microbatches} is not allowed; schedule {schedule} {needs}")
+
+
+def _task_of(dataset: str) -> str:
+    if dataset in ("squad", "demo_qa"):
+        return "question_answering"
+    return "image_classification" if dataset in _PICTURES else "text_classification"
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file, then overrides such as ``train.lr=1e-3``, in order. Raises UserError."""
+    values = read_yaml(path)
+    for override in overrides:
+        set_key(values, *parse_override(override, text_keys=text_keys(Config)))
+    return _validated(values)
+
+
+def _validated(values: dict[str, Any]) -> Config:
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise UserError(explain(error, schema=Config, values=values)) from None
+
+
+def config_page() -> str:
+    """docs/config.md."""
+    head = (
+        "# Configuration",
+        "",
+        "A configuration is a YAML file of sections. Any key can be set on the command line, after the file:",
+        "`train.lr=1e-3`, `'model.kwargs={patch_size: 4}'`, `model.kwargs.patch_size=4`, `run.id=null`. The value is",
+        "YAML; a mapping replaces the one in the file. A key that is not listed here is refused.",
+    )
+    return reference(Config, head=head, command="python -m pipetransformer.config > docs/config.md")

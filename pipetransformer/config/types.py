@@ -1,0 +1,79 @@
+"""The types of a configuration's keys: what a value may be, and how it is read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Lt
+from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, StringConstraints
+
+from pipetransformer.config.quantities import Interval, parse_num_bytes
+from pipetransformer.config.words import Allowed
+
+__all__ = [
+    "Count",
+    "CountOrZero",
+    "Every",
+    "FolderName",
+    "NotNegative",
+    "NumBytes",
+    "Positive",
+    "Section",
+    "Share",
+    "Text",
+    "Warmup",
+]
+
+
+def _interval(minimum: int) -> Callable[[object], Interval]:
+    def validate(value: object) -> Interval:
+        interval = Interval.parse(value) if isinstance(value, str) else value
+        if not isinstance(interval, Interval) or interval.count < minimum:
+            raise ValueError
+        return interval
+
+    return validate
+
+
+def _num_bytes(value: object) -> int:
+    num_bytes = parse_num_bytes(value) if isinstance(value, str) else value
+    if not isinstance(num_bytes, int) or isinstance(num_bytes, bool) or num_bytes < 1:
+        raise ValueError
+    return num_bytes
+
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+FolderName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"),
+    Allowed("letters, digits and . _ - (not . at the start)"),
+]
+Count = Annotated[int, Ge(1)]
+CountOrZero = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Ge(0), Lt(1)]
+Every = Annotated[
+    Interval,
+    PlainValidator(_interval(minimum=1)),
+    PlainSerializer(str),
+    Allowed('a positive interval such as "1 epoch" or "50 steps"'),
+]
+Warmup = Annotated[
+    Interval,
+    PlainValidator(_interval(minimum=0)),
+    PlainSerializer(str),
+    Allowed('an interval, not negative, such as "0 steps", "50 steps" or "1 epoch"'),
+]
+NumBytes = Annotated[
+    int,
+    PlainValidator(_num_bytes),
+    Allowed('a size of at least 1 byte, such as "8 GiB", "500 MB" or a number of bytes'),
+]
+
+
+class Section(BaseModel):
+    """A frozen set of keys: unknown ones are refused, and so is a value of another type (``"3"`` for 3)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

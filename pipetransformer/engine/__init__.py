@@ -1,0 +1,1 @@
+"""One rank at work under one plan: layout, feed, step, evaluation, weights."""

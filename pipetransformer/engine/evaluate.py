@@ -1,0 +1,86 @@
+"""Evaluation: every sample once, over all ranks, under the plan that holds; the dataset turns outputs into metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipetransformer.data import Dataset, epoch_batches
+from pipetransformer.engine.feed import Feed
+from pipetransformer.engine.layout import Layout
+from pipetransformer.engine.objective import Objective
+from pipetransformer.process.world import first_of_ranks
+
+__all__ = ["NotFinite", "evaluate", "evaluate_splits"]
+
+
+class NotFinite(Exception):
+    """The loss on rank ``rank`` is not finite. Raised on every rank."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
+def evaluate_splits(
+    layout: Layout,
+    feeds: Mapping[str, Feed],
+    datasets: Mapping[str, Dataset],
+    objective: Objective,
+    *,
+    batch_size: int,
+    num_nodes: int,
+) -> dict[str, float]:
+    """Collective. The metrics of all splits but ``train``; those of others than ``eval`` carry the split's name.
+
+    Raises:
+        NotFinite: if a loss is not.
+    """
+    metrics: dict[str, float] = {}
+    for split in (split for split in datasets if split != "train"):
+        suffix = "" if split == "eval" else f"_{split}"
+        found = evaluate(layout, feeds[split], datasets[split], objective, batch_size=batch_size, num_nodes=num_nodes)
+        metrics |= {f"{name}{suffix}": value for name, value in found.items()}
+    return metrics
+
+
+def evaluate(
+    layout: Layout, feed: Feed, dataset: Dataset, objective: Objective, *, batch_size: int, num_nodes: int
+) -> dict[str, float]:
+    """Collective. The metrics of ``dataset``, ``loss`` among them, the same on every rank; the model is in eval mode.
+
+    Outputs of all samples are gathered on rank 0, because most metrics are no sums over samples.
+
+    Raises:
+        NotFinite: if the loss is not.
+    """
+    batches = epoch_batches(dataset.lengths, batch_size=batch_size, seed=0, epoch=0, shuffle=False, num_nodes=num_nodes)
+    objective.clear()
+    mine: list[tuple[np.ndarray, np.ndarray]] = []
+    with torch.no_grad():
+        for batch in feed.batches(batches, epoch=0):
+            objective.begin(step=-1, global_count=batch.global_count)
+            feed.enter(batch)
+            outputs = layout.executor.evaluate(batch)
+            if outputs is not None and batch.num_real:
+                mine.append((batch.ids[: batch.num_real], outputs[: batch.num_real].float().cpu().numpy()))
+    figures = torch.stack([objective.loss_sum, objective.num_samples.double()])
+    objective.clear()
+    if (found := first_of_ranks(None if figures.isfinite().all() else 0)) is not None:
+        raise NotFinite(found[1])
+    dist.all_reduce(figures)
+    loss_sum, count = figures.tolist()
+    assert count == len(dataset), f"{count} evaluation samples counted of {len(dataset)}"
+    is_first = dist.get_rank() == 0
+    parts: list[list[tuple[np.ndarray, np.ndarray]]] = [mine] * dist.get_world_size()
+    if len(parts) > 1:  # a process alone keeps clear of gloo's threads, see ``adapter.save_tensors``
+        dist.gather_object(mine, parts if is_first else None)
+    answer: list[dict[str, float]] = [{}]
+    if is_first:
+        by_id = {int(i): row for part in parts for ids, rows in part for i, row in zip(ids, rows)}
+        answer = [{**dataset.measure([by_id[i] for i in range(len(dataset))]), "loss": loss_sum / count}]
+    dist.broadcast_object_list(answer, src=0)
+    return answer[0]

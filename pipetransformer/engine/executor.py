@@ -1,0 +1,213 @@
+"""Runs one step of one rank: a plain loop for pp = 1, a schedule of ``torch.distributed.pipelining`` for pp > 1.
+
+Both consume the same ``StepInput``, so the trainer does not know which one it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipetransformer.adapter import Schedule, StagePart, StageTimes, build_schedule, run_schedule
+from pipetransformer.engine.objective import Objective
+from pipetransformer.models import Chain, Stage
+from pipetransformer.pipe.recompute import Recompute
+from pipetransformer.plan import ParallelPlan
+
+__all__ = ["Executor", "StepInput", "build_executor"]
+
+
+@dataclass(slots=True)
+class StepInput:
+    """This rank's part of a global batch.
+
+    Attributes:
+        hidden: what enters the first active unit [rows, ...]; None behind stage 0.
+        inputs: what blocks need beside it, each [rows, ...].
+        ids: samples [rows]. labels: [rows, ...], ``IGNORED`` for padding copies.
+        length: padded length. rows: rows of this replica. global_count: real samples of the global batch.
+        num_real: rows that count. enters: the unit that ``hidden`` goes into, 0 for the model's own input.
+    """
+
+    hidden: Tensor | None
+    inputs: Mapping[str, Tensor]
+    ids: np.ndarray
+    labels: Tensor
+    length: int
+    rows: int
+    global_count: int
+    num_real: int
+    enters: int
+
+    def pin_memory(self) -> StepInput:
+        """What the loader calls where there is a GPU: copies to it can then overlap."""
+        self.labels = self.labels.pin_memory()
+        self.inputs = {key: value.pin_memory() for key, value in self.inputs.items()}
+        if self.hidden is not None and self.hidden.device.type == "cpu":
+            self.hidden = self.hidden.pin_memory()
+        return self
+
+
+class Executor(Protocol):
+    """Steps of one rank under one plan; ``times`` are seconds since they were last cleared."""
+
+    times: StageTimes
+
+    def train(self, batch: StepInput) -> None:
+        """Forward and backward of all micro-batches; gradients accumulate."""
+
+    def evaluate(self, batch: StepInput) -> Tensor | None:
+        """Forward of all micro-batches: the outputs [rows, ...] on the last stage, None before it."""
+
+
+class _PlainExecutor:
+    """pp = 1: no pipeline code in its way."""
+
+    def __init__(
+        self, stage: Stage, objective: Objective, *, num_microbatches: int, recompute: Recompute | None
+    ) -> None:
+        self._stage = stage
+        self._objective = objective
+        self._num_microbatches = num_microbatches
+        self._recompute = recompute
+        self.times = StageTimes()
+
+    def train(self, batch: StepInput) -> None:
+        for number, (hidden, inputs, labels) in enumerate(self._microbatches(batch), start=1):
+            if self._recompute is not None:
+                self._recompute.is_last_microbatch = number == self._num_microbatches
+            start = perf_counter()
+            loss = self._objective(self._stage(hidden, **inputs), labels)
+            middle = perf_counter()
+            torch.autograd.backward(loss)
+            self.times.forward += middle - start
+            self.times.backward += perf_counter() - middle
+
+    def evaluate(self, batch: StepInput) -> Tensor | None:
+        outputs = [self._stage(hidden, **inputs) for hidden, inputs, _ in self._microbatches(batch)]
+        whole = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        self._objective(whole, batch.labels)
+        return whole
+
+    def _microbatches(self, batch: StepInput) -> Iterable[tuple[Tensor | None, Mapping[str, Tensor], Tensor]]:
+        if self._num_microbatches == 1:
+            return [(batch.hidden, batch.inputs, batch.labels)]
+        assert batch.hidden is not None
+        m = self._num_microbatches
+        inputs = {key: value.chunk(m) for key, value in batch.inputs.items()}
+        parts = [{key: chunks[i] for key, chunks in inputs.items()} for i in range(m)]
+        return zip(batch.hidden.chunk(m), parts, batch.labels.chunk(m))
+
+
+class _PipelineExecutor:
+    """pp > 1: one schedule per padded shape over the same stage modules, built lazily with static shapes.
+
+    Stage 0 is on a pipeline's first rank and the last stage on its last, however many stages a rank holds.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        objective: Objective,
+        *,
+        chain: Chain,
+        plan: ParallelPlan,
+        rank: int,
+        group: dist.ProcessGroup,
+        recompute: Recompute | None,
+    ) -> None:
+        self._stages = dict(zip(plan.stages_of(rank), stages, strict=True))
+        self._objective = objective
+        self._chain = chain
+        self._plan = plan
+        self._group = group
+        self._recompute = recompute
+        self._schedules: dict[tuple[int, int, bool], tuple[Schedule, tuple[int, ...] | None]] = {}
+        self.times = StageTimes()
+
+    def train(self, batch: StepInput) -> None:
+        self._run(batch, training=True)
+
+    def evaluate(self, batch: StepInput) -> Tensor | None:
+        outputs = self._run(batch, training=False)
+        if outputs is not None:
+            self._objective(outputs, batch.labels)
+        return outputs
+
+    def _run(self, batch: StepInput, *, training: bool) -> Tensor | None:
+        key = (batch.rows, batch.length, training)
+        if key not in self._schedules:
+            self._schedules[key] = self._build(batch, training=training)
+        schedule, hidden_shape = self._schedules[key]
+        # Note: gloo would silently reuse old rows of a smaller batch and abort the peer on a larger one.
+        given = None if batch.hidden is None else tuple(batch.hidden.shape)
+        side = [value.shape[0] for value in batch.inputs.values()]
+        if given != hidden_shape or side != [batch.rows] * len(side):
+            numbers = ", ".join(map(str, self._stages))
+            raise RuntimeError(f"stage {numbers} was built for {hidden_shape} and got {given}, inputs {side}")
+        is_last = self._plan.num_stages - 1 in self._stages
+        return run_schedule(
+            schedule,
+            arguments=() if batch.hidden is None else (batch.hidden,),
+            keywords=batch.inputs,
+            target=batch.labels if training and is_last else None,
+            training=training,
+        )
+
+    def _build(self, batch: StepInput, *, training: bool) -> tuple[Schedule, tuple[int, ...] | None]:
+        """A schedule for this shape, and the whole shape of what stage 0 is given (None behind it)."""
+        parts = [self._part(stage, batch, training=training) for stage in self._stages]
+        schedule = build_schedule(
+            parts,
+            kind=self._plan.schedule,
+            num_stages=self._plan.num_stages,
+            num_microbatches=self._plan.num_microbatches,
+            loss=self._objective if training else None,
+            group=self._group,
+            device=self._chain.device,
+            times=self.times,
+            recompute=self._recompute,
+        )
+        return schedule, (batch.rows, *parts[0].example_inputs[0].shape[1:]) if 0 in self._stages else None
+
+    def _part(self, stage: int, batch: StepInput, *, training: bool) -> StagePart:
+        rows = batch.rows // self._plan.num_microbatches
+        module = self._stages[stage]
+        if stage == 0:
+            assert batch.hidden is not None
+            entering = torch.empty((rows, *batch.hidden.shape[1:]), dtype=batch.hidden.dtype, device="meta")
+        else:
+            entering = self._chain.boundary(module.units.start - 1, rows=rows, length=batch.length)
+            entering.requires_grad_(training)
+        leaving = self._chain.boundary(module.units.stop - 1, rows=rows, length=batch.length).requires_grad_(training)
+        return StagePart(module, stage, example_inputs=(entering,), example_outputs=(leaving,))
+
+
+def build_executor(
+    objective: Objective,
+    *,
+    chain: Chain,
+    plan: ParallelPlan,
+    rank: int,
+    group: dist.ProcessGroup | None,
+    recompute: str = "never",
+) -> Executor:
+    """The executor of what ``rank`` holds under ``plan``.
+
+    Args:
+        group: the ranks of its pipeline; None for pp = 1.
+        recompute: which activations are recomputed, one of ``recompute.MODES``.
+    """
+    again = None if recompute == "never" else Recompute(recompute)
+    stages = [Stage(chain, units, around=again) for units in plan.active_units_of(rank)]
+    if plan.pp == 1:
+        return _PlainExecutor(stages[0], objective, num_microbatches=plan.num_microbatches, recompute=again)
+    assert group is not None
+    return _PipelineExecutor(stages, objective, chain=chain, plan=plan, rank=rank, group=group, recompute=again)

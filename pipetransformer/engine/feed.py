@@ -1,0 +1,116 @@
+"""From global batches to what one rank feeds its stage under a plan: raw inputs, or the prefix's activations."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pipetransformer.cache import ActivationStore, BatchReader, read_ahead
+from pipetransformer.data import IGNORED, Batch, Dataset, Share, loader, replica_share
+from pipetransformer.engine.executor import StepInput
+from pipetransformer.models import Chain
+from pipetransformer.plan import ParallelPlan
+
+__all__ = ["Feed"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Item:
+    share: Share
+    length: int
+    global_count: int
+    epoch: int
+
+
+class Feed:
+    """What ``rank`` reads of ``dataset`` under ``plan``.
+
+    Stage 0 gets the input of the first active unit: the model's own input at n = 0, else the activations at boundary n,
+    from ``store`` as far as the plan's cached boundary goes, the rest computed without gradients. Other stages get only
+    what goes into the stages beside it. Labels go to everyone: they are small.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        dataset: Dataset,
+        plan: ParallelPlan,
+        *,
+        rank: int,
+        store: ActivationStore | None,
+        num_workers: int,
+    ) -> None:
+        self._chain = chain
+        self._dataset = dataset
+        self._plan = plan
+        self._replica = plan.replica_of(rank)
+        self._is_first = plan.stage_of(rank) == 0
+        self._num_workers = num_workers
+        self._reader: BatchReader | None = None
+        if self._is_first and store is not None and plan.cached is not None:
+            dtype = chain.boundary(plan.first_computed - 1, rows=1, length=1).dtype
+            self._reader = BatchReader(store, boundary=plan.cached, device=chain.device, dtype=dtype)
+
+    def batches(self, batches: Sequence[Batch], *, epoch: int) -> Generator[StepInput, None, None]:
+        """This rank's part of each global batch, in order; read ahead from the cache or by worker processes."""
+        plan = self._plan
+        items = [
+            _Item(
+                share=replica_share(batch, dp=plan.dp, replica=self._replica, num_microbatches=plan.num_microbatches),
+                length=batch.length,
+                global_count=len(batch.ids),
+                epoch=epoch,
+            )
+            for batch in batches
+        ]
+        if self._reader is not None:
+            yield from read_ahead(items, partial(self._fetch, self._dataset))
+        else:
+            yield from loader(self._dataset, items=items, fetch=self._fetch, num_workers=self._num_workers)
+
+    def _fetch(self, dataset: Dataset, item: _Item) -> StepInput:
+        chain, plan, ids = self._chain, self._plan, item.share.ids
+        labels = dataset.labels[torch.from_numpy(ids)].clone()
+        labels[item.share.num_real :] = IGNORED
+        hidden = self._reader.read(ids, length=item.length) if self._reader is not None else None
+        needs_main = self._is_first and hidden is None
+        raw: dict[str, Tensor] = {}
+        if needs_main or chain.family.side_inputs:
+            raw = dataset.inputs(ids, length=item.length, epoch=item.epoch)
+        if needs_main:
+            hidden = raw[chain.family.main_input]
+        keys = chain.input_keys if needs_main or plan.frozen == 0 else chain.family.side_inputs
+        return StepInput(
+            hidden=hidden,
+            inputs={key: raw[key] for key in keys},
+            ids=ids,
+            labels=labels,
+            length=item.length,
+            rows=len(ids),
+            global_count=item.global_count,
+            enters=0 if needs_main else plan.first_computed,
+            num_real=item.share.num_real,
+        )
+
+    def enter(self, batch: StepInput) -> None:
+        """Moves ``batch`` to the device, in place, and runs what is left of the prefix, without gradients."""
+        chain, plan = self._chain, self._plan
+        if chain.device.type != "cpu":
+            batch.labels = batch.labels.to(chain.device, non_blocking=True)
+            batch.inputs = {key: v.to(chain.device, non_blocking=True) for key, v in batch.inputs.items()}
+            if batch.hidden is not None:
+                batch.hidden = batch.hidden.to(chain.device, non_blocking=True)
+        if batch.hidden is None:
+            return
+        if plan.frozen:
+            units = range(batch.enters, plan.first_active)
+            if units:
+                with torch.no_grad():
+                    batch.hidden = chain.run(units, batch.hidden, batch.inputs)
+            batch.inputs = {key: batch.inputs[key] for key in chain.family.side_inputs}
+        elif batch.hidden.is_floating_point():
+            batch.hidden = batch.hidden.to(chain.dtype)

@@ -1,0 +1,1 @@
+"""Models that are no chain: traced as graphs, cut, trained and analysed."""

@@ -1,0 +1,282 @@
+"""The analysis of one partition: FTPipe's printout with its own labels, what it left out, and the same as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+from pipetransformer.graphs.analysis.ftpipe import PartTimes, imbalance, latencies, longest_path, topology_imbalance
+from pipetransformer.graphs.analysis.parts import Samples
+from pipetransformer.graphs.graph import Edge, Graph, GraphCosts
+from pipetransformer.pipe.planner.costs import Link
+from pipetransformer.pipe.planner.partition import balance_bound
+from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
+
+__all__ = ["STATE_FACTOR", "PartitionReport", "Traffic", "analyse"]
+
+STATE_FACTOR = 4
+"""Bytes of weight, gradient and AdamW's two moments, for each byte of weight."""
+
+_IMBALANCE = "imbalance is ratio of computation time between fastest and slowest parts between 0 and 1 higher is better"
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What one part exchanges for a micro-batch: bytes that are really sent, milliseconds over the measured link."""
+
+    received_bytes: int
+    sent_bytes: int
+    gradient_received_bytes: int
+    gradient_sent_bytes: int
+    receive_ms: float
+    send_ms: float
+    gradient_receive_ms: float
+    gradient_send_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """All figures of a partition; times in milliseconds, sizes in bytes.
+
+    Attributes:
+        sequential, parallel: theoretical times by part, from the units' own: their sum, and the longest path of units
+            that need each other. real: medians of the parts run as they are; ``forward``, ``backward`` their rounds.
+        connected: (a, b) where part a sends to part b. bound: no partition of these units is balanced better, by
+            what their parts took, each unit its share.
+        weight_bytes: of each part. activation_bytes: what it keeps of one micro-batch until its backward; under 1F1B
+            that comes K - part times. With recomputation that is what it received.
+        bubble, speed_up: of a simulated 1F1B step of ``num_microbatches``, against one device with all parts.
+    """
+
+    title: str
+    device: str
+    num_parameters: int
+    recompute: bool
+    boundaries: tuple[int, ...]
+    units: tuple[str, ...]
+    edges: tuple[Edge, ...]
+    connected: tuple[tuple[int, int], ...]
+    sequential: PartTimes
+    parallel: PartTimes
+    real: PartTimes
+    forward: tuple[Samples, ...]
+    backward: tuple[Samples, ...]
+    bound: float
+    link: Link
+    traffic: tuple[Traffic, ...]
+    weight_bytes: tuple[int, ...]
+    activation_bytes: tuple[int, ...]
+    num_microbatches: int
+    bubble: float
+    speed_up: float
+
+    def as_dict(self) -> dict[str, object]:
+        """Everything, with the quantities that are computed from times."""
+        theoretical = {"sequential": self.sequential, "parallel": self.parallel, "real": self.real}
+        return {
+            **asdict(self),
+            "imbalance": {
+                name: {"forward": imbalance(t.forward), "backward": imbalance(t.backward), "both": imbalance(t.both)}
+                for name, t in theoretical.items()
+            },
+            "topology_aware_imbalance": {
+                name: {
+                    "forward": topology_imbalance(t.forward, connected=self.connected),
+                    "backward": topology_imbalance(t.backward, connected=self.connected),
+                }
+                for name, t in theoretical.items()
+            },
+            "ideal_latency": {name: asdict(latencies(t, connected=self.connected)) for name, t in theoretical.items()},
+            "slowdown": _slowdown(self.real.both),
+        }
+
+    def text(self) -> str:
+        """What FTPipe prints, under its own labels to the letter, and more below."""
+        return "\n".join([*self._original(), "", *self._more()])
+
+    def _original(self) -> Iterable[str]:
+        include = "include" if self.recompute else "do not include"
+        yield self.device
+        yield self.title
+        yield from ("cutting edges are edges between partitions", f"number of cutting edges: {len(self.edges)}", "")
+        yield from (f"backward times {include} recomputation", "")
+        yield "theoretical times are execution time based on sum of graph weights ms"
+        for name, times in (("sequential", self.sequential), ("parallel", self.parallel)):
+            yield f"{name} forward {_by_part(times.forward)}"
+            yield f"{name} backward {_by_part(times.backward)}"
+        yield from ("", "real times are based on real measurements of execution time of generated partitions ms")
+        yield f"forward {_by_part(self.real.forward)}"
+        yield f"backward {_by_part(self.real.backward)}"
+        yield "variance of real execution times ms"
+        yield f"forward{_by_part(s.variance for s in self.forward)}"
+        yield f"backward{_by_part(s.variance for s in self.backward)}"
+        yield "avg diviation from the mean of real execution times ms"
+        yield f"forward{_by_part(s.mean_deviation for s in self.forward)}"
+        yield f"backward{_by_part(s.mean_deviation for s in self.backward)}"
+        yield ""
+        yield _IMBALANCE
+        theoretical = (("theoretical sequential", self.sequential), ("theoretical parallel", self.parallel))
+        for name, times in (*theoretical, ("real", self.real)):
+            yield from ("",) if name == "real" else ()
+            yield f"{name} imbalance:"
+            yield f"forward {imbalance(times.forward)}"
+            yield f"backward {imbalance(times.backward)}"
+        yield from ("", "topology aware imbalance is worst imbalance between 2 connected partitions")
+        for name, times in (*theoretical, ("real", self.real)):
+            yield from ("",) if name == "real" else ()
+            yield f"{name} topology aware imbalance:"
+            yield f"forwad {topology_imbalance(times.forward, connected=self.connected)}"
+            yield f"backward {topology_imbalance(times.backward, connected=self.connected)}"
+        yield from ("", "communication volumes size of activations of each partition")
+        for part, traffic in enumerate(self.traffic):
+            yield (
+                f"{part}: input size: {traffic.received_bytes / 1e6} MB recieve_time: {traffic.receive_ms} ms "
+                f"out: {traffic.sent_bytes / 1e6} MB send time: {traffic.send_ms} ms"
+            )
+        yield ""
+        yield "ideal latency is the time that passes for a forward/backward pass to reach and leave the partition"
+        for name, times in (("theoretical", self.sequential), ("real", self.real)):
+            ideal = latencies(times, connected=self.connected)
+            yield f"ideal {name} latencies ms"
+            yield f"forward {_by_part(ideal.forward)}"
+            yield f"backward {_by_part(ideal.backward)}"
+
+    def _more(self) -> Iterable[str]:
+        both, link = self.real.both, self.link
+        yield "backward traffic size of gradients of each partition"
+        for part, traffic in enumerate(self.traffic):
+            yield (
+                f"{part}: input size: {traffic.gradient_received_bytes / 1e6} MB "
+                f"recieve_time: {traffic.gradient_receive_ms} ms "
+                f"out: {traffic.gradient_sent_bytes / 1e6} MB send time: {traffic.gradient_send_ms} ms"
+            )
+        yield f"link: {link.latency_ns / 1e3:.1f} us, {1 / max(link.ns_per_byte, 1e-9):.2f} GB/s, measured"
+        yield ""
+        for name, samples in (("forward", self.forward), ("backward", self.backward)):
+            yield f"p50 and p95 of real {name} ms {_pairs((s.median, s.percentile(95)) for s in samples)}"
+        yield f"real forward + backward {_by_part(both)}"
+        yield f"theoretical over real {_by_part(t / r for t, r in zip(self.sequential.both, both))}"
+        yield f"real imbalance forward + backward {imbalance(both):.4f}; no cut of these units exceeds {self.bound:.4f}"
+        yield f"mean over max {1 / _slowdown(both):.4f}; slowdown against perfect balance {_slowdown(both):.4f}"
+        state = _by_part(STATE_FACTOR * n / 1e6 for n in self.weight_bytes)
+        yield f"memory MB weights, gradients and AdamW's moments {state}"
+        yield f"memory MB activations of a micro-batch {_by_part(n / 1e6 for n in self.activation_bytes)}"
+        yield (
+            f"1F1B with {self.num_microbatches} micro-batches: bubble {self.bubble:.4f}, "
+            f"expected speed-up over one device {self.speed_up:.3f}"
+        )
+        yield "parts:"
+        for part, (first, stop) in enumerate(pairwise((0, *self.boundaries, len(self.units)))):
+            yield f"{part}: {stop - first} units, {self.units[first]} to {self.units[stop - 1]}"
+
+
+def analyse(
+    graph: Graph,
+    boundaries: Sequence[int],
+    *,
+    costs: GraphCosts,
+    in_parts: GraphCosts,
+    forward: Sequence[Samples],
+    backward: Sequence[Samples],
+    link: Link,
+    recompute: bool,
+    num_microbatches: int,
+    title: str,
+    device: str,
+    num_parameters: int,
+) -> PartitionReport:
+    """The report of a partition.
+
+    Args:
+        costs: of the units one by one. in_parts: their shares of what the parts took. forward, backward: by part.
+    """
+    stages = graph.stages(boundaries)
+    edges = graph.edges(boundaries)
+    sources: Mapping[int, set[int]] = {unit: set() for unit in range(graph.num_units)}
+    for tensor in graph.tensors:
+        for consumer in tensor.consumers:
+            sources[consumer].add(tensor.producer)
+    unit_backward = tuple(r + b for r, b in zip(costs.recompute_ns, costs.backward_ns))
+    real = PartTimes(tuple(s.median for s in forward), tuple(s.median for s in backward))
+    traffic = tuple(_traffic(costs, units, link=link) for units in stages)
+    timeline = simulate(
+        "1f1b",
+        [
+            StageCosts(
+                forward=round(real.forward[part] * 1e6),
+                backward=round(real.backward[part] * 1e6),
+                send=link.bytes_ns(traffic[part].sent_bytes),
+                send_back=link.bytes_ns(traffic[part].gradient_sent_bytes),
+            )
+            for part in range(len(stages))
+        ],
+        num_ranks=len(stages),
+        num_microbatches=num_microbatches,
+        latency=link.latency_ns,
+    )
+    unit_both = [sum(times) for times in zip(in_parts.forward_ns, in_parts.recompute_ns, in_parts.backward_ns)]
+    return PartitionReport(
+        title=title,
+        device=device,
+        num_parameters=num_parameters,
+        recompute=recompute,
+        boundaries=tuple(boundaries),
+        units=tuple(unit.name for unit in graph.units),
+        edges=edges,
+        connected=tuple(sorted({(edge.producer, edge.consumer) for edge in edges})),
+        sequential=PartTimes(
+            tuple(sum(costs.forward_ns[u] for u in units) / 1e6 for units in stages),
+            tuple(sum(unit_backward[u] for u in units) / 1e6 for units in stages),
+        ),
+        parallel=PartTimes(
+            tuple(longest_path(costs.forward_ns, units, sources=sources) / 1e6 for units in stages),
+            tuple(longest_path(unit_backward, units, sources=sources) / 1e6 for units in stages),
+        ),
+        real=real,
+        forward=tuple(forward),
+        backward=tuple(backward),
+        bound=float(balance_bound(unit_both, num_stages=len(stages))),
+        link=link,
+        traffic=traffic,
+        weight_bytes=tuple(sum(costs.parameter_bytes[u] for u in units) for units in stages),
+        activation_bytes=tuple(
+            traffic[part].received_bytes if recompute else costs.kept_bytes(units.start, units.stop)
+            for part, units in enumerate(stages)
+        ),
+        num_microbatches=num_microbatches,
+        bubble=timeline.bubble,
+        speed_up=num_microbatches * sum(real.both) * 1e6 / timeline.compute,
+    )
+
+
+def _traffic(costs: GraphCosts, units: range, *, link: Link) -> Traffic:
+    received = costs.crossing_bytes[units.start - 1] if units.start else 0
+    gradient_sent = costs.returned_bytes[units.start - 1] if units.start else 0
+    sent, gradient_received = costs.crossing_bytes[units.stop - 1], costs.returned_bytes[units.stop - 1]
+
+    def ms(num_bytes: int) -> float:
+        return link.ns(num_bytes) / 1e6 if num_bytes else 0.0
+
+    return Traffic(
+        received_bytes=received,
+        sent_bytes=sent,
+        gradient_received_bytes=gradient_received,
+        gradient_sent_bytes=gradient_sent,
+        receive_ms=ms(received),
+        send_ms=ms(sent),
+        gradient_receive_ms=ms(gradient_received),
+        gradient_send_ms=ms(gradient_sent),
+    )
+
+
+def _slowdown(times: Sequence[float]) -> float:
+    return max(times) * len(times) / sum(times)
+
+
+def _by_part(values: Iterable[float]) -> str:
+    return str(dict(enumerate(values)))
+
+
+def _pairs(values: Iterable[tuple[float, float]]) -> str:
+    return "{" + ", ".join(f"{part}: {a:.3f} {b:.3f}" for part, (a, b) in enumerate(values)) + "}"

@@ -1,0 +1,184 @@
+"""Measures what every unit of a graph costs on this device, for the graph's micro-batch shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from pipetransformer.graphs.graph.graph import Graph
+from pipetransformer.graphs.graph.segment import Segment, build_segment
+from pipetransformer.process.world import now_ns
+
+__all__ = ["GraphCosts", "profile_graph"]
+
+_FEWEST, _LONG_NS = 3, 20_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class GraphCosts:
+    """Costs of every unit for one micro-batch: medians in nanoseconds, bytes.
+
+    Attributes:
+        forward_ns: with recomputation, of the forward that keeps nothing.
+        recompute_ns: the forward again, before the backward; 0 without recomputation.
+        backward_ns: gradients of inputs and weights, these added to those of micro-batches before.
+        activation_bytes: what autograd keeps and no unit before has kept already, weights and buffers left out.
+        parameter_bytes: a tied weight counts in every unit that uses it.
+        crossing_bytes: what a cut behind the unit sends forward. returned_bytes: what comes back as gradients. Both are
+            0 for the last unit.
+        shared: (producer, unit, bytes) of what ``unit`` is the first to keep, but a unit before has made.
+    """
+
+    forward_ns: tuple[int, ...]
+    recompute_ns: tuple[int, ...]
+    backward_ns: tuple[int, ...]
+    activation_bytes: tuple[int, ...]
+    parameter_bytes: tuple[int, ...]
+    crossing_bytes: tuple[int, ...]
+    returned_bytes: tuple[int, ...]
+    shared: tuple[tuple[int, int, int], ...]
+
+    def kept_bytes(self, first: int, stop: int) -> int:
+        """What a stage of ``units[first:stop]`` holds of a micro-batch until its backward, without recomputation: all
+        that it received, and what autograd keeps of its own."""
+        received = self.crossing_bytes[first - 1] if first > 0 else 0
+        foreign = sum(n for producer, unit, n in self.shared if producer < first <= unit < stop)
+        return received + sum(self.activation_bytes[first:stop]) - foreign
+
+
+def profile_graph(graph: Graph, inputs: Sequence[Tensor], *, repeats: int, recompute: bool) -> GraphCosts:
+    """Times the units one by one, in ``repeats`` rounds after a warm-up; in 3 where these take long.
+
+    A round goes as a training step does, all forwards and then all backwards in reverse, so that caches hold what they
+    hold then. Weights, buffers and the state of random numbers are left as they were; gradients are cleared.
+
+    Args:
+        inputs: one micro-batch of the model's inputs, on the model's device.
+        recompute: for activation checkpointing of every unit.
+    """
+    device = inputs[0].device
+    units = [_Unit(graph, number, device=device) for number in range(graph.num_units)]
+    buffers = [state.tensor for state in graph.program.tensors.values() if state.kind == "buffer"]
+    before = [buffer.clone() for buffer in buffers]
+    kept = _Kept(graph)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.enable_grad():
+        began = now_ns(device)
+        for repeat in range(repeats + 1):
+            if repeat > _FEWEST and now_ns(device) - began > _LONG_NS:
+                break
+            values = dict(zip(graph.input_names, inputs, strict=True))
+            gradients: dict[str, Tensor] = {}
+            if repeat == 0:  # the warm-up also counts bytes; hooks would disturb a timed round
+                for unit in units:
+                    with kept.by(unit.number, values):
+                        unit.run_forward(values, recompute=False)
+            else:
+                for unit in units:
+                    unit.run_forward(values, recompute=recompute)
+            for unit in reversed(units):
+                unit.run_backward(gradients, recompute=recompute and repeat > 0)
+                if repeat == 0:
+                    unit.forget_times()
+    with torch.no_grad():
+        for buffer, old in zip(buffers, before):
+            buffer.copy_(old)
+    cuts = range(1, graph.num_units + 1)
+    return GraphCosts(
+        forward_ns=tuple(int(median(unit.forward)) for unit in units),
+        recompute_ns=tuple(int(median(unit.recompute)) for unit in units),
+        backward_ns=tuple(int(median(unit.backward)) for unit in units),
+        activation_bytes=tuple(kept.by_unit),
+        parameter_bytes=tuple(graph.parameter_bytes(number) for number in range(graph.num_units)),
+        crossing_bytes=tuple(graph.crossing_bytes(cut) for cut in cuts),
+        returned_bytes=tuple(sum(t.num_bytes for t in graph.crossing(cut) if t.requires_grad) for cut in cuts),
+        shared=tuple(kept.shared),
+    )
+
+
+class _Unit:
+    """One unit, with its times."""
+
+    def __init__(self, graph: Graph, number: int, *, device: torch.device) -> None:
+        self.number = number
+        self._device = device
+        self._segment: Segment = build_segment(graph, number, number + 1)
+        self._state = [graph.program.tensors[name].tensor for name in self._segment.state]
+        self._parameters = [tensor for tensor in self._state if tensor.requires_grad]
+        self._tracked = {tensor.name for tensor in graph.tensors if tensor.requires_grad}
+        self._given: list[Tensor] = []
+        self._outputs: tuple[Tensor, ...] = ()
+        self.forget_times()
+
+    def forget_times(self) -> None:
+        self.forward: list[int] = []
+        self.recompute: list[int] = []
+        self.backward: list[int] = []
+
+    def run_forward(self, values: dict[str, Tensor], *, recompute: bool) -> None:
+        """Reads from ``values``, adds what it makes and takes out what no unit behind uses."""
+        given = [values[name].detach().requires_grad_(name in self._tracked) for name in self._segment.inputs]
+        self._given = [*given, *(values[name] for name in self._segment.model_inputs), *self._state]
+        start = now_ns(self._device)
+        with torch.set_grad_enabled(not recompute):
+            self._outputs = self._segment.function(*self._given)
+        self.forward.append(now_ns(self._device) - start)
+        values.update(zip(self._segment.outputs, (output.detach() for output in self._outputs)))
+        for name in self._segment.finished:
+            values.pop(name, None)
+
+    def run_backward(self, gradients: dict[str, Tensor], *, recompute: bool) -> None:
+        """Takes the gradients of its outputs out of ``gradients`` and adds to those of its inputs."""
+        start = now_ns(self._device)
+        if recompute:
+            self._outputs = self._segment.function(*self._given)
+        self.recompute.append(now_ns(self._device) - start if recompute else 0)
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        named = [(name, output) for name, output in zip(self._segment.outputs, self._outputs) if output.requires_grad]
+        arriving = [gradients.pop(name) if name in gradients else torch.ones_like(output) for name, output in named]
+        leaving = [(name, leaf) for name, leaf in zip(self._segment.inputs, self._given) if leaf.requires_grad]
+        start = now_ns(self._device)
+        if named:
+            torch.autograd.backward([output for _, output in named], arriving)
+        for name, leaf in leaving:
+            if leaf.grad is not None:
+                gradients[name] = gradients[name] + leaf.grad if name in gradients else leaf.grad
+        self.backward.append(now_ns(self._device) - start)
+        for parameter in self._parameters:
+            parameter.grad = None  # at once: all units' gradients together may not fit
+        self._given, self._outputs = [], ()
+
+
+class _Kept:
+    """Counts the bytes that autograd keeps, each storage once, by the unit that keeps it first."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.by_unit = [0] * graph.num_units
+        self.shared: list[tuple[int, int, int]] = []
+        self._held = {state.tensor.untyped_storage().data_ptr() for state in graph.program.tensors.values()}
+        self._producers: dict[int, int] = {}  # by address of what units behind use: who made it
+        self._seen: set[int] = set()
+
+    @contextmanager
+    def by(self, unit: int, values: dict[str, Tensor]) -> Iterator[None]:
+        """While ``unit`` runs its forward on ``values`` and adds to them. What is kept must live until all have run."""
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            address = storage.data_ptr()
+            if address not in self._held and address not in self._seen:
+                self._seen.add(address)
+                self.by_unit[unit] += storage.nbytes()
+                if address in self._producers:
+                    self.shared.append((self._producers[address], unit, storage.nbytes()))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+        alive = {value.untyped_storage().data_ptr() for value in values.values()}
+        self._producers = {address: self._producers.get(address, unit) for address in alive}

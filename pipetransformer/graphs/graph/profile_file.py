@@ -1,0 +1,28 @@
+"""Costs of a graph's units as a file, for the next run of the same model and shape on the same kind of device."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from pipetransformer.errors import UserError
+from pipetransformer.graphs.graph.profile import GraphCosts
+from pipetransformer.pipe.measure.profile_file import file_name, write_profile
+
+__all__ = ["kept_costs"]
+
+
+def kept_costs(key: Mapping[str, object], *, folder: Path, measure: Callable[[], GraphCosts]) -> GraphCosts:
+    """What ``folder`` keeps under ``key``, or else what ``measure`` gives, which is kept from then on."""
+    path = folder / file_name({"graph": dict(key)})
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return TypeAdapter(GraphCosts).validate_python(json.loads(path.read_text())["costs"])
+    costs = measure()
+    with contextlib.suppress(UserError):  # no place to keep it: the next run measures anew
+        write_profile(path, {"key": dict(key), "costs": asdict(costs)})
+    return costs

@@ -1,0 +1,7 @@
+"""``python -m pipetransformer.launch``: see ``node.py``."""
+
+import sys
+
+from pipetransformer.launch.node import main
+
+sys.exit(main())

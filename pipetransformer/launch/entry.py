@@ -1,0 +1,112 @@
+"""The command line of the entries: ``python main_cv.py CONFIG [key=value ...]``, alone or as a rank of torchrun.
+
+Whatever goes wrong ends here. Alone, the cause is the last line on stderr; under torchrun it goes to the launcher,
+which shows the one of the rank that failed first.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pipetransformer.config import Config, load_config
+from pipetransformer.errors import UserError
+from pipetransformer.launch.arguments import Parser
+from pipetransformer.process import failure, shutdown
+
+__all__ = ["ENTRIES", "main", "run_guarded"]
+
+ENTRIES = {
+    "image_classification": "main_cv.py",
+    "text_classification": "main_tc.py",
+    "question_answering": "main_qa.py",
+}
+_PEER_WAIT_SECONDS = 2.0
+
+
+def main(task: str, argv: Sequence[str] | None = None) -> int:
+    """Train as the configuration says and return the exit code: 0, 2 for a user's mistake, 1 for any other failure."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    return run_guarded(lambda: _train(_configuration(task, arguments)))
+
+
+def run_guarded(body: Callable[[], None]) -> int:
+    """Run ``body`` as the job of this process and return the exit code; signals and exceptions end it with one line.
+
+    Note: a process that fails and has peers does not return from here, see ``shutdown.leave``.
+    """
+    launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    try:
+        with shutdown.installed(parent=launcher) as signals:
+            exit_code = _attempt(body, signals=signals)
+    except shutdown.Interrupted as interrupted:
+        exit_code = interrupted.exit_code
+        if launcher is None:
+            print(f"interrupted by {interrupted.signal.name}", file=sys.stderr)
+    if exit_code and _has_peers():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        shutdown.leave(exit_code)
+    return exit_code
+
+
+def _train(config: Config) -> None:
+    # Note: torch takes seconds to import; a mistake in the configuration is told before.
+    from pipetransformer.process.world import close_world, init_world
+    from pipetransformer.trainer import Trainer
+
+    world = init_world(timeout_seconds=config.run.timeout)
+    Trainer(config, world).run()
+    close_world()
+
+
+def _configuration(task: str, arguments: Sequence[str]) -> Config:
+    parser = Parser(prog=ENTRIES[task], description=f"Train: {task.replace('_', ' ')}.")
+    parser.add_argument("config", metavar="CONFIG", help="YAML file; its keys are documented in docs/config.md")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="override, e.g. train.epochs=3")
+    parsed = parser.parse_args(arguments)
+    config = load_config(parsed.config, parsed.overrides)
+    if config.task != task:
+        raise UserError(f"task: {config.task} is not for {ENTRIES[task]}; use {ENTRIES[config.task]}")
+    return config
+
+
+def _attempt(body: Callable[[], None], *, signals: shutdown.Signals) -> int:
+    try:
+        body()
+    except Exception as error:
+        if signals.interruption is not None:
+            raise signals.interruption from None
+        if isinstance(error, ModuleNotFoundError):
+            package = (error.name or "").partition(".")[0]
+            error = UserError(f"{package} is missing; run 'sh setup.sh', then use .venv/bin/python or activate .venv")
+        followed = _is_peer_failure(error)
+        if followed:
+            time.sleep(_PEER_WAIT_SECONDS)  # the launcher sees the rank that failed first, and ends this one
+        _tell(failure.describe(error, followed=followed))
+        return 2 if isinstance(error, UserError) else 1
+    return 0
+
+
+def _tell(report: failure.Failure) -> None:
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if error_file:
+        failure.write_report(Path(error_file), rank=int(os.environ["RANK"]), report=report)
+    else:
+        print(f"{report.details}error: {report.line}", file=sys.stderr)
+
+
+def _is_peer_failure(error: Exception) -> bool:
+    if isinstance(error, UserError) or "torch.distributed" not in sys.modules:
+        return False
+    from pipetransformer.adapter import is_peer_failure
+
+    return is_peer_failure(error)
+
+
+def _has_peers() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_initialized() and distributed.get_world_size() > 1

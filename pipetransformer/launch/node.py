@@ -1,0 +1,170 @@
+"""Start a job, or one node's share of it, under torchrun: the command line of the original PipeTransformer.
+
+    python -m pipetransformer.launch NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [key=value ...]
+
+The configuration is checked here, once, before any rank starts. Node 0's RUN_ID names the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipetransformer.config import Config, load_config
+from pipetransformer.errors import UserError
+from pipetransformer.launch.entry import ENTRIES
+from pipetransformer.launch.rollcall import call_the_roll
+from pipetransformer.process import failure, shutdown
+
+__all__ = ["NodeJob", "common_settings", "free_port", "launch", "main", "parse_job", "prepare_ranks"]
+
+USAGE = "NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [key=value ...]"
+_LOCAL_KEYS = frozenset({("model", "name"), ("data", "path"), ("data", "num_workers"), ("cache", "host_budget")})
+_STOP_SECONDS = 7  # more than ranks give themselves (shutdown.GRACE_SECONDS); the whole job has 10
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJob:
+    """One node's share of a job. ``num_ranks`` counts this node's."""
+
+    num_ranks: int
+    num_nodes: int
+    node_rank: int
+    address: str
+    port: int
+    config: str
+    overrides: tuple[str, ...]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job and return the exit code: 0, 1 for a failed rank, 2 for a user's mistake, 128 + a signal's number."""
+    try:
+        job = parse_job(sys.argv[1:] if argv is None else argv)
+        config = load_config(job.config, job.overrides)
+        entry = Path(__file__).resolve().parents[2] / ENTRIES[config.task]
+        return launch(job, entry=entry, settings=common_settings(config), timeout_seconds=config.run.timeout)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def parse_job(arguments: Sequence[str]) -> NodeJob:
+    if len(arguments) < 7:
+        raise UserError(f"{len(arguments)} of 7 arguments; give {USAGE}")
+    num_ranks, num_nodes, node_rank, address, port, config, run_id, *overrides = arguments
+    if not run_id:
+        raise UserError("RUN_ID: it is empty; give the job a name")
+    if any(override.partition("=")[0].strip() == "run.id" for override in overrides):
+        raise UserError("run.id: RUN_ID names the run; leave run.id out")
+    nodes = _whole("NNODES", num_nodes, least=1)
+    return NodeJob(
+        num_ranks=_whole("NPROC", num_ranks, least=1),
+        num_nodes=nodes,
+        node_rank=_whole("NODE_RANK", node_rank, least=0, most=nodes - 1),
+        address=address,
+        port=_whole("MASTER_PORT", port, least=1, most=65535),
+        config=config,
+        overrides=(*overrides, f"run.id={json.dumps(run_id)}"),  # quoted: the id 1000 is no number
+    )
+
+
+def common_settings(config: Config) -> dict[str, object]:
+    """What all nodes must say alike, by key: all but names and places, which may differ from node to node."""
+    values = config.model_dump(mode="json")
+    return {
+        f"{section}.{key}": value
+        for section in ("model", "data", "train", "freeze", "pipe", "dp", "cache", "checkpoint")
+        for key, value in values[section].items()
+        if (section, key) not in _LOCAL_KEYS
+    }
+
+
+def launch(
+    job: NodeJob, *, entry: Path, settings: Mapping[str, object] | None = None, timeout_seconds: float = 300.0
+) -> int:
+    """Run ``entry CONFIG [key=value ...]`` as the ranks of this node; a failed job's last line is its first cause.
+
+    Args:
+        settings: what all nodes must say alike (``common_settings``).
+        timeout_seconds: how long nodes wait for each other before ranks start.
+    """
+    _check_address(job)
+    prepare_ranks(job.num_ranks)
+    try:
+        with shutdown.installed(grace_seconds=_STOP_SECONDS + 1):
+            if job.num_nodes > 1:
+                call_the_roll(
+                    address=job.address,
+                    port=job.port,
+                    num_nodes=job.num_nodes,
+                    node_rank=job.node_rank,
+                    num_ranks=job.num_ranks,
+                    settings=settings or {},
+                    timeout_seconds=timeout_seconds,
+                )
+            return _run(job, entry=entry)
+    except shutdown.Interrupted as interrupted:
+        print(f"interrupted by {interrupted.signal.name}", file=sys.stderr)
+        return interrupted.exit_code
+
+
+def prepare_ranks(num_ranks: int) -> None:
+    """Sets the environment that ranks of this machine start with: one thread each where there are several."""
+    if num_ranks > 1:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is no news while a job ends
+
+
+def free_port() -> int:
+    """One that nobody listens at now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _run(job: NodeJob, *, entry: Path) -> int:
+    from pipetransformer.adapter import run_ranks  # imports torch: only once the configuration is known to be sound
+
+    ends = run_ranks(
+        entry,
+        [job.config, *job.overrides],
+        num_ranks=job.num_ranks,
+        num_nodes=job.num_nodes,
+        node_rank=job.node_rank,
+        address=job.address,
+        port=job.port,
+        stop_seconds=_STOP_SECONDS,
+    )
+    if not ends:
+        return 0
+    cause = failure.first_cause(ends)
+    print(f"{cause.details}{cause.line}", file=sys.stderr)
+    return 1
+
+
+def _whole(name: str, text: str, *, least: int, most: int | None = None) -> int:
+    allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+    if not (text.isascii() and text.isdigit()) or int(text) < least or (most is not None and int(text) > most):
+        raise UserError(f"{name}: {text} is not allowed; give a whole number {allowed}")
+    return int(text)
+
+
+def _check_address(job: NodeJob) -> None:
+    try:
+        socket.getaddrinfo(job.address, job.port)
+    except OSError:
+        raise UserError(f"MASTER_ADDR: {job.address} is not a known host; give node 0's name or address") from None
+    if job.node_rank > 0:
+        return
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        socket.create_server(("", job.port), family=family, dualstack_ipv6=both).close()
+    except PermissionError:
+        raise UserError(f"MASTER_PORT: {job.port} is not open to this user; give one above 1023") from None
+    except OSError:
+        raise UserError(f"MASTER_PORT: {job.port} is in use; give another") from None

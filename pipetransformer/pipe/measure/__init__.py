@@ -1,0 +1,1 @@
+"""What AutoPipe measures: units, links, static layouts."""

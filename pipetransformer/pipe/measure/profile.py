@@ -1,0 +1,339 @@
+"""What is measured before training: unit costs, links, the update of weights and the host's memory.
+
+Each figure is the maximum over the ranks, rounded to integers, so that all ranks plan alike; contention is their mean.
+A profile is kept in the user's cache, and the next job of the same shapes on the same kind of machine starts with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipetransformer.config import Config, TrainConfig
+from pipetransformer.data import Batch, Dataset, cache_folder, channels_of, known_classes
+from pipetransformer.engine.optim import build_optimizer
+from pipetransformer.errors import UserError
+from pipetransformer.models import Chain
+from pipetransformer.pipe.measure.links import between_seconds, median_seconds, reduction_seconds, send_seconds
+from pipetransformer.pipe.measure.profile_file import Profile, file_name, load_profile, save_profile
+from pipetransformer.pipe.measure.units import Microbatch, profile_units
+from pipetransformer.pipe.planner.choice import schedules_of
+from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts, at_length
+from pipetransformer.pipe.planner.search import microbatch_choices
+from pipetransformer.process.world import World, device_memory, synchronize
+
+__all__ = [
+    "Measurements",
+    "Workload",
+    "costs_key",
+    "device_name",
+    "full_batches",
+    "measure_profile",
+    "samples_by_length",
+]
+
+_UPDATE_BYTES = 2**26  # far more than a cache holds, as weights and moments are
+_CONTENTION_ROUNDS = 5
+_RARE = 0.1
+"""A padded length of a smaller share of samples is not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What is known before training.
+
+    Attributes:
+        job: costs at the padded length that most of the work has, ``modal_length``.
+        by_length: unit costs of every padded length. measured_lengths: the modal one, and one far from it if there is
+            one that is not rare; the others' costs are on the line through these.
+    """
+
+    job: JobCosts
+    by_length: dict[int, UnitCosts]
+    modal_length: int
+    measured_lengths: tuple[int, ...]
+    memcpy_bytes_per_second: float
+
+    @classmethod
+    def of(cls, profile: Profile, workload: Workload) -> Measurements:
+        return cls(
+            job=profile.job,
+            by_length={length: at_length(length, profile.measured) for length in sorted(workload.counts)},
+            modal_length=workload.modal_length,
+            measured_lengths=workload.lengths,
+            memcpy_bytes_per_second=profile.memcpy_bytes_per_second,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Which micro-batches a job may come to compute.
+
+    Attributes:
+        counts: samples by padded length. modal_length: the one that most of the work has. lengths: those to be
+            measured: the modal one, and one far from it if there is one that is not rare.
+        share: rows of a rank where all are replicas. rows: of a micro-batch, all that plans may take.
+    """
+
+    counts: Counter[int]
+    modal_length: int
+    lengths: tuple[int, ...]
+    share: int
+    rows: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        batches: Sequence[Batch],
+        *,
+        global_batch_size: int,
+        num_ranks: int,
+        pipeline_lengths: Sequence[int],
+        microbatches: int | None,
+    ) -> Workload:
+        """Args: batches: an epoch's. microbatches: a fixed M, or None."""
+        counts = samples_by_length(batches)
+        modal = min(counts, key=lambda length: (-counts[length] * length, length))
+        frequent = [length for length in sorted(counts) if counts[length] >= _RARE * sum(counts.values())]
+        far = max(frequent, key=lambda length: (abs(length - modal), length), default=modal)
+        share = -(-global_batch_size // num_ranks)
+        rows = {share}
+        for pp in pipeline_lengths:
+            replica_share = -(-global_batch_size // (num_ranks // pp))
+            choices = (microbatches,) if microbatches is not None else microbatch_choices(replica_share, pp=pp)
+            rows |= {-(-replica_share // m) for m in choices}
+        lengths = (modal,) if far == modal else (modal, far)
+        return cls(counts, modal, lengths, share, tuple(sorted(rows)))
+
+
+def samples_by_length(batches: Sequence[Batch]) -> Counter[int]:
+    counts = Counter[int]()
+    for batch in batches:
+        counts[batch.length] += len(batch.ids)
+    return counts
+
+
+def full_batches(batches: Sequence[Batch]) -> dict[int, Batch]:
+    """A batch of every padded length, with as many samples as the largest has (repeated where there are too few)."""
+    full = [max(map(len, parts)) for parts in zip(*(batch.parts for batch in batches))]
+    longest = {batch.length: batch for batch in sorted(batches, key=len)}
+    return {
+        length: replace(batch, parts=tuple(np.resize(batch.ids, size) for size in full))
+        for length, batch in longest.items()
+    }
+
+
+def measure_profile(
+    chain: Chain, dataset: Dataset, *, batches: Sequence[Batch], workload: Workload, config: Config, world: World
+) -> Profile:
+    """Collective. What was kept of an earlier job, or else profiles the chain, whole on every rank, on real samples."""
+    key = _key(chain, workload=workload, config=config, world=world)
+    found: list[Profile | None] = [_kept(key) if world.rank == 0 else None]
+    if world.size > 1:
+        dist.broadcast_object_list(found, src=0)
+    if found[0] is not None:
+        return found[0]
+    profile = _measure(chain, dataset, key=key, batches=batches, workload=workload, config=config, world=world)
+    if world.rank == 0:
+        with contextlib.suppress(UserError, RuntimeError):  # no place to keep it: the next job measures anew
+            save_profile(profile, _path(key))
+    return profile
+
+
+def _path(key: Mapping[str, object]) -> Path:
+    return cache_folder() / "profiles" / file_name(key)
+
+
+def _kept(key: Mapping[str, object]) -> Profile | None:
+    try:
+        return load_profile(_path(key))
+    except (UserError, RuntimeError):
+        return None
+
+
+def costs_key(config: Config) -> dict[str, object]:
+    """What of a configuration the costs depend on."""
+    return {
+        "model": config.model.model_dump(mode="json", exclude={"pretrained"}),
+        "task": config.task,
+        "classes": known_classes(config.data),
+        "channels": channels_of(config.data),
+        "image_size": config.data.image_size,
+        "precision": config.train.precision,
+        "optimizer": [config.train.optimizer, config.train.momentum > 0],
+        "weights_apart": _weights_apart(config),
+        "checkpoint": config.pipe.checkpoint,
+        "units": config.pipe.units,
+    }
+
+
+def _key(chain: Chain, *, workload: Workload, config: Config, world: World) -> dict[str, object]:
+    """All that the costs depend on."""
+    device = device_name(world.device)
+    devices = [device] * world.size
+    if world.size > 1:
+        dist.all_gather_object(devices, device)
+    return {
+        **costs_key(config),
+        "parameters": [sum(map(torch.numel, chain.named_parameters([u]).values())) for u in range(chain.num_units)],
+        "rows": list(workload.rows),
+        "lengths": list(workload.lengths),
+        "device": ", ".join(sorted(set(devices))),
+        "threads": torch.get_num_threads(),
+        "ranks": world.size,
+        "nodes": world.num_nodes,
+        **{name: version(name) for name in ("torch", "timm", "transformers")},
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Of the GPU or the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+    return f"{platform.machine()} {name}"
+
+
+def _weights_apart(config: Config) -> bool:
+    """Whether a schedule may be taken that computes the gradients of weights apart."""
+    return any(name == "zero_bubble" for name, _ in schedules_of(config))
+
+
+def _measure(
+    chain: Chain,
+    dataset: Dataset,
+    *,
+    key: Mapping[str, object],
+    batches: Sequence[Batch],
+    workload: Workload,
+    config: Config,
+    world: World,
+) -> Profile:
+    train = config.train
+    example, modal = full_batches(batches), workload.modal_length
+    chain.train()
+
+    def microbatch(length: int, rows: int) -> Microbatch:
+        ids = np.resize(example[length].ids, rows)
+        raw = {key: v.to(chain.device) for key, v in dataset.inputs(ids, length=length, epoch=0).items()}
+        return Microbatch(raw[chain.family.main_input], {key: raw[key] for key in chain.input_keys}, length)
+
+    shapes = [(length, workload.share) for length in workload.lengths]
+    shapes += [(modal, rows) for rows in workload.rows if rows != workload.share]
+    contention = partial(_contention, chain, dataset, example[modal], rows=workload.share, world=world)
+    at_first = contention()
+    costs = profile_units(
+        chain,
+        [microbatch(length, rows) for length, rows in shapes],
+        weights_apart=_weights_apart(config),
+        recompute=config.pipe.checkpoint,
+    )
+    found = dict(zip(shapes, map(_maximum, costs)))
+    measured = {length: found[length, workload.share] for length in workload.lengths}
+    by_rows = {rows: found[modal, rows] for rows in workload.rows}
+    parameter_bytes = tuple(
+        sum(p.numel() * p.element_size() for p in chain.named_parameters([unit]).values())
+        for unit in range(chain.num_units)
+    )
+    figures = torch.tensor(
+        [
+            _update_seconds_per_byte(train, chain),
+            *reduction_seconds(world),
+            *send_seconds(world),
+            *between_seconds(world),
+            _memcpy_seconds_per_byte(),
+        ],
+        dtype=torch.float64,
+        device=chain.device,
+    )
+    dist.all_reduce(figures, op=dist.ReduceOp.MAX)
+    update_s, *links, memcpy_s = figures.tolist()
+    reduction, send, between = (
+        Link(round(latency * 1e9), per_byte * 1e9) for latency, per_byte in zip(links[::2], links[1::2])
+    )
+    states = 2 if train.optimizer == "adamw" else int(train.momentum > 0)
+    job = JobCosts(
+        by_rows=by_rows,
+        parameter_bytes=parameter_bytes,
+        optimizer_factor=1.0 + states,
+        update_ns_per_byte=update_s * 1e9,
+        send=send,
+        reduction=reduction,
+        num_ranks=world.size,
+        between=between if world.num_nodes > 1 else None,
+        read=Link(0, memcpy_s * 1e9),
+        receives_late=world.device.type == "cpu",
+        contention=min(at_first, contention()),  # the machine's: another's work adds to it for a while
+        recompute=config.pipe.checkpoint,
+    )
+    return Profile(key, job, measured, 1.0 / memcpy_s, device_memory(world.device))
+
+
+def _contention(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int, world: World) -> float:
+    """Collective. How long a forward takes while all ranks of a node compute, over what it takes one alone."""
+    if world.local_size == 1 or world.device.type == "cuda":
+        return 1.0
+    raw = dataset.inputs(np.resize(batch.ids, rows), length=batch.length, epoch=0)
+    inputs = {key: raw[key] for key in chain.input_keys}
+
+    def forward() -> float:
+        start = perf_counter()
+        with torch.no_grad():
+            chain.run(range(chain.numbering.behind(1)), raw[chain.family.main_input], inputs)
+        return perf_counter() - start
+
+    ratios = list[float]()
+    with torch.random.fork_rng(devices=[]):
+        forward()
+        for _ in range(_CONTENTION_ROUNDS):  # in turn: a slow moment of the machine meets a round or two
+            dist.barrier()
+            together, alone = forward(), 0.0
+            for rank in range(world.local_size):
+                dist.barrier()
+                if world.local_rank == rank:
+                    alone = forward()
+            ratios.append(together / alone)
+    ratio = torch.tensor(median(ratios), dtype=torch.float64)
+    dist.all_reduce(ratio)
+    return max(1.0, float(ratio) / world.size)
+
+
+def _maximum(costs: UnitCosts) -> UnitCosts:
+    """The costs as the slowest rank has them: the same integers everywhere."""
+    table = torch.tensor(costs.columns())
+    dist.all_reduce(table, op=dist.ReduceOp.MAX)
+    return UnitCosts(costs.rows, costs.length, *(tuple(row) for row in table.tolist()))
+
+
+def _update_seconds_per_byte(train: TrainConfig, chain: Chain) -> float:
+    zeros = torch.zeros(2048, _UPDATE_BYTES // 4 // 2048, dtype=chain.dtype, device=chain.device)
+    parameter = torch.nn.Parameter(zeros)
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = build_optimizer(train, {"": parameter}, {})
+
+    def update() -> None:
+        optimizer.step()
+        synchronize(chain.device)
+
+    return median_seconds(update) / (parameter.numel() * parameter.element_size())
+
+
+def _memcpy_seconds_per_byte() -> float:
+    source, target = torch.zeros(2**25, dtype=torch.uint8), torch.zeros(2**25, dtype=torch.uint8)
+    return median_seconds(lambda: target.copy_(source)) / 2**25

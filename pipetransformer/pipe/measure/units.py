@@ -1,0 +1,251 @@
+"""Measures what every unit of a chain costs on this device, for some micro-batch shapes."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from pipetransformer.adapter import LiveBytes, belongs_to_parameter, bytes_between_halves
+from pipetransformer.models import Chain
+from pipetransformer.pipe.planner.costs import UnitCosts
+from pipetransformer.pipe.recompute import Recompute, kept_bytes, product_bytes
+from pipetransformer.process.world import now_ns
+
+__all__ = ["Microbatch", "profile_units"]
+
+_ROUNDS, _FEWEST, _LONG_NS = 3, 2, 350_000_000  # a third round where a shape has taken less than this so far
+_CACHE_BYTES = 2**26  # more than processors' caches share out to one core
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatch:
+    """What a model is timed with: its main input [rows, ...], what stem and blocks read beside it, padded length."""
+
+    main: Tensor
+    inputs: Mapping[str, Tensor]
+    length: int
+
+
+def profile_units(
+    chain: Chain, microbatches: Sequence[Microbatch], *, weights_apart: bool = False, recompute: str = "never"
+) -> list[UnitCosts]:
+    """Times forward and backward of every unit; all units must be held and trainable.
+
+    Shapes take turns, a round of all after the other, so that a slow moment of the machine meets one sample of each
+    and not all of one. Weights, RNG state and buffers are left as they were; gradients are cleared.
+
+    Args:
+        weights_apart: measure what of the backward weights take, by a backward of inputs alone; zeros otherwise.
+        recompute: measure what recomputation adds, one of ``pipe.recompute.MODES``.
+    """
+    shapes = [_Shape(chain, batch, weights_apart=weights_apart, recompute=recompute) for batch in microbatches]
+    with torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
+        for shape in shapes:
+            shape.count_bytes()
+        began = now_ns(chain.device)
+        for number in range(_ROUNDS):
+            if number >= _FEWEST and now_ns(chain.device) - began > _LONG_NS * len(shapes):
+                break
+            for shape in shapes:
+                shape.time()
+    return [shape.costs() for shape in shapes]
+
+
+class _Times:
+    """Nanoseconds by unit, round by round."""
+
+    def __init__(self, num_units: int) -> None:
+        self._rounds: list[list[int]] = [[] for _ in range(num_units)]
+
+    def add(self, unit: int, taken: int) -> None:
+        self._rounds[unit].append(taken)
+
+    def medians(self) -> tuple[int, ...]:
+        """Of each unit, all of them scaled to what a whole round took in the median; 0 where nothing was timed.
+
+        What disturbs a machine now and then misses most samples of a short unit, and no step.
+        """
+        timed = [times for times in self._rounds if times]
+        by_unit = [median(times) if times else 0 for times in self._rounds]
+        level = median(map(sum, zip(*timed))) / sum(by_unit) if sum(by_unit) else 1.0
+        return tuple(round(level * middle) for middle in by_unit)
+
+
+class _Shape:
+    """One micro-batch shape, with what was measured of it."""
+
+    def __init__(self, chain: Chain, batch: Microbatch, *, weights_apart: bool, recompute: str) -> None:
+        self._chain = chain
+        self._main = batch.main.to(chain.dtype) if batch.main.is_floating_point() else batch.main  # as in a step
+        self._inputs = batch.inputs
+        self._length = batch.length
+        self._weights_apart = weights_apart
+        self._mode = recompute
+        self._recompute = Recompute(recompute)
+        self._recompute.is_last_microbatch = False
+        self._forward, self._backward, self._of_inputs, self._recomputing, self._prefix = (
+            _Times(chain.num_units) for _ in range(5)
+        )
+        self._bytes: dict[str, list[int]] = defaultdict(list)
+
+    def count_bytes(self) -> None:
+        """A first round, which also warms up: what counts bytes would disturb a timed one."""
+        hidden = self._main
+        for unit in range(self._chain.num_units):
+            source, parameters = self._enter(unit, hidden), self._with_gradients(unit)
+            saved, live = _SavedBytes(), LiveBytes()
+            with live, torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+                output = self._run(unit, source)
+            live.peak = before = live.alive
+            with live:
+                torch.autograd.backward(output, torch.ones_like(output))
+            products = product_bytes(partial(self._run, unit, hidden)) if self._mode == "selective" else 0
+            between = self._bytes_between(unit, hidden, parameters) if self._weights_apart else 0
+            kept = kept_bytes(self._mode, saved.num_bytes, _size(hidden), product_bytes=products)
+            counted = dict(
+                activation_bytes=saved.num_bytes, boundary_bytes=_size(output), kept_bytes=kept,
+                entering_bytes=_size(hidden), working_bytes=live.peak - before,
+                between_bytes=between,
+            )  # fmt: skip
+            for name, num_bytes in counted.items():
+                self._bytes[name].append(num_bytes)
+            _clear(parameters)
+            hidden = output.detach()
+        self._run_prefix(counts_bytes=True)
+
+    def time(self) -> None:
+        self._run_units(self._time_backward, self._forward)
+        if self._weights_apart:
+            self._run_units(self._time_of_inputs, None)
+        self._run_prefix(counts_bytes=False)
+
+    def _run_units(self, time_backward: Callable[[int, Tensor, Tensor], None], forward: _Times | None) -> None:
+        """Every unit's forward and backward. As in a step, a backward finds in no cache what its forward kept, because
+        the rest of the stage comes between; where it recomputes, it finds all of it."""
+        device, hidden, waiting_bytes = self._chain.device, self._main, 0
+        most = _CACHE_BYTES if self._mode == "never" else 0
+        waiting: deque[tuple[int, Tensor, Tensor]] = deque()
+        for unit in range(self._chain.num_units):
+            source = self._enter(unit, hidden)
+            start = now_ns(device)
+            output = self._run(unit, source)
+            if forward is not None:
+                forward.add(unit, now_ns(device) - start)
+            waiting.append((unit, source, output))
+            hidden = output.detach()
+            waiting_bytes += self._bytes["activation_bytes"][unit]
+            while waiting and waiting_bytes > most:
+                waiting_bytes -= self._bytes["activation_bytes"][waiting[0][0]]
+                time_backward(*waiting.popleft())
+        while waiting:
+            time_backward(*waiting.popleft())
+
+    def _time_backward(self, unit: int, source: Tensor, output: Tensor) -> None:
+        device, parameters, gradient = self._chain.device, self._with_gradients(unit), torch.ones_like(output)
+        start = now_ns(device)
+        torch.autograd.backward(output, gradient)
+        self._backward.add(unit, now_ns(device) - start)
+        if self._mode != "never":
+            source.grad = None
+            again = self._recompute(partial(self._run, unit), source)
+            start = now_ns(device)
+            torch.autograd.backward(again, gradient)
+            self._recomputing.add(unit, now_ns(device) - start)
+        _clear(parameters)
+
+    def _time_of_inputs(self, unit: int, source: Tensor, output: Tensor) -> None:
+        if source.requires_grad:
+            device, gradient = self._chain.device, torch.ones_like(output)
+            start = now_ns(device)
+            torch.autograd.grad(output, source, gradient)
+            self._of_inputs.add(unit, now_ns(device) - start)
+
+    def costs(self) -> UnitCosts:
+        backward, recomputing, of_inputs = (
+            times.medians() for times in (self._backward, self._recomputing, self._of_inputs)
+        )
+        return UnitCosts(
+            rows=self._main.shape[0],
+            length=self._length,
+            forward_ns=self._forward.medians(),
+            backward_ns=backward,
+            prefix_ns=self._prefix.medians(),
+            weight_ns=tuple(
+                max(0, whole - part) if self._weights_apart else 0 for whole, part in zip(backward, of_inputs)
+            ),
+            recompute_ns=tuple(
+                max(0, both - whole) if self._mode != "never" else 0 for both, whole in zip(recomputing, backward)
+            ),
+            **{name: tuple(column) for name, column in self._bytes.items()},
+        )
+
+    def _bytes_between(self, unit: int, hidden: Tensor, parameters: Sequence[torch.nn.Parameter]) -> int:
+        source = self._enter(unit, hidden)
+        return bytes_between_halves(partial(self._run, unit), source, parameters) if source.requires_grad else 0
+
+    def _run(self, unit: int, source: Tensor) -> Tensor:
+        return self._chain.run(range(unit, unit + 1), source, self._inputs)
+
+    @staticmethod
+    def _enter(unit: int, hidden: Tensor) -> Tensor:
+        """The unit's input as a stage receives it."""
+        source = hidden.detach()
+        return source.requires_grad_() if source.is_floating_point() and unit > 0 else source
+
+    def _with_gradients(self, unit: int) -> Sequence[torch.nn.Parameter]:
+        """The unit's parameters, with gradients to be added to, as in a step."""
+        parameters = list(self._chain.named_parameters([unit]).values())
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        return parameters
+
+    def _run_prefix(self, *, counts_bytes: bool) -> None:
+        """Forward of every unit as a frozen prefix runs it, timed or else the most bytes beside what enters it."""
+        device, hidden = self._chain.device, self._main
+        self._chain.train(False)
+        with torch.inference_mode():
+            for unit in range(self._chain.num_units):
+                if counts_bytes:
+                    with LiveBytes() as live:
+                        hidden = self._run(unit, hidden)
+                    self._bytes["prefix_bytes"].append(live.peak)
+                else:
+                    start = now_ns(device)
+                    hidden = self._run(unit, hidden)
+                    self._prefix.add(unit, now_ns(device) - start)
+        self._chain.train()
+
+
+def _clear(parameters: Sequence[torch.nn.Parameter]) -> None:
+    """At once: all units' gradients together may not fit."""
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+class _SavedBytes:
+    """Counts the bytes that autograd saves, each storage once, parameters left out."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._seen: set[int] = set()
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if not belongs_to_parameter(tensor) and storage.data_ptr() not in self._seen:
+            self._seen.add(storage.data_ptr())
+            self.num_bytes += storage.nbytes()
+        return tensor
+
+    @staticmethod
+    def unpack(tensor: Tensor) -> Tensor:
+        return tensor

@@ -1,0 +1,101 @@
+"""Measures costs again while training: what each stage really takes, beside what its units' costs say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from pipetransformer.data import Batch
+from pipetransformer.engine.step import PhaseSeconds
+from pipetransformer.pipe.measure.profile import Measurements
+from pipetransformer.pipe.planner.costs import UnitCosts
+from pipetransformer.pipe.planner.search import recomputed_share, unit_costs
+from pipetransformer.plan import ParallelPlan
+
+__all__ = ["CostWatch"]
+
+_FEWEST_STEPS = 10
+"""Of fewer steps, the first ones under a plan would tell too much."""
+
+
+class CostWatch:
+    """Keeps ``measurements`` true: a stage in a step is not its units alone, and ranks of shared machines differ.
+
+    Each rank adds up what its stage computed and what was expected of it, and the ratio scales the costs of its units.
+    Only the stages' relation to each other is learned: all together keep the costs that they had, since how fast whole
+    steps are was calibrated.
+
+    Note: on a GPU the phases of a step are those of launching kernels, so that nothing is learned there.
+    """
+
+    def __init__(self, measurements: Measurements, *, rank: int, global_batch_size: int) -> None:
+        self._original = measurements
+        self._rank, self._global_batch_size = rank, global_batch_size
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets the steps that were seen: what comes is of another plan."""
+        self._plan: ParallelPlan | None = None
+        self._num_steps = 0
+        self._spent = [0.0, 0.0]
+        self._expected = [0.0, 0.0]
+
+    def spent(self, seconds: PhaseSeconds) -> None:
+        """What this rank's stage computed in some steps."""
+        self._spent[0] += seconds.forward
+        self._spent[1] += seconds.backward
+
+    def trained(self, plan: ParallelPlan, batches: Sequence[Batch]) -> None:
+        """The batches of these steps."""
+        job, by_length = self._original.job, self._original.by_length
+        unit = unit_costs(plan, job, global_batch_size=self._global_batch_size)
+        share = recomputed_share(job, plan.num_microbatches)
+        modal = sum(by_length[self._original.modal_length].step_ns)
+        weight = sum(sum(by_length[batch.length].step_ns) / modal for batch in batches) * plan.num_microbatches / 1e9
+        for units in plan.active_units_of(self._rank):
+            self._expected[0] += weight * sum(unit.forward_ns[units.start : units.stop])
+            self._expected[1] += weight * sum(unit.backward_ns[units.start : units.stop])
+            self._expected[1] += weight * share * sum(unit.recompute_ns[units.start : units.stop])
+        self._plan = plan
+        self._num_steps += len(batches)
+
+    def take(self) -> Measurements | None:
+        """Collective. The measurements as the steps since the last call have them, of the slowest replica; None where
+        these were too few, or where one stage has nothing to be compared with."""
+        if self._plan is None or self._num_steps < _FEWEST_STEPS or self._plan.pp == 1:
+            return None
+        num_units = self._plan.num_units
+        ratios = torch.zeros(2, num_units, dtype=torch.float64)
+        for units in self._plan.active_units_of(self._rank):
+            for kind in (0, 1):
+                ratios[kind, units.start : units.stop] = self._spent[kind] / max(self._expected[kind], 1e-9)
+        dist.all_reduce(ratios, op=dist.ReduceOp.MAX)
+        first, unit = self._plan.first_active, next(iter(self._original.job.by_rows.values()))
+        expected = torch.tensor([unit.forward_ns, unit.backward_ns], dtype=torch.float64)[:, first:]
+        ratios[:, first:] *= expected.sum() / (expected * ratios[:, first:]).sum()
+        ratios[:, :first] = 1.0
+        self.clear()
+        forward, backward = ratios.tolist()
+        scaled = {rows: _scaled(costs, forward, backward) for rows, costs in self._original.job.by_rows.items()}
+        return replace(
+            self._original,
+            job=replace(self._original.job, by_rows=scaled),
+            by_length={n: _scaled(costs, forward, backward) for n, costs in self._original.by_length.items()},
+        )
+
+
+def _scaled(costs: UnitCosts, forward: Sequence[float], backward: Sequence[float]) -> UnitCosts:
+    def times(column: Sequence[int], ratios: Sequence[float]) -> tuple[int, ...]:
+        return tuple(round(ns * ratio) for ns, ratio in zip(column, ratios, strict=True))
+
+    return replace(
+        costs,
+        forward_ns=times(costs.forward_ns, forward),
+        backward_ns=times(costs.backward_ns, backward),
+        weight_ns=times(costs.weight_ns, backward),
+        recompute_ns=times(costs.recompute_ns, backward),
+        prefix_ns=times(costs.prefix_ns, forward),
+    )

@@ -1,0 +1,1 @@
+"""The pure planner: costs in, plans out. No torch."""

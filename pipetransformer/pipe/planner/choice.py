@@ -1,0 +1,299 @@
+"""AutoPipe: which plan to take for n frozen blocks, from costs, within what is allowed. Pure: plain numbers alone.
+
+The trainer asks it in a job, and ``run_simulator`` for a run on a cluster that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pipetransformer.errors import UserError
+from pipetransformer.pipe.planner.costs import JobCosts
+from pipetransformer.pipe.planner.partition import smallest_limit
+from pipetransformer.pipe.planner.search import (
+    Constraints,
+    Prediction,
+    best_plan,
+    divisors,
+    microbatch_choices,
+    predict,
+)
+from pipetransformer.pipe.planner.transition_cost import transition_seconds
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.plan.schedules import fewest_stages
+
+if TYPE_CHECKING:
+    from pipetransformer.config import Config
+
+__all__ = ["AutoPipe", "Choice", "cached_choices", "schedules_of"]
+
+_NOISE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A plan and why.
+
+    Attributes:
+        weighed: (pp, schedule, M, cached, predicted seconds of a step) of all candidates.
+        transition_seconds: predicted, from the plan before.
+    """
+
+    prediction: Prediction
+    transition_seconds: float
+    weighed: tuple[tuple[int, str, int, int | None, float], ...]
+
+    @property
+    def plan(self) -> ParallelPlan:
+        return self.prediction.plan
+
+
+def schedules_of(config: Config) -> tuple[tuple[str, int], ...]:
+    """The schedules that plans may take, each with its stages a rank."""
+    schedule = config.pipe.schedule
+    names = ("1f1b", "interleaved", "zero_bubble") if schedule == "auto" else (schedule,)
+    return tuple((name, config.pipe.stages_per_rank or fewest_stages(name)) for name in names)
+
+
+def cached_choices(frozen: int, *, held: int | None) -> tuple[int | None, ...]:
+    """Boundaries that ``frozen`` blocks could be read at: none, what the cache holds, and n itself.
+
+    None, where the prefix is computed, comes first: of equally fast plans it needs no cache.
+    """
+    if frozen == 0:
+        return (None,)
+    return (None, frozen) if held is None or held >= frozen else (None, held, frozen)
+
+
+class AutoPipe:
+    """Knows what the first plan and those after a freeze must keep to.
+
+    A pipeline that is kept needs an active unit for each of its stages: ``max_frozen`` says how many blocks may freeze.
+
+    Args:
+        first: of the first plan; those after a freeze may have any length that divides ``local_size``.
+        local_size: ranks of a node, which holds whole pipelines.
+        keeps_length: pp and dp stay, and only the cut moves (no AutoDP).
+        keeps_cut: the first cut stays, too, as far as the frozen prefix allows (no AutoPipe).
+        limit_key: the setting that the memory limit comes from; None where it is what a device has.
+    """
+
+    def __init__(
+        self,
+        first: Constraints,
+        *,
+        num_blocks: int,
+        local_size: int,
+        keeps_length: bool = False,
+        keeps_cut: bool = False,
+        limit_key: str | None = None,
+    ) -> None:
+        self._num_blocks = num_blocks
+        self._keeps_length = keeps_length or keeps_cut
+        self._keeps_cut = keeps_cut
+        self._limit_key = limit_key
+        self._first = first
+        self._later = replace(first, pipeline_lengths=divisors(local_size))
+
+    @classmethod
+    def of(
+        cls, config: Config, *, num_blocks: int, world_size: int, local_size: int, device_memory: int | None = None
+    ) -> AutoPipe:
+        """Args: device_memory: bytes that a plan may take where ``pipe.memory_limit`` does not say."""
+        pipe = config.pipe
+        first = Constraints(
+            world_size=world_size,
+            global_batch_size=config.train.batch_size,
+            schedules=schedules_of(config),
+            microbatches=pipe.microbatches if isinstance(pipe.microbatches, int) else None,
+            pipeline_lengths=(pipe.initial_length,) if isinstance(pipe.initial_length, int) else divisors(local_size),
+            memory_limit=device_memory if pipe.memory_limit is None else pipe.memory_limit,
+        )
+        return cls(
+            first,
+            num_blocks=num_blocks,
+            local_size=local_size,
+            keeps_length=not config.dp.enabled,
+            keeps_cut=not pipe.enabled,
+            limit_key=None if pipe.memory_limit is None else "pipe.memory_limit",
+        )
+
+    def max_frozen(self, first_plan: ParallelPlan) -> int:
+        """The most blocks that may freeze: all, or as many as leave the kept pipeline a unit a stage."""
+        fewest = first_plan.num_stages
+        if not self._keeps_cut and first_plan.pp > 1:
+            fewest = first_plan.pp * min(per_rank for _, per_rank in self._first.schedules)
+        blocks = -(-(fewest - 1) // first_plan.units_per_block)  # behind the prefix, beside the head
+        most = self._num_blocks - blocks if self._keeps_length else self._num_blocks
+        return min(max(most, 0), self._num_blocks)
+
+    def static_layouts(self, costs: JobCosts) -> tuple[Prediction, ...]:
+        """The best unfrozen plan of every pipeline length that fits, shortest first."""
+        found = []
+        for pp in self._later.pipeline_lengths:
+            constraints = replace(self._first, pipeline_lengths=(pp,))
+            best, _ = best_plan(
+                0, cached=None, costs=costs, constraints=constraints, num_blocks=self._num_blocks, calibration={}
+            )
+            if best is not None:
+                found.append(best)
+        return tuple(found)
+
+    def first_plan(self, costs: JobCosts, calibration: Mapping[int, float]) -> Choice:
+        """The plan to start with, nothing frozen. Raises UserError where none fits."""
+        choice = self._choose(0, {None: 0.0}, 1, self._first, costs, calibration)
+        if choice is None:
+            raise UserError(self._obstacle(costs))
+        return choice
+
+    def _obstacle(self, costs: JobCosts) -> str:
+        """Why there is no first plan, and what would help: memory, M, units, or the batch."""
+        first = self._first
+        lengths = ", ".join(map(str, first.pipeline_lengths))
+
+        def fits(limit: int | None, microbatches: int | None) -> bool:
+            freed = replace(first, memory_limit=limit, microbatches=microbatches)
+            return self._choose(0, {None: 0.0}, 1, freed, costs, {}) is not None
+
+        if (limit := first.memory_limit) is not None and fits(None, first.microbatches):
+            least = smallest_limit(lambda limit: fits(limit, first.microbatches), refused=limit)
+            what = f"{limit} bytes hold no layout of this model with a pipeline of {lengths}"
+            if self._limit_key is not None:
+                return f"{self._limit_key}: {what}; give at least {least}"
+            return f"device memory: {what}, which takes {least}; give pipe.checkpoint always, or more ranks"
+        shares = {pp: -(-first.global_batch_size // (first.world_size // pp)) for pp in first.pipeline_lengths}
+        choices = sorted({m for pp, share in shares.items() for m in microbatch_choices(share, pp=pp)})
+        if allowed := [m for m in choices if fits(None, m)]:
+            return (
+                f"pipe.microbatches: {first.microbatches} suits no pipeline of {lengths} under "
+                f"{', '.join(name for name, _ in first.schedules)}; give one of {', '.join(map(str, allowed))}"
+            )
+        num_units = len(costs.parameter_bytes)
+        num_stages = min(first.pipeline_lengths) * min(per_rank for _, per_rank in first.schedules)
+        if num_stages > num_units:
+            return (
+                f"pipe.initial_length: a pipeline of {lengths} has {num_stages} stages or more, and the model "
+                f"{num_units} units; give a shorter one"
+            )
+        return (
+            f"train.batch_size: {first.global_batch_size} samples give no pipeline of {lengths} a micro-batch for each "
+            f"rank; give at least {first.world_size}"
+        )
+
+    def next_plan(
+        self,
+        frozen: int,
+        *,
+        cached_options: Mapping[int | None, float],
+        remaining_steps: int,
+        current: ParallelPlan,
+        costs: JobCosts,
+        calibration: Mapping[int, float],
+        fixed_seconds: float = 0.0,
+    ) -> Choice | None:
+        """The plan for ``frozen`` blocks over the ``remaining_steps``, transition included; None where none fits.
+
+        Args:
+            cached_options: boundaries that could be read from the cache (None: no cache), each with the seconds that
+                it costs to get there and outside of steps.
+            fixed_seconds: what any transition takes beside moving weights.
+        """
+        constraints = self._later if frozen or current.frozen else self._first
+        if self._keeps_length:
+            constraints = replace(constraints, pipeline_lengths=(current.pp,))
+        if self._keeps_cut:
+            constraints = replace(
+                constraints,
+                fixed_cut=current.boundaries,
+                microbatches=current.num_microbatches,
+                schedules=((current.schedule, current.stages_per_rank),),
+            )
+        return self._choose(
+            frozen, cached_options, remaining_steps, constraints, costs, calibration, current, fixed_seconds
+        )
+
+    def pays(
+        self,
+        choice: Choice,
+        *,
+        current: ParallelPlan,
+        remaining_steps: int,
+        costs: JobCosts,
+        calibration: Mapping[int, float],
+    ) -> bool:
+        """Whether to leave ``current`` for a plan that freezes no more: the gain over the rest of the run exceeds the
+        transition and a twentieth of the time, which may be noise."""
+        stay = self._with_reads(
+            predict(
+                current,
+                costs=costs,
+                global_batch_size=self._first.global_batch_size,
+                correction=calibration.get(current.pp, 1.0),
+            ),
+            costs,
+        )
+        go = choice.prediction.step_seconds * remaining_steps + choice.transition_seconds
+        return go < (1.0 - _NOISE) * stay.step_seconds * remaining_steps
+
+    def steady_plan(self, frozen: int, *, costs: JobCosts, has_cache: bool) -> Prediction | None:
+        """The fastest plan for ``frozen`` blocks, whatever it takes to get there; None where none fits."""
+        first = self.first_plan(costs, {})
+        if frozen == 0:
+            return first.prediction
+        if frozen > self.max_frozen(first.plan):
+            return None
+        options = dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
+        choice = self.next_plan(
+            frozen, cached_options=options, remaining_steps=10**9, current=first.plan, costs=costs, calibration={}
+        )
+        return None if choice is None else choice.prediction
+
+    def _choose(
+        self,
+        frozen: int,
+        cached_options: Mapping[int | None, float],
+        remaining_steps: int,
+        constraints: Constraints,
+        costs: JobCosts,
+        calibration: Mapping[int, float],
+        current: ParallelPlan | None = None,
+        fixed_seconds: float = 0.0,
+    ) -> Choice | None:
+        best: tuple[float, Prediction, float] | None = None
+        weighed: list[Prediction] = []
+        for cached, extra_seconds in cached_options.items():
+            _, candidates = best_plan(
+                frozen,
+                cached=cached,
+                costs=costs,
+                constraints=constraints,
+                num_blocks=self._num_blocks,
+                calibration=calibration,
+            )
+            candidates = tuple(self._with_reads(prediction, costs) for prediction in candidates)
+            weighed += candidates
+            for prediction in candidates:
+                moves = 0.0
+                if current is not None:
+                    moves = transition_seconds(current, prediction.plan, costs=costs, fixed_seconds=fixed_seconds)
+                total = prediction.step_seconds * remaining_steps + extra_seconds + moves
+                if best is None or total < best[0]:
+                    best = (total, prediction, moves)
+        if best is None:
+            return None
+        evidence = tuple(
+            (p.plan.pp, p.plan.schedule, p.plan.num_microbatches, p.plan.cached, round(p.step_seconds, 6))
+            for p in weighed
+        )
+        return Choice(best[1], best[2], evidence)
+
+    def _with_reads(self, prediction: Prediction, costs: JobCosts) -> Prediction:
+        """Reads are prefetched: they cost only what they take longer than the step that hides them."""
+        plan = prediction.plan
+        if plan.cached is None or costs.read is None:
+            return prediction
+        share = -(-self._first.global_batch_size // plan.dp)
+        seconds = costs.read.ns(costs.unit_costs(share).boundary_bytes[plan.first_computed - 1]) / 1e9
+        return replace(prediction, step_seconds=max(prediction.step_seconds, seconds))

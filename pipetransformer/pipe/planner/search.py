@@ -1,0 +1,335 @@
+"""AutoPipe: the cheapest layout (pp, boundaries, M, schedule) for n frozen blocks that fits in memory.
+
+A pure function. For every pipeline length, schedule and M the exact partitioner makes the cut, and the simulator of the
+schedule tells what a step takes with measured costs: forwards, backwards, sends, the sum of gradients over the replicas
+and the update of weights. The prefix runs in front of stage 0 where it is not cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
+from pipetransformer.pipe.planner.memory import cut_bytes, prefix_bytes, rank_bytes, unit_bytes, widest_boundary
+from pipetransformer.pipe.planner.partition import partition
+from pipetransformer.pipe.planner.step_simulator import StageCosts, Timeline, simulate
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.plan.schedules import Work, admits, keeps_sends, orders, peak_alive
+from pipetransformer.plan.units import Numbering
+
+__all__ = [
+    "Constraints",
+    "Prediction",
+    "best_plan",
+    "divisors",
+    "microbatch_choices",
+    "predict",
+    "recomputed_share",
+    "simulate_plan",
+    "unit_costs",
+]
+
+_PLAIN = "1f1b"
+"""What a plain loop does: each micro-batch's backward follows its forward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What a plan must keep to.
+
+    Attributes:
+        schedules: those that may be taken, each with its stages a rank.
+        microbatches: a fixed M, or None for the planner's choice.
+        pipeline_lengths: the pp that may be taken.
+        memory_limit: bytes a rank, or None.
+        fixed_cut: boundaries that are kept as far as the prefix allows (AutoPipe switched off), or None.
+    """
+
+    world_size: int
+    global_batch_size: int
+    schedules: tuple[tuple[str, int], ...]
+    microbatches: int | None
+    pipeline_lengths: tuple[int, ...]
+    memory_limit: int | None
+    fixed_cut: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A plan with what is expected of it.
+
+    Attributes:
+        step_seconds: of a full step. memory_bytes: on each rank of a pipeline.
+        bubble: the share of a pipeline's time in which its ranks wait for each other.
+    """
+
+    plan: ParallelPlan
+    step_seconds: float
+    memory_bytes: tuple[int, ...]
+    bubble: float
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
+
+
+def microbatch_choices(share: int, *, pp: int) -> tuple[int, ...]:
+    """Candidate M for a replica's share of ``share`` rows; each micro-batch keeps at least one row.
+
+    A plain loop (pp = 1) may split its share for memory, or because small micro-batches stay in a CPU's cache. A
+    pipeline tries pp, 2 pp and 4 pp: more gains less than a tenth of the step.
+    """
+    candidates = (1, 2, 4, 8) if pp == 1 else (pp, 2 * pp, 4 * pp)
+    return tuple(m for m in candidates if m <= share)
+
+
+def best_plan(
+    frozen: int,
+    *,
+    cached: int | None,
+    costs: JobCosts,
+    constraints: Constraints,
+    num_blocks: int,
+    calibration: Mapping[int, float],
+) -> tuple[Prediction | None, tuple[Prediction, ...]]:
+    """The fastest plan for ``frozen`` blocks and every other one that was weighed.
+
+    Args:
+        cached: boundary that is read from the cache (None: the prefix is computed in the step). costs: of blocks, or
+            of their halves.
+        calibration: measured over predicted step time by pp, from the static layouts timed before training; 1 where
+            there is none.
+
+    Returns:
+        (best, all candidates that fit, fastest first); best is None where nothing fits.
+    """
+    numbering = Numbering.of(num_blocks=num_blocks, num_units=len(costs.parameter_bytes))
+    first = numbering.behind(frozen)
+    weighed: list[Prediction] = []
+    for shape in _shapes(constraints, num_active=numbering.num_units - first):
+        cuts = _cuts(
+            shape,
+            first=first,
+            computed=range(numbering.behind(cached) if cached else 0, first),
+            costs=costs,
+            constraints=constraints,
+        )
+        for boundaries in cuts:
+            plan = ParallelPlan(
+                frozen=frozen,
+                pp=shape.pp,
+                dp=constraints.world_size // shape.pp,
+                boundaries=boundaries,
+                num_microbatches=shape.num_microbatches,
+                schedule=shape.schedule,
+                cached=cached,
+                num_blocks=num_blocks,
+                stages_per_rank=shape.stages_per_rank,
+                units_per_block=numbering.units_per_block,
+            )
+            prediction = predict(
+                plan,
+                costs=costs,
+                global_batch_size=constraints.global_batch_size,
+                correction=calibration.get(shape.pp, 1.0),
+            )
+            limit = constraints.memory_limit
+            if limit is None or max(prediction.memory_bytes) <= limit:
+                weighed.append(prediction)
+                break
+    weighed.sort(key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches))
+    return (weighed[0] if weighed else None), tuple(weighed)
+
+
+class _Shape(NamedTuple):
+    """A plan but for its cut; ``share`` are the rows of a replica."""
+
+    pp: int
+    schedule: str
+    stages_per_rank: int
+    num_microbatches: int
+    share: int
+
+    @property
+    def orders(self) -> list[list[Work]]:
+        return _orders(self.schedule, self.pp, self.num_microbatches, self.stages_per_rank)
+
+
+def _shapes(constraints: Constraints, *, num_active: int) -> Iterator[_Shape]:
+    """All that ``constraints`` allow with so many units that train."""
+    for pp in constraints.pipeline_lengths:
+        share = -(-constraints.global_batch_size // (constraints.world_size // pp))
+        fixed = constraints.microbatches
+        choices: Sequence[int] = microbatch_choices(share, pp=pp) if fixed is None else (fixed,)
+        # Note: a plain loop has no schedule, whatever is written in its plan.
+        schedules = constraints.schedules if pp > 1 else ((constraints.schedules[0][0], 1),)
+        for (schedule, per_rank), num_microbatches in product(schedules, choices):
+            runs = admits(
+                schedule if pp > 1 else _PLAIN,
+                num_ranks=pp,
+                num_microbatches=num_microbatches,
+                stages_per_rank=per_rank,
+            )
+            if runs and pp * per_rank <= num_active and num_microbatches <= share:
+                yield _Shape(pp, schedule, per_rank, num_microbatches, share)
+
+
+def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, correction: float = 1.0) -> Prediction:
+    """What is expected of a full step of ``plan``.
+
+    Args:
+        correction: measured over predicted time of such plans.
+    """
+    unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
+    timeline = simulate_plan(plan, costs=costs, global_batch_size=global_batch_size)
+    units = unit_bytes(unit, costs, recomputes=recomputed_share(costs, plan.num_microbatches) > 0)
+    before = prefix_bytes(
+        unit, computed=range(plan.first_computed, plan.first_active), num_microbatches=plan.num_microbatches
+    )
+    frozen_bytes = sum(costs.parameter_bytes[: plan.first_active])
+    memory = []
+    for rank, order in enumerate(_orders(plan.schedule, plan.pp, plan.num_microbatches, plan.stages_per_rank)):
+        num_bytes = rank_bytes(
+            order,
+            {stage: [units[u] for u in plan.stage_units(stage)] for stage in plan.stages_of(rank)},
+            before=0 if rank else before,
+            widest=widest_boundary(units[plan.first_active :]) if plan.pp > 1 else 0,
+            num_stages=plan.num_stages,
+            keeps_sends=keeps_sends(plan.schedule),
+            recompute=costs.recompute,
+            sums_gradients=plan.dp > 1,
+        )
+        memory.append(frozen_bytes + num_bytes)
+    return Prediction(plan, round(timeline.total * correction) / 1e9, tuple(memory), timeline.bubble)
+
+
+def recomputed_share(costs: JobCosts, num_microbatches: int) -> float:
+    """Which share of a step's micro-batches is recomputed."""
+    if costs.recompute == "never":
+        return 0.0
+    return (num_microbatches - (costs.recompute == "except_last")) / num_microbatches
+
+
+def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int) -> Timeline:
+    """The step of one of the plan's pipelines; all replicas take the same."""
+    unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
+    share = recomputed_share(costs, plan.num_microbatches)  # each micro-batch takes the mean
+    stages = []
+    for stage in range(plan.num_stages):
+        units = plan.stage_units(stage)
+        received = unit.boundary_bytes[units.start - 1] if stage else 0
+        backward = _total(unit.backward_ns, units) + round(_total(unit.recompute_ns, units) * share)
+        stages.append(
+            StageCosts(
+                forward=_total(unit.forward_ns, units),
+                backward=backward,
+                weight=_weight_ns(plan, costs, stage=stage, backward=backward, apart=_total(unit.weight_ns, units)),
+                send=costs.send.bytes_ns(unit.boundary_bytes[units.stop - 1]),
+                send_back=costs.send.bytes_ns(received),
+            )
+        )
+    weights = [sum(costs.parameter_bytes[unit] for unit in plan.units_of(rank)) for rank in range(plan.pp)]
+    computed = range(plan.first_computed, plan.first_active)
+    return simulate(
+        plan.schedule if plan.pp > 1 else _PLAIN,
+        stages,
+        num_ranks=plan.pp,
+        num_microbatches=plan.num_microbatches,
+        latency=costs.send.latency_ns,
+        first=_total(unit.prefix_ns, computed) * plan.num_microbatches,
+        reduce=[costs.reduction_ns(num_bytes, num_replicas=plan.dp) for num_bytes in weights],
+        update=[round(num_bytes * costs.update_ns_per_byte) for num_bytes in weights],
+        overlap=costs.overlap,
+        contention=costs.busy_factors(plan.pp) if plan.pp > 1 else None,
+        receives_late=costs.receives_late,
+    )
+
+
+def _weight_ns(plan: ParallelPlan, costs: JobCosts, *, stage: int, backward: int, apart: int) -> int:
+    """What a split backward leaves for later. The first stage has no gradient of inputs to compute first, so that all
+    of it is later; what is recomputed is not split (``adapter``)."""
+    if stage == 0:
+        return backward
+    return apart if costs.recompute == "never" else 0
+
+
+def _orders(schedule: str, pp: int, num_microbatches: int, stages_per_rank: int) -> list[list[Work]]:
+    """What the ranks of one pipeline do."""
+    return orders(
+        schedule if pp > 1 else _PLAIN,
+        num_ranks=pp,
+        num_microbatches=num_microbatches,
+        stages_per_rank=stages_per_rank,
+    )
+
+
+def unit_costs(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int) -> UnitCosts:
+    """Of the plan's micro-batches."""
+    share = -(-global_batch_size // plan.dp)
+    return costs.unit_costs(-(-share // plan.num_microbatches))
+
+
+def _total(column: Sequence[int], units: range) -> int:
+    return sum(column[units.start : units.stop])
+
+
+def _cuts(
+    shape: _Shape, *, first: int, computed: range, costs: JobCosts, constraints: Constraints
+) -> Iterator[tuple[int, ...]]:
+    """Boundaries to be tried one after the other until one fits: those whose slowest stage is fastest.
+
+    With one stage a rank they keep to the memory limit, and are the best that do. What several stages of a rank take
+    together is no matter of single stages: behind the fastest cut comes the one whose largest stage is smallest. A cut
+    between these two that is faster and fits may be missed.
+
+    Args:
+        first: the first active unit. computed: the frozen ones that are computed in the step.
+    """
+    unit = costs.unit_costs(-(-shape.share // shape.num_microbatches))
+    num_units, num_stages = len(unit.forward_ns), shape.pp * shape.stages_per_rank
+    if constraints.fixed_cut is not None:
+        kept = _kept_cut(constraints.fixed_cut, first=first, num_units=num_units)
+        yield from () if kept is None else (kept,)
+        return
+    share = recomputed_share(costs, shape.num_microbatches)
+    times = [step + round(again * share) for step, again in zip(unit.step_ns[first:], unit.recompute_ns[first:])]
+    fastest = partial(
+        partition,
+        times,
+        num_stages=num_stages,
+        crossing=[2 * costs.send.ns(num_bytes) for num_bytes in unit.boundary_bytes[first:]],
+    )
+    cuts = []
+    units, order = unit_bytes(unit, costs, recomputes=share > 0)[first:], shape.orders
+    if constraints.memory_limit is None:
+        cuts.append(fastest())
+    elif (limit := constraints.memory_limit - sum(costs.parameter_bytes[:first])) < 0:
+        return  # the weights of the prefix alone are too many
+    elif shape.stages_per_rank == 1:
+        memory, largest = cut_bytes(
+            order,
+            units,
+            before=prefix_bytes(unit, computed=computed, num_microbatches=shape.num_microbatches),
+            limit=limit,
+            keeps_sends=keeps_sends(shape.schedule),
+            recompute=costs.recompute,
+            sums_gradients=constraints.world_size > shape.pp,
+        )
+        cuts.append(fastest(memory=memory, largest=largest, memory_limit=limit))
+    else:
+        alive = peak_alive(order[0]) / shape.stages_per_rank
+        sizes = [u.lasting + u.gradients + round(alive * u.kept) for u in units]
+        cuts += [fastest(), partition(sizes, num_stages=num_stages)]
+    yield from (tuple(first + boundary for boundary in cut) for cut in cuts if cut is not None)
+
+
+def _kept_cut(cut: tuple[int, ...], *, first: int, num_units: int) -> tuple[int, ...] | None:
+    """The old boundaries, moved right only as far as keeps every stage non-empty."""
+    kept: list[int] = []
+    for boundary in cut:
+        kept.append(max(boundary, (kept[-1] if kept else first) + 1))
+    return tuple(kept) if not kept or kept[-1] < num_units else None

@@ -1,0 +1,1 @@
+"""This process among its peers: its world, its end, its failure."""

@@ -1,0 +1,1 @@
+"""One run: its job, folder, checkpoints, totals and report."""

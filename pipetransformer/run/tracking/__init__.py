@@ -1,0 +1,28 @@
+"""What a run tells while it works, and what it leaves behind. None of this imports torch."""
+
+from __future__ import annotations
+
+from pipetransformer.run.tracking.events import EventLog, read_events, to_plain
+from pipetransformer.run.tracking.names import evaluation_metrics, train_metrics
+from pipetransformer.run.tracking.progress import Progress, ProgressFields
+from pipetransformer.run.tracking.render import render
+from pipetransformer.run.tracking.summary import CacheBytes, CacheUse, Summary, Transition
+from pipetransformer.run.tracking.tracker import Tracker
+from pipetransformer.run.tracking.wandb_run import WandbRun
+
+__all__ = [
+    "CacheBytes",
+    "CacheUse",
+    "EventLog",
+    "Progress",
+    "ProgressFields",
+    "Summary",
+    "Tracker",
+    "Transition",
+    "WandbRun",
+    "evaluation_metrics",
+    "read_events",
+    "render",
+    "to_plain",
+    "train_metrics",
+]

@@ -1,0 +1,114 @@
+"""The run on Weights & Biases: one a job, offline unless asked otherwise."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipetransformer.run.tracking.events import to_plain
+
+__all__ = ["WandbRun"]
+
+_ONLINE_INIT_SECONDS = 30
+_UPLOAD_SECONDS = 60.0
+_FAILED_UPLOAD_SECONDS = 3.0  # a failed job ends within ten
+
+
+class WandbRun:
+    """Logs to ``run_dir/wandb``. A failure of wandb is one line through ``report``; the training goes on without it.
+
+    The id is made from the run's: a resumed job continues the same run online, and offline writes one more segment of
+    it, which ``wandb sync --append`` joins. With ``mode="disabled"`` wandb is never imported.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_dir: Path,
+        run_id: str,
+        mode: str,
+        project: str,
+        name: str | None,
+        config: Mapping[str, Any],
+        resumed: bool,
+        report: Callable[[str], None],
+    ) -> None:
+        self._report = report
+        self._run: Any = None
+        if mode == "disabled":
+            return
+        try:
+            import wandb
+
+            with _no_prompt():
+                self._run = wandb.init(
+                    mode=mode,  # type: ignore[arg-type]
+                    dir=str(run_dir),
+                    id=re.sub(r"[^A-Za-z0-9_.-]", "-", run_id),
+                    project=project,
+                    name=name or run_id,
+                    config=to_plain(config),
+                    resume="allow" if resumed and mode == "online" else None,
+                    settings=wandb.Settings(
+                        console="off",
+                        silent=True,
+                        init_timeout=_ONLINE_INIT_SECONDS,
+                        x_disable_stats=True,  # its monitor process outlives a killed job by seconds
+                    ),
+                )
+        except Exception as error:  # a dashboard must not cost the job, whatever it raises
+            self._give_up("could not start", error)
+
+    def log(self, metrics: Mapping[str, Any], *, step: int) -> None:
+        if self._run is None:
+            return
+        try:
+            self._run.log(to_plain(metrics), step=step)
+        except Exception as error:  # as above: its service process may have died
+            self._give_up(f"stopped at step {step}", error)
+
+    def finish(self, *, exit_code: int = 0) -> None:
+        """Flush, mark the run as finished or failed, and end wandb's service process.
+
+        Note: without a network, wandb would wait for ever for what is not uploaded yet.
+        """
+        if self._run is None:
+            return
+        limit = _FAILED_UPLOAD_SECONDS if exit_code else _UPLOAD_SECONDS
+        thread = threading.Thread(target=self._finish, args=(self._run, exit_code), name="wandb-finish", daemon=True)
+        thread.start()
+        thread.join(limit)
+        if thread.is_alive():
+            self._report(f"wandb has not uploaded everything in {limit:.0f} s; `wandb sync` does the rest")
+        self._run = None
+
+    def _finish(self, run: Any, exit_code: int) -> None:
+        import wandb
+
+        try:
+            run.finish(exit_code=exit_code)
+            wandb.teardown(exit_code=exit_code)
+        except Exception as error:  # as above
+            self._give_up("could not finish", error)
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        self._run = None
+        lines = str(error).splitlines() or [type(error).__name__]
+        self._report(f"wandb {what}: {lines[0]}; the run goes on without it")
+
+
+@contextmanager
+def _no_prompt() -> Iterator[None]:
+    """Without a key, wandb asks for one on a terminal, which would hold up all ranks; elsewhere it raises."""
+    stdin = sys.stdin
+    with open(os.devnull, encoding="ascii") as sys.stdin:
+        try:
+            yield
+        finally:
+            sys.stdin = stdin

@@ -1,0 +1,1 @@
+"""Runs on clusters that are not there."""
