@@ -132,7 +132,7 @@ def configuration(model: str, *, mode: str, optimizer: str) -> Config:
     file, kwargs, overrides = MODELS[model]
     every = (
         *(f"model.kwargs={kwargs}", f"train.batch_size={BATCH}", f"train.optimizer={optimizer}", "model.dropout=0.1"),
-        *(f"pipe.checkpoint={mode}", "pipe.schedule=zero_bubble", "log.wandb=disabled"),
+        *(f"pipe.recompute={mode}", "pipe.schedule=zero_bubble", "log.wandb=disabled"),
     )
     return load_config(CONFIGS / f"train_config_{file}.yaml", [*every, *overrides])
 

@@ -64,7 +64,7 @@ def run(*, repeats: int) -> None:
     world = init_world(timeout_seconds=300)
     rows: list[dict[str, object]] = []
     for mode in MODES:
-        config = load_config(CONFIG, [*MODEL, f"pipe.checkpoint={mode}", "pipe.microbatches=auto"])
+        config = load_config(CONFIG, [*MODEL, f"pipe.recompute={mode}", "pipe.microbatches=auto"])
         job = build_job(config, world, lead=partial(led_by, 0))
         rows += of_mode(config, job, world, mode=mode, repeats=repeats)
     if world.rank == 0:

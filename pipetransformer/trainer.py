@@ -225,7 +225,7 @@ class Trainer:
             objective=self.objective,
             keep_frozen_state=self.keep_frozen_state,
             state=state,
-            recompute=self.config.pipe.checkpoint,
+            recompute=self.config.pipe.recompute,
         )
         return moved
 

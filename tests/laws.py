@@ -45,7 +45,7 @@ class Case:
 
     Attributes:
         moves: (step, frozen, pp). ways: for each move (schedule, stages a rank), where they are not all ``schedule``
-            with one. clip: max_grad_norm. recompute: pipe.checkpoint. units: pipe.units.
+            with one. clip: max_grad_norm. recompute: pipe.recompute. units: pipe.units.
     """
 
     model: str
@@ -185,7 +185,7 @@ def elastic_run(
     """The job under test on one rank: (all weights on rank 0, this rank's gradients by step)."""
     replay = Path(folder) / f"replay_{world.rank}.jsonl"
     write_replay(replay, case.plans())
-    overrides = [*case.overrides(data), f"pipe.checkpoint={case.recompute}", f"pipe.units={case.units}"]
+    overrides = [*case.overrides(data), f"pipe.recompute={case.recompute}", f"pipe.units={case.units}"]
     overrides += [f"run.replay={replay}", f"run.dir={folder}", "run.id=elastic"]
     gradients: dict[int, Weights] = {}
 

@@ -14,10 +14,9 @@ from graphs import MODELS, SMALL_ZOO, batch, build, errors, even_cut, loss, refe
 from ranks import RankPool
 from torch import Tensor, nn
 
-from pipetransformer.adapter import SENDS_WITHOUT_GRADIENTS
+from pipetransformer.adapter import MODES, SENDS_WITHOUT_GRADIENTS
 from pipetransformer.graphs.graph import Graph, GraphPipeline
 from pipetransformer.graphs.graph import pipeline as pipeline_module
-from pipetransformer.pipe.recompute import MODES
 from pipetransformer.process.world import World
 
 EXACT = 1e-10

@@ -12,9 +12,9 @@ from graphs import ROWS, batch, build, even_cut, loss, traced
 from ranks import RankPool
 from torch import Tensor, nn
 
+from pipetransformer.adapter import MODES
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph import Graph, GraphPipeline, trace
-from pipetransformer.pipe.recompute import MODES
 from pipetransformer.process.world import World
 
 ALONE: dict[str, Any] = {"boundaries": (), "num_microbatches": 2, "kind": "gpipe", "loss": loss, "group": None}

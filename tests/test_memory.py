@@ -17,10 +17,9 @@ import pytest
 from laws import REPOSITORY
 from ranks import RankPool
 
-from pipetransformer.adapter import SENDS_WITHOUT_GRADIENTS
+from pipetransformer.adapter import MODES, SENDS_WITHOUT_GRADIENTS
 from pipetransformer.launch.node import free_port
 from pipetransformer.pipe.planner.memory import UnitBytes, rank_bytes
-from pipetransformer.pipe.recompute import MODES
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.schedules import Work, orders
 from pipetransformer.process.world import World

@@ -12,7 +12,8 @@ import pytest
 
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
-from pipetransformer.pipe import memory, planner
+from pipetransformer.pipe.planner import memory
+from pipetransformer.pipe.planner import search as planner
 from pipetransformer.pipe.planner.choice import AutoPipe, cached_choices
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 from pipetransformer.pipe.planner.search import Constraints, best_plan, divisors, microbatch_choices

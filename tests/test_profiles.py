@@ -64,7 +64,7 @@ def test_costs_are_read_again(override: str, measures: Callable[..., bool]) -> N
         "data.image_size=16",
         "train.precision=bfloat16",
         "train.optimizer=sgd",
-        "pipe.checkpoint=always",
+        "pipe.recompute=always",
         "pipe.schedule=zero_bubble",
         "pipe.units=half",
     ],

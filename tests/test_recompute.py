@@ -17,11 +17,10 @@ from ranks import RankPool
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipetransformer.adapter import LiveBytes
+from pipetransformer.adapter import MODES, LiveBytes, Recompute, kept_bytes, product_bytes
 from pipetransformer.data import alone
+from pipetransformer.engine import executor as execute
 from pipetransformer.models import Stage
-from pipetransformer.pipe import execute
-from pipetransformer.pipe.recompute import MODES, Recompute, kept_bytes, product_bytes
 from pipetransformer.process.world import World
 from pipetransformer.run.job import build_job
 from pipetransformer.trainer import Trainer
@@ -170,7 +169,7 @@ def peak_bytes(world: World, mode: str, schedule: str, folder: str) -> int:
     case = Case("vit", 2, ((0, 0, 2),), 8, schedule, precision="float32")
     replay = Path(folder) / f"replay_{mode}_{world.rank}.jsonl"
     write_replay(replay, case.plans())
-    overrides = [*case.overrides(""), f"pipe.checkpoint={mode}", f"model.kwargs={WIDE}", "train.batch_size=128"]
+    overrides = [*case.overrides(""), f"pipe.recompute={mode}", f"model.kwargs={WIDE}", "train.batch_size=128"]
     overrides += ["data.max_train_samples=256", "data.max_eval_samples=8", "train.epochs=1"]
     overrides += [f"run.replay={replay}", f"run.dir={folder}", f"run.id={mode}"]
     trainer = Trainer(configuration("vit", overrides), world, timed=False)

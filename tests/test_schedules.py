@@ -286,7 +286,7 @@ MISTAKES = {
     "pipe.schedule=interleaved pipe.initial_length=2 pipe.microbatches=5": "takes 4 or 6",
     "pipe.schedule=zero_bubble pipe.initial_length=4 pipe.microbatches=11": "takes 10 or 12",
     "pipe.schedule=1f1b pipe.initial_length=4 pipe.microbatches=2": "at least pipe.initial_length = 4",
-    "pipe.checkpoint=sometimes": "one of never, except_last, always, selective",
+    "pipe.recompute=sometimes": "one of never, except_last, always, selective",
 }
 
 

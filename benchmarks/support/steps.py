@@ -36,7 +36,7 @@ class PlanSteps:
             self.layout, _ = move(
                 self.layout, plan, ownership=self._ownership, chain=self._job.chain, train=self._config.train,
                 world=self._world, objective=self.objective, keep_frozen_state=False,
-                recompute=self._config.pipe.checkpoint,
+                recompute=self._config.pipe.recompute,
             )  # fmt: skip
             self._job.chain.train()  # blocks that are frozen no more are still in eval mode
         return self.layout

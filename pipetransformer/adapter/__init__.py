@@ -12,7 +12,7 @@ from pipetransformer.adapter.pipelining import (
     build_schedule,
     run_schedule,
 )
-from pipetransformer.adapter.recomputation import ProductBytes, selective_contexts
+from pipetransformer.adapter.recomputation import MODES, Recompute, kept_bytes, product_bytes
 from pipetransformer.adapter.split import bytes_between_halves
 from pipetransformer.adapter.stage import StageTimes
 from pipetransformer.adapter.tensors import belongs_to_parameter, gradient_norms, scale_gradients_
@@ -21,7 +21,8 @@ __all__ = [
     "SENDS_WITHOUT_GRADIENTS",
     "CheckpointException",
     "LiveBytes",
-    "ProductBytes",
+    "MODES",
+    "Recompute",
     "Schedule",
     "StagePart",
     "StageTimes",
@@ -37,13 +38,14 @@ __all__ = [
     "is_assertion",
     "is_light",
     "is_peer_failure",
+    "kept_bytes",
     "load_tensors",
     "module_call",
+    "product_bytes",
     "requires_grad",
     "run_ranks",
     "run_schedule",
     "save_tensors",
     "scale_gradients_",
-    "selective_contexts",
     "written",
 ]

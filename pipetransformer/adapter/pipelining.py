@@ -23,7 +23,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, Pipeli
 from pipetransformer.adapter.stage import StageTimes, TimedStage
 
 if TYPE_CHECKING:
-    from pipetransformer.pipe.recompute import Recompute
+    from pipetransformer.adapter.recomputation import Recompute
 
 __all__ = ["SENDS_WITHOUT_GRADIENTS", "Schedule", "StagePart", "build_schedule", "run_schedule"]
 

@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage
 from pipetransformer.adapter.split import alias, splits_exactly
 
 if TYPE_CHECKING:
-    from pipetransformer.pipe.recompute import Recompute
+    from pipetransformer.adapter.recomputation import Recompute
 
 __all__ = ["StageTimes", "TimedStage"]
 

@@ -204,7 +204,7 @@ class PipeConfig(Section):
         "and `zero_bubble` a multiple of the M // pp rounds that they go in. Where it does not divide a replica's "
         "rows, rows without weight are added.",
     )
-    checkpoint: Literal["never", "except_last", "always", "selective"] = Field(
+    recompute: Literal["never", "except_last", "always", "selective"] = Field(
         default="never",
         description="Whose activations are computed again in the backward, unit by unit (`units`), to save memory: no "
         "micro-batch's, all but the last one's of a step, or all. `selective`: all, but for what matrix products and "

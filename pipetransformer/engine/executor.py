@@ -15,10 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipetransformer.adapter import Schedule, StagePart, StageTimes, build_schedule, run_schedule
+from pipetransformer.adapter import Recompute, Schedule, StagePart, StageTimes, build_schedule, run_schedule
 from pipetransformer.engine.objective import Objective
 from pipetransformer.models import Chain, Stage
-from pipetransformer.pipe.recompute import Recompute
 from pipetransformer.plan import ParallelPlan
 
 __all__ = ["Executor", "StepInput", "build_executor"]
@@ -203,7 +202,7 @@ def build_executor(
 
     Args:
         group: the ranks of its pipeline; None for pp = 1.
-        recompute: which activations are recomputed, one of ``recompute.MODES``.
+        recompute: which activations are recomputed, one of ``adapter.MODES``.
     """
     again = None if recompute == "never" else Recompute(recompute)
     stages = [Stage(chain, units, around=again) for units in plan.active_units_of(rank)]

@@ -134,7 +134,7 @@ def move(
         ownership: updated in place.
         keep_frozen_state: keep the optimizer state of frozen units for a later unfreezing.
         state: optimizer state that this rank already has (after a resume), instead of ``old``'s.
-        recompute: which activations are recomputed, one of ``pipe.recompute.MODES``.
+        recompute: which activations are recomputed, one of ``adapter.MODES``.
     """
     start = perf_counter()
     state = {**ownership.parked, **(state or {})}

@@ -8,10 +8,9 @@ from itertools import count
 
 import torch
 
-from pipetransformer.adapter import SENDS_WITHOUT_GRADIENTS
+from pipetransformer.adapter import MODES, SENDS_WITHOUT_GRADIENTS
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph.graph import Graph
-from pipetransformer.pipe.recompute import MODES
 from pipetransformer.plan.schedules import SCHEDULES, admits
 
 __all__ = ["check_gradients", "check_recomputation", "check_schedule"]

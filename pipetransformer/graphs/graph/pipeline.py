@@ -8,14 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.adapter import Schedule, StagePart, StageTimes, build_schedule, run_schedule
+from pipetransformer.adapter import Recompute, Schedule, StagePart, StageTimes, build_schedule, run_schedule
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph.batch_norm import recomputing
 from pipetransformer.graphs.graph.checks import check_gradients, check_recomputation, check_schedule
 from pipetransformer.graphs.graph.graph import Graph, GraphTensor
 from pipetransformer.graphs.graph.stage import GraphStage
 from pipetransformer.graphs.graph.tied import sum_tied_gradients
-from pipetransformer.pipe.recompute import Recompute
 
 __all__ = ["GraphPipeline"]
 
@@ -32,7 +31,7 @@ class GraphPipeline:
         kind: one of ``schedules.SCHEDULES``.
         loss: of one micro-batch's output and target; divides by the size of the whole batch itself.
         group: the ranks of the pipeline.
-        checkpoint: which activations are recomputed, one of ``recompute.MODES``; block by block (``Graph.segments``).
+        checkpoint: which activations are recomputed, one of ``adapter.MODES``; block by block (``Graph.segments``).
 
     Raises:
         UserError: on all ranks alike, where the schedule does not run with these numbers, where ``checkpoint`` is no

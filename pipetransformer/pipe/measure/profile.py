@@ -174,7 +174,7 @@ def costs_key(config: Config) -> dict[str, object]:
         "precision": config.train.precision,
         "optimizer": [config.train.optimizer, config.train.momentum > 0],
         "weights_apart": _weights_apart(config),
-        "checkpoint": config.pipe.checkpoint,
+        "checkpoint": config.pipe.recompute,
         "units": config.pipe.units,
     }
 
@@ -242,7 +242,7 @@ def _measure(
         chain,
         [microbatch(length, rows) for length, rows in shapes],
         weights_apart=_weights_apart(config),
-        recompute=config.pipe.checkpoint,
+        recompute=config.pipe.recompute,
     )
     found = dict(zip(shapes, map(_maximum, costs)))
     measured = {length: found[length, workload.share] for length in workload.lengths}
@@ -280,7 +280,7 @@ def _measure(
         read=Link(0, memcpy_s * 1e9),
         receives_late=world.device.type == "cpu",
         contention=min(at_first, contention()),  # the machine's: another's work adds to it for a while
-        recompute=config.pipe.checkpoint,
+        recompute=config.pipe.recompute,
     )
     return Profile(key, job, measured, 1.0 / memcpy_s, device_memory(world.device))
 

@@ -11,10 +11,16 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from pipetransformer.adapter import LiveBytes, belongs_to_parameter, bytes_between_halves
+from pipetransformer.adapter import (
+    LiveBytes,
+    Recompute,
+    belongs_to_parameter,
+    bytes_between_halves,
+    kept_bytes,
+    product_bytes,
+)
 from pipetransformer.models import Chain
 from pipetransformer.pipe.planner.costs import UnitCosts
-from pipetransformer.pipe.recompute import Recompute, kept_bytes, product_bytes
 from pipetransformer.process.world import now_ns
 
 __all__ = ["Microbatch", "profile_units"]
@@ -42,7 +48,7 @@ def profile_units(
 
     Args:
         weights_apart: measure what of the backward weights take, by a backward of inputs alone; zeros otherwise.
-        recompute: measure what recomputation adds, one of ``pipe.recompute.MODES``.
+        recompute: measure what recomputation adds, one of ``adapter.MODES``.
     """
     shapes = [_Shape(chain, batch, weights_apart=weights_apart, recompute=recompute) for batch in microbatches]
     with torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):

@@ -162,7 +162,7 @@ class AutoPipe:
             what = f"{limit} bytes hold no layout of this model with a pipeline of {lengths}"
             if self._limit_key is not None:
                 return f"{self._limit_key}: {what}; give at least {least}"
-            return f"device memory: {what}, which takes {least}; give pipe.checkpoint always, or more ranks"
+            return f"device memory: {what}, which takes {least}; give pipe.recompute always, or more ranks"
         shares = {pp: -(-first.global_batch_size // (first.world_size // pp)) for pp in first.pipeline_lengths}
         choices = sorted({m for pp, share in shares.items() for m in microbatch_choices(share, pp=pp)})
         if allowed := [m for m in choices if fits(None, m)]:

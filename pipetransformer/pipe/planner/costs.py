@@ -105,7 +105,7 @@ class JobCosts:
         overlap: how much of the last micro-batch's backward can hide a reduction, 0 to 1.
         contention: how long work takes while all ranks are busy, as all costs were measured, over what it takes a rank
             alone: above 1 where ranks share cores.
-        recompute: which micro-batches are recomputed, one of ``pipe.recompute.MODES``.
+        recompute: which micro-batches are recomputed, one of ``adapter.MODES``.
         between: of a node to others; None on one node. The sums of a pipeline's stages share it.
         read: of a rank to the memory that its cache is in; None does not count reads.
         receives_late: messages of a pipeline move only when they are asked for, right before they are needed. Note: so

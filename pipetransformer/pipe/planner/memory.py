@@ -101,7 +101,7 @@ def rank_bytes(
         order: what the rank does. stages: the units of each of its stages.
         before: while it runs the prefix. widest: ``widest_boundary``; 0 where the pipeline has one stage.
         num_stages: of the pipeline. keeps_sends: its schedule does.
-        recompute: one of ``pipe.recompute.MODES``.
+        recompute: one of ``adapter.MODES``.
         sums_gradients: with other replicas, in buckets that stay.
     """
     order = _whole_backwards(order, recompute)
