@@ -19,22 +19,27 @@ from pipetransformer.cache import AutoCache
 from pipetransformer.config import Config
 from pipetransformer.config.calendar import Agenda
 from pipetransformer.data import Batch, epoch_batches
+from pipetransformer.dp.optimizer_state import OptimizerState
 from pipetransformer.engine.evaluate import NotFinite, evaluate_splits
 from pipetransformer.engine.feed import Feed
 from pipetransformer.engine.layout import Layout, Move, initial_ownership, move
 from pipetransformer.engine.objective import Objective
-from pipetransformer.engine.optim import OptimizerState, learning_rate
+from pipetransformer.engine.optim import learning_rate
 from pipetransformer.engine.step import PhaseSeconds, Probe, Stepper
 from pipetransformer.freeze import FreezeController
 from pipetransformer.pipe.controller import Planning
+from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import AutoPipe, Choice
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.process.world import World, device_memory, led_by
+from pipetransformer.process.collectives import led_by
+from pipetransformer.process.device import device_memory, reset_peak_memory
+from pipetransformer.process.world import World
 from pipetransformer.run.checkpoint import CheckpointStore, gather_weights, job_identity, save_model
+from pipetransformer.run.folder import find_run_folder
 from pipetransformer.run.guards import Guards
-from pipetransformer.run.job import build_job, check_layout, find_run_folder, read_plans
+from pipetransformer.run.job import build_job
+from pipetransformer.run.replay import read_plans
 from pipetransformer.run.report import Report
-from pipetransformer.run.totals import reset_peak_memory
 
 __all__ = ["Trainer"]
 

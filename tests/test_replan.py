@@ -12,8 +12,8 @@ from laws import NUM_BLOCKS, STATIC, Case, KeepingTrainer, Weights, configuratio
 from ranks import RankPool
 
 from pipetransformer.engine.step import PhaseSeconds
-from pipetransformer.pipe.measure.profile import Workload
 from pipetransformer.pipe.measure.profile_file import Profile
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 from pipetransformer.process.world import World
 

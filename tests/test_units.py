@@ -28,6 +28,7 @@ from test_resume import interrupted_run
 from pipetransformer.config import load_config
 from pipetransformer.engine import step
 from pipetransformer.errors import UserError
+from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import AutoPipe
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
 from pipetransformer.pipe.planner.partition import bottleneck
@@ -35,7 +36,6 @@ from pipetransformer.pipe.planner.search import Constraints, best_plan
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.units import Numbering
 from pipetransformer.process.world import World
-from pipetransformer.run.job import check_layout
 
 HALF, BLOCK = "pipe.units=half", "pipe.units=block"
 

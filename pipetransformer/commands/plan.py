@@ -15,9 +15,9 @@ from pipetransformer.errors import UserError
 from pipetransformer.launch.arguments import count
 from pipetransformer.pipe.measure.profile import costs_key
 from pipetransformer.pipe.measure.profile_file import Profile, load_profile, save_profile
+from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import AutoPipe
 from pipetransformer.pipe.planner.search import Prediction
-from pipetransformer.run.job import check_layout
 
 __all__ = ["add_arguments", "run"]
 

@@ -12,7 +12,7 @@ from pipetransformer.data import Dataset, epoch_batches
 from pipetransformer.engine.feed import Feed
 from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
-from pipetransformer.process.world import first_of_ranks
+from pipetransformer.process.collectives import first_of_ranks
 
 __all__ = ["NotFinite", "evaluate", "evaluate_splits"]
 

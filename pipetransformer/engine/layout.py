@@ -16,12 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.dp import GradientReducer, Mesh, execute_transfers, plan_transfers
+from pipetransformer.dp.optimizer_state import OptimizerState, empty_state, state_keys, take_state
 from pipetransformer.engine.executor import Executor, build_executor
 from pipetransformer.engine.objective import Objective
-from pipetransformer.engine.optim import OptimizerState, build_optimizer, empty_state, state_keys, take_state
+from pipetransformer.engine.optim import build_optimizer
 from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.process.world import World, synchronize
+from pipetransformer.process.device import synchronize
+from pipetransformer.process.world import World
 
 if TYPE_CHECKING:
     from pipetransformer.config import TrainConfig

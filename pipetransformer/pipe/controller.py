@@ -13,9 +13,10 @@ from pipetransformer.engine.feed import Feed
 from pipetransformer.engine.layout import Layout, Move
 from pipetransformer.engine.step import PhaseSeconds, Stepper
 from pipetransformer.models import Chain
-from pipetransformer.pipe.measure.profile import Measurements, Workload, measure_profile
+from pipetransformer.pipe.measure.profile import Measurements, measure_profile
 from pipetransformer.pipe.measure.static_layouts import Calibration, calibrate
 from pipetransformer.pipe.measure.watch import CostWatch
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.choice import AutoPipe, Choice, cached_choices
 from pipetransformer.pipe.planner.search import divisors, predict
 from pipetransformer.plan import ParallelPlan

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from pipetransformer.adapter import CheckpointException, load_tensors, save_tensors
 from pipetransformer.dp import execute_transfers, plan_transfers
+from pipetransformer.dp.optimizer_state import OptimizerState, empty_state
 from pipetransformer.engine.layout import Layout, Ownership
-from pipetransformer.engine.optim import OptimizerState, empty_state
 from pipetransformer.errors import UserError, writing
 from pipetransformer.models import BuiltModel, Chain
 from pipetransformer.plan import ParallelPlan

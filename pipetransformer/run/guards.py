@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipetransformer.engine.objective import Objective
 from pipetransformer.errors import UserError
-from pipetransformer.process.world import first_of_ranks
+from pipetransformer.process.collectives import first_of_ranks
 from pipetransformer.run.checkpoint import CheckpointStore
 
 __all__ = ["Guards"]

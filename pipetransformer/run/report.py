@@ -19,10 +19,11 @@ from pipetransformer.engine.step import PhaseSeconds
 from pipetransformer.freeze import FreezeDecision
 from pipetransformer.pipe.measure.static_layouts import Calibration
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.process.device import peak_memory_bytes
 from pipetransformer.process.world import World
 from pipetransformer.run.compute_floor import ComputeFloor
-from pipetransformer.run.job import RunFolder, make_run_folder
-from pipetransformer.run.totals import Totals, peak_memory_bytes
+from pipetransformer.run.folder import RunFolder, make_run_folder
+from pipetransformer.run.totals import Totals
 from pipetransformer.run.tracking import (
     CacheBytes,
     CacheUse,

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import resource
-import sys
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from pipetransformer.run.tracking import Transition
 
-__all__ = ["Totals", "peak_memory_bytes", "reset_peak_memory"]
+__all__ = ["Totals"]
 
 
 @dataclass(slots=True)
@@ -52,22 +46,3 @@ class Totals:
         values = dict(state)
         moves = [Transition(**{**t, "boundaries": tuple(t["boundaries"])}) for t in values.pop("transitions", [])]
         return cls(**values, transitions=moves)
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Starts the peak anew, so that set-up (every rank holds the whole model, all layouts are tried) does not count."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with contextlib.suppress(OSError):  # Linux has it; elsewhere set-up counts
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory that this rank held: on its GPU, or resident (a shared store counts in full) on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

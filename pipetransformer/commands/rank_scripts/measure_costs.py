@@ -12,10 +12,12 @@ from pipetransformer.launch.entry import run_guarded
 
 def main(path: Path, num_ranks: int, local_size: int, config_path: str, overrides: list[str]) -> None:
     from pipetransformer.data import epoch_batches
-    from pipetransformer.pipe.measure.profile import Workload, measure_profile
+    from pipetransformer.pipe.measure.profile import measure_profile
     from pipetransformer.pipe.measure.profile_file import save_profile
+    from pipetransformer.pipe.measure.workload import Workload
     from pipetransformer.pipe.planner.search import divisors
-    from pipetransformer.process.world import close_world, init_world, led_by
+    from pipetransformer.process.collectives import led_by
+    from pipetransformer.process.world import close_world, init_world
     from pipetransformer.run.job import build_job
 
     config = load_config(config_path, overrides)

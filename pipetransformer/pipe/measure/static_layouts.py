@@ -17,11 +17,13 @@ from pipetransformer.data import Batch
 from pipetransformer.engine.feed import Feed
 from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.step import Stepper
-from pipetransformer.pipe.measure.profile import Measurements, full_batches, samples_by_length
+from pipetransformer.pipe.measure.profile import Measurements
+from pipetransformer.pipe.measure.workload import full_batches, samples_by_length
 from pipetransformer.pipe.planner.costs import JobCosts, line
 from pipetransformer.pipe.planner.search import Prediction
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.process.world import slowest, synchronize
+from pipetransformer.process.collectives import slowest
+from pipetransformer.process.device import synchronize
 
 __all__ = ["Calibration", "calibrate"]
 
