@@ -8,7 +8,7 @@ import pytest
 
 from pipetransformer.config import load_config
 from pipetransformer.errors import UserError
-from pipetransformer.freeze import FreezeController, Policy, build_policy
+from pipetransformer.freeze import AutoFreeze, Policy, build_policy
 
 CONFIG = """\
 task: image_classification
@@ -25,7 +25,7 @@ def policy(name: str, *, num_blocks: int = 12, alpha: float = 0.5, max_frozen: i
     return built
 
 
-def frozen_by_step(controller: FreezeController, *, num_steps: int) -> list[int]:
+def frozen_by_step(controller: AutoFreeze, *, num_steps: int) -> list[int]:
     """n after every step from 0 on, as a loop asks for it."""
     frozen, history = 0, []
     for step in range(num_steps):
@@ -95,23 +95,23 @@ def test_static_freezes_its_count(max_frozen: int | None, expected: int) -> None
 )
 def test_intervals_warmup_and_cap(name: str, every: int, warmup: int, max_frozen: int, expected: list[int]) -> None:
     built = policy(name, max_frozen=max_frozen)
-    controller = FreezeController(built, every_steps=every, warmup_steps=warmup, max_frozen=max_frozen)
+    controller = AutoFreeze(built, every_steps=every, warmup_steps=warmup, max_frozen=max_frozen)
     assert frozen_by_step(controller, num_steps=len(expected)) == expected
 
 
 def test_no_policy_is_never_due() -> None:
     built = build_policy("none", num_blocks=12, alpha=0.5, max_frozen=None)
-    controller = FreezeController(built, every_steps=1, warmup_steps=0, max_frozen=12)
+    controller = AutoFreeze(built, every_steps=1, warmup_steps=0, max_frozen=12)
     assert not any(controller.due(step) for step in range(10))
 
 
 def test_a_policy_that_may_not_unfreeze_never_does() -> None:
-    controller = FreezeController(policy("static", max_frozen=2), every_steps=1, warmup_steps=0, max_frozen=12)
+    controller = AutoFreeze(policy("static", max_frozen=2), every_steps=1, warmup_steps=0, max_frozen=12)
     assert controller.decide(1, frozen=5).frozen == 5
 
 
 def test_norms_are_the_mean_over_the_interval_and_start_anew_with_the_next() -> None:
-    controller = FreezeController(policy("paper", num_blocks=3), every_steps=4, warmup_steps=0, max_frozen=3)
+    controller = AutoFreeze(policy("paper", num_blocks=3), every_steps=4, warmup_steps=0, max_frozen=3)
     controller.observe([1.0, 2.0, 30.0], num_steps=1)
     controller.observe([7.0, 4.0, 6.0], num_steps=3)
     assert controller.decide(4, frozen=0).norms == (2.0, 1.5, 9.0)
@@ -120,8 +120,8 @@ def test_norms_are_the_mean_over_the_interval_and_start_anew_with_the_next() -> 
 
 
 def test_a_restored_controller_decides_alike() -> None:
-    def fresh() -> FreezeController:
-        return FreezeController(policy("paper", num_blocks=3), every_steps=4, warmup_steps=0, max_frozen=3)
+    def fresh() -> AutoFreeze:
+        return AutoFreeze(policy("paper", num_blocks=3), every_steps=4, warmup_steps=0, max_frozen=3)
 
     undisturbed, before, after = fresh(), fresh(), fresh()
     for controller in (undisturbed, before):
@@ -220,8 +220,8 @@ class Dictated:
     ],
 )
 def test_hysteresis(patience: int, answers: list[int], expected: list[int]) -> None:
-    def controller() -> FreezeController:
-        return FreezeController(Dictated(answers), every_steps=1, warmup_steps=0, max_frozen=6, patience=patience)
+    def controller() -> AutoFreeze:
+        return AutoFreeze(Dictated(answers), every_steps=1, warmup_steps=0, max_frozen=6, patience=patience)
 
     one, frozen, found = controller(), 0, []
     for step in range(1, len(answers) + 1):

@@ -11,7 +11,7 @@ from pipetransformer.freeze.policies import Policy, build_policy
 if TYPE_CHECKING:
     from pipetransformer.config import FreezeConfig
 
-__all__ = ["FreezeController", "FreezeDecision"]
+__all__ = ["AutoFreeze", "FreezeDecision"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class FreezeDecision:
     norms: tuple[float, ...] | None
 
 
-class FreezeController:
+class AutoFreeze:
     """Asks ``policy`` every ``every_steps`` steps after ``warmup_steps`` steps; n never passes ``max_frozen``.
 
     Args:
@@ -51,7 +51,7 @@ class FreezeController:
         self._answers: list[int] = []
 
     @classmethod
-    def of(cls, config: FreezeConfig, *, num_blocks: int, batches_per_epoch: int) -> FreezeController:
+    def of(cls, config: FreezeConfig, *, num_blocks: int, batches_per_epoch: int) -> AutoFreeze:
         """Raises UserError for what a model of ``num_blocks`` blocks cannot do."""
         policy = build_policy(
             config.policy,

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipetransformer.config import Config
-from pipetransformer.data import Dataset, Lead, describe, load_image_data, load_squad, load_text_data
+from pipetransformer.config import Config, TrainConfig
+from pipetransformer.data import (
+    Batch,
+    Dataset,
+    Lead,
+    describe,
+    epoch_batches,
+    load_image_data,
+    load_squad,
+    load_text_data,
+)
 from pipetransformer.errors import UserError
 from pipetransformer.models import BuiltModel, Chain, TimmModel, build_model
 from pipetransformer.process.world import World
@@ -21,15 +30,36 @@ __all__ = ["Job", "build_job"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is trained, on what.
+    """A model and its data.
 
     Attributes:
+        built: the model with its library's own way of saving.
+        chain: the model as a chain of units.
         datasets: by split: ``train``, ``eval`` and, where a task has further evaluation sets, those by their own names.
+        train: settings of the training.
+        num_nodes: nodes that share out the samples.
     """
 
     built: BuiltModel
     chain: Chain
     datasets: dict[str, Dataset]
+    train: TrainConfig
+    num_nodes: int
+
+    @property
+    def best_by(self) -> str:
+        """The metric that ranks evaluations."""
+        return next(data for split, data in self.datasets.items() if split != "train").metric_names[0]
+
+    def train_batches(self, epoch: int) -> Sequence[Batch]:
+        """The global batches of an epoch, in order: a pure function of seed, epoch and number of nodes."""
+        return epoch_batches(
+            self.datasets["train"].lengths,
+            batch_size=self.train.batch_size,
+            seed=self.train.seed,
+            epoch=epoch,
+            num_nodes=self.num_nodes,
+        )
 
 
 def build_job(config: Config, world: World, *, lead: Lead) -> Job:
@@ -74,7 +104,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         ) from error
     if world.num_nodes > 1:
         _check_agreement(chain, datasets, world=world)
-    return Job(built, chain, dict(datasets))
+    return Job(built, chain, dict(datasets), config.train, world.num_nodes)
 
 
 def _check_agreement(chain: Chain, datasets: Mapping[str, Dataset], *, world: World) -> None:

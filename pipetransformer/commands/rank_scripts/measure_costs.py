@@ -11,7 +11,6 @@ from pipetransformer.launch.entry import run_guarded
 
 
 def main(path: Path, num_ranks: int, local_size: int, config_path: str, overrides: list[str]) -> None:
-    from pipetransformer.data import epoch_batches
     from pipetransformer.pipe.measure.profile import measure_profile
     from pipetransformer.pipe.measure.profile_file import save_profile
     from pipetransformer.pipe.measure.workload import Workload
@@ -24,10 +23,7 @@ def main(path: Path, num_ranks: int, local_size: int, config_path: str, override
     train, microbatches = config.train, config.pipe.microbatches
     world = init_world(timeout_seconds=config.run.timeout)
     job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
-    data = job.datasets["train"]
-    batches = epoch_batches(
-        data.lengths, batch_size=train.batch_size, seed=train.seed, epoch=0, num_nodes=world.num_nodes
-    )
+    batches = job.train_batches(0)
     workload = Workload.of(
         batches,
         global_batch_size=train.batch_size,
@@ -35,7 +31,9 @@ def main(path: Path, num_ranks: int, local_size: int, config_path: str, override
         pipeline_lengths=divisors(local_size),
         microbatches=microbatches if isinstance(microbatches, int) else None,
     )
-    profile = measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world)
+    profile = measure_profile(
+        job.chain, job.datasets["train"], batches=batches, workload=workload, config=config, world=world
+    )
     if world.rank == 0:
         save_profile(profile, path)
     close_world()
