@@ -207,7 +207,7 @@ class Trainer:
         if plan != self.engine.plan:
             self.engine.enter(plan)
         if self.autopipe.layouts is not None:
-            self._tell(events.Measured(self.autopipe.layouts, self.autopipe.costs))
+            self._tell(events.Measured(self.autopipe.layouts, self.autopipe.profile))
         if origin.checkpoint is not None:
             self._tell(events.Resumed(self.step, origin.checkpoint.name, origin.state["report"]))
         self._tell(events.Adopted(self.step, plan, origin.reason, evidence))

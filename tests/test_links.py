@@ -77,7 +77,9 @@ def profiled(world: World, local_size: int, folder: str) -> JobCosts:
     batches = epoch_batches(
         job.datasets["train"].lengths, batch_size=32, seed=0, epoch=0, num_nodes=world.num_nodes
     )  # fmt: skip
-    workload = Workload.of(batches, global_batch_size=32, num_ranks=world.size, pipeline_lengths=(1,), microbatches=1)
+    workload = Workload.of(
+        batches, global_batch_size=32, num_ranks=world.size, pipeline_lengths=(1,), num_microbatches=1
+    )
     return measure_profile(
         job.chain, job.datasets["train"], batches=batches, workload=workload, config=config, world=world
     ).job

@@ -339,7 +339,7 @@ def test_a_decision_depends_on_numbers_alone() -> None:
 )
 def test_a_plain_loop_splits_its_batch_for_memory(memory_limit: int | None, expected: int | None) -> None:
     constraints = Constraints(
-        world_size=2, global_batch_size=16, schedules=(("1f1b", 1),), microbatches=None, pipeline_lengths=(1,),
+        world_size=2, global_batch_size=16, schedules=(("1f1b", 1),), num_microbatches=None, pipeline_lengths=(1,),
         memory_limit=memory_limit,
     )  # fmt: skip
     best, _ = best_plan(0, cached=None, costs=even_job(4), constraints=constraints, num_blocks=2, corrections={})
@@ -360,7 +360,7 @@ def test_a_fixed_cut_moves_only_where_a_stage_would_be_empty(
     frozen: int, cut: tuple[int, ...], expected: tuple[int, ...] | None
 ) -> None:
     constraints = Constraints(
-        world_size=3, global_batch_size=12, schedules=(("gpipe", 1),), microbatches=4, pipeline_lengths=(3,),
+        world_size=3, global_batch_size=12, schedules=(("gpipe", 1),), num_microbatches=4, pipeline_lengths=(3,),
         memory_limit=None, fixed_cut=cut,
     )  # fmt: skip
     best, _ = best_plan(frozen, cached=None, costs=even_job(8), constraints=constraints, num_blocks=6, corrections={})
@@ -496,7 +496,7 @@ def test_what_cannot_fit_is_one_line() -> None:
 )
 def test_each_reason_why_nothing_fits_has_its_own_line(changes: dict[str, Any], line: str) -> None:
     first = Constraints(
-        world_size=4, global_batch_size=32, schedules=(("1f1b", 1),), microbatches=None, pipeline_lengths=(1, 2, 4),
+        world_size=4, global_batch_size=32, schedules=(("1f1b", 1),), num_microbatches=None, pipeline_lengths=(1, 2, 4),
         memory_limit=None,
     )  # fmt: skip
     controller = Planner(replace(first, **changes), num_blocks=6, local_size=4)
@@ -523,7 +523,7 @@ def test_a_prefix_may_be_computed_or_read_where_the_cache_is_or_at_n(
 
 
 FREE = Constraints(
-    world_size=4, global_batch_size=32, schedules=(("1f1b", 1),), microbatches=None, pipeline_lengths=(1, 2, 4),
+    world_size=4, global_batch_size=32, schedules=(("1f1b", 1),), num_microbatches=None, pipeline_lengths=(1, 2, 4),
     memory_limit=None,
 )  # fmt: skip
 
@@ -551,8 +551,8 @@ def test_several_stages_a_rank_are_cut_for_memory_where_the_fastest_cut_does_not
     random, found = Random(4), 0
     for _ in range(40):
         costs = random_job(random, 10)
-        free = replace(FREE, schedules=(("interleaved", 2),), pipeline_lengths=(2,), microbatches=4)
-        given: dict[str, Any] = {"cached": None, "costs": costs, "num_blocks": 8, "calibration": {}}
+        free = replace(FREE, schedules=(("interleaved", 2),), pipeline_lengths=(2,), num_microbatches=4)
+        given: dict[str, Any] = {"cached": None, "costs": costs, "num_blocks": 8, "corrections": {}}
         fastest, _ = best_plan(0, constraints=free, **given)
         assert fastest is not None
         limit = max(fastest.memory_bytes) - 1

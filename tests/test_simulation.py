@@ -168,7 +168,7 @@ def test_a_plan_for_1024_ranks_takes_less_than_a_second() -> None:
     config = load_simulation(LARGE)
     constraints = Constraints(
         world_size=1024, global_batch_size=4096, schedules=(("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1)),
-        microbatches=None, pipeline_lengths=(1, 2, 4, 8), memory_limit=config.cluster.memory,
+        num_microbatches=None, pipeline_lengths=(1, 2, 4, 8), memory_limit=config.cluster.memory,
     )  # fmt: skip
     costs = costs_of(config)
     start = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,28 +12,31 @@ from ranks import RankPool
 from test_planner import even_job
 
 from pipetransformer.engine.step import PhaseSeconds
-from pipetransformer.pipe.measure.profile import Measurements
+from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.watch import CostWatch
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.search import Constraints, best_plan
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
 
 NUM_BLOCKS, BATCH = 6, 8
 CONSTRAINTS = Constraints(
-    world_size=2, global_batch_size=BATCH, schedules=(("1f1b", 1),), microbatches=2, pipeline_lengths=(2,),
+    world_size=2, global_batch_size=BATCH, schedules=(("1f1b", 1),), num_microbatches=2, pipeline_lengths=(2,),
     memory_limit=None,
 )  # fmt: skip
 
+WORKLOAD = Workload(Counter({0: 1}), modal_length=0, lengths=(0,), share=1, rows=(1,))
 
-def measurements() -> Measurements:
+
+def measurements() -> Profile:
     """Eight equal units of 10 ns forward and 20 ns backward a row."""
     job = even_job(NUM_BLOCKS + 2)
-    return Measurements(job, {0: job.by_rows[1]}, modal_length=0, measured_lengths=(0,), memcpy_bytes_per_second=1.0)
+    return Profile({}, job, {0: job.by_rows[1]}, memcpy_bytes_per_second=1.0)
 
 
 def watched(world: World, plan: ParallelPlan, slow: tuple[float, float], num_steps: int) -> Any:
     """What a rank believes after steps whose stages took ``slow`` times what was expected."""
-    watch = CostWatch(measurements(), rank=world.rank, global_batch_size=BATCH)
+    watch = CostWatch(measurements(), WORKLOAD, rank=world.rank, global_batch_size=BATCH)
     batches: Any = [SimpleNamespace(length=0)] * num_steps
     units = len(plan.units_of(world.rank))
     rows = BATCH // plan.dp
@@ -49,7 +53,7 @@ def test_a_slow_stage_hands_over_units(ranks: RankPool) -> None:
     unit, before = first.job.by_rows[1], measurements().job.by_rows[1]
     assert sum(unit.step_ns) == pytest.approx(sum(before.step_ns), rel=0.02)  # all together: as calibrated
     assert unit.forward_ns[7] == pytest.approx(3 * unit.forward_ns[0], rel=0.1)
-    assert first.by_length[0] == unit
+    assert first.measured[0] == unit
     best, _ = best_plan(0, cached=None, costs=first.job, constraints=CONSTRAINTS, num_blocks=NUM_BLOCKS, corrections={})
     assert best is not None and best.plan.boundaries == (5,)
 
@@ -72,9 +76,11 @@ def test_few_steps_tell_nothing(ranks: RankPool) -> None:
 
 
 def test_a_gain_that_may_be_noise_is_left() -> None:
-    from test_planner import autopipe
+    from test_planner import make_planner
 
-    controller = autopipe(world_size=2, pipe={"initial_length": 2}, train={"epochs": 1, "batch_size": BATCH, "lr": 0.1})
+    controller = make_planner(
+        world_size=2, pipe={"initial_length": 2}, train={"epochs": 1, "batch_size": BATCH, "lr": 0.1}
+    )
     costs = measurements().job
     even = ParallelPlan(0, 2, 1, (4,), 2, "1f1b", None, NUM_BLOCKS)
     choice = controller.first_plan(costs, {})

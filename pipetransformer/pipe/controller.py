@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from pipetransformer.config.calendar import Calendar
 from pipetransformer.data import Batch
 from pipetransformer.models import Chain
-from pipetransformer.pipe.measure.profile import Measurements, measure_profile
+from pipetransformer.pipe.measure.profile import measure_profile
+from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts, time_static_layouts
 from pipetransformer.pipe.measure.watch import CostWatch
 from pipetransformer.pipe.measure.workload import Workload
@@ -37,10 +38,12 @@ class AutoPipe:
 
     Attributes:
         layouts: the static layouts that were timed; None before ``measure``.
-        costs: units, links and updates; stages' costs follow what they took in training.
+        profile: costs of units, links and updates; those of units follow what stages take in training.
+        workload: the micro-batches that were measured.
     """
 
-    costs: Measurements
+    profile: Profile
+    workload: Workload
 
     def __init__(self, config: Config, planner: Planner, *, world: World, calendar: Calendar) -> None:
         self._config, self._planner, self._world, self._calendar = config, planner, world, calendar
@@ -72,30 +75,30 @@ class AutoPipe:
             UserError: where no layout fits.
         """
         microbatches, batch_size = self._config.pipe.microbatches, self._config.train.batch_size
-        workload = Workload.of(
+        self.workload = Workload.of(
             batches,
             global_batch_size=batch_size,
             num_ranks=self._world.size,
             pipeline_lengths=divisors(self._world.local_size),
-            microbatches=microbatches if isinstance(microbatches, int) else None,
+            num_microbatches=microbatches if isinstance(microbatches, int) else None,
         )
         profile = measure_profile(
             engine.chain,
             engine.datasets["train"],
             batches=batches,
-            workload=workload,
+            workload=self.workload,
             config=self._config,
             world=self._world,
         )
-        self.costs = Measurements.of(profile, workload)
-        self._planner.first_plan(self.costs.job, {})  # where none fits, this tells so
+        self.profile = profile.at_lengths(self.workload.counts)
+        self._planner.first_plan(self.profile.job, {})  # where none fits, this tells so
         self.layouts = time_static_layouts(
-            self._planner.static_layouts(self.costs.job), engine=engine, costs=self.costs, batches=batches
+            self._planner.static_layouts(self.profile.job), engine=engine, workload=self.workload, batches=batches
         )
         self._fastest_move = self.layouts.fastest_move
         self._corrections = dict(self.layouts.corrections)
         if self._world.device.type == "cpu":
-            self._watch = CostWatch(self.costs, rank=self._world.rank, global_batch_size=batch_size)
+            self._watch = CostWatch(self.profile, self.workload, rank=self._world.rank, global_batch_size=batch_size)
 
     # ---- what it sees of the training ------------------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ class AutoPipe:
 
     def first_plan(self) -> Choice:
         """The plan to start with, nothing frozen."""
-        return self._planner.first_plan(self.costs.job, self._corrections)
+        return self._planner.first_plan(self.profile.job, self._corrections)
 
     def settle(self, wanted: int, *, step: int, current: ParallelPlan, offers: Offers) -> Settled:
         """Collective. How many of the ``wanted`` blocks freeze, and the plan for the rest of the run.
@@ -132,7 +135,7 @@ class AutoPipe:
             current=current,
             options=lambda frozen: {cached: self._seconds(work) for cached, work in offers(frozen).items()},
             remaining_steps=remaining_steps,
-            costs=self.costs.job,
+            costs=self.profile.job,
             corrections=self._corrections,
             fixed_seconds=self._fastest_move,
         )
@@ -141,7 +144,7 @@ class AutoPipe:
         better = self._planner.better_plan(
             current,
             remaining_steps=remaining_steps,
-            costs=self.costs.job,
+            costs=self.profile.job,
             corrections=self._corrections,
             fixed_seconds=self._fastest_move,
         )
@@ -149,7 +152,7 @@ class AutoPipe:
 
     def _seconds(self, work: Sequence[PrefixWork]) -> float:
         """Predicted seconds of ``work``, shared by all ranks."""
-        by_length, seconds = self.costs.by_length, 0.0
+        by_length, seconds = self.profile.measured, 0.0
         for part in work:
             costs = by_length.get(part.length) or by_length[max(by_length)]
             forward = costs.prefix_seconds(part.first, part.stop, num_samples=part.num_samples) / self._world.size
@@ -161,12 +164,12 @@ class AutoPipe:
 
         The corrections are those of the timed layouts, by the costs as they are now.
         """
-        costs = self._watch.take() if self._watch is not None else None
-        if costs is None:
+        profile = self._watch.take() if self._watch is not None else None
+        if profile is None:
             return False
         assert self.layouts is not None
-        self.costs, batch_size = costs, self._config.train.batch_size
+        self.profile, batch_size = profile, self._config.train.batch_size
         for pp, plan in self.layouts.plans.items():
-            expected = predict(plan, costs=costs.job, global_batch_size=batch_size).step_seconds
-            self._corrections[pp] = self.layouts.seconds[pp][costs.modal_length] / expected
+            expected = predict(plan, costs=profile.job, global_batch_size=batch_size).step_seconds
+            self._corrections[pp] = self.layouts.seconds[pp][self.workload.modal_length] / expected
         return True

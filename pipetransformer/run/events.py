@@ -13,7 +13,7 @@ from typing import Any
 from pipetransformer.cache import Advance
 from pipetransformer.engine import Move, PhaseSeconds, StepInput
 from pipetransformer.freeze import FreezeDecision
-from pipetransformer.pipe.measure.profile import Measurements
+from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.plan import ParallelPlan
 
@@ -68,7 +68,7 @@ class Measured(Event):
     """Costs and static layouts, as they were measured before training."""
 
     layouts: StaticLayouts
-    costs: Measurements
+    profile: Profile
 
 
 @dataclass(frozen=True, slots=True)

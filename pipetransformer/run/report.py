@@ -98,13 +98,13 @@ class Report:
 
     def _measured(self, event: events.Measured) -> None:
         """Tells the measurements, and starts the compute floor from them."""
-        layouts, costs = event.layouts, event.costs
+        layouts, profile = event.layouts, event.profile
         self._floor = ComputeFloor(
             step_seconds=layouts.floor_seconds,
-            costs=costs.by_length,
+            costs=profile.measured,
             timed_samples=layouts.timed_samples,
             world_size=self._world.size,
-            memcpy_bytes_per_second=costs.memcpy_bytes_per_second,
+            memcpy_bytes_per_second=profile.memcpy_bytes_per_second,
         )
         told = ", ".join(
             f"pp {pp} x dp {plan.dp} (M {plan.num_microbatches}) {layouts.mean_seconds[pp] * 1e3:.0f} ms"
@@ -117,8 +117,8 @@ class Report:
             static_plans={pp: plan.as_dict() for pp, plan in layouts.plans.items()},
             best_pp=layouts.best_pp,
             corrections=layouts.corrections,
-            unit_costs=costs.by_length,
-            job_costs=costs.job,
+            unit_costs=profile.measured,
+            job_costs=profile.job,
         )
 
     def _resumed(self, event: events.Resumed) -> None:

@@ -189,7 +189,7 @@ def run_simulation(config: SimulationConfig) -> tuple[Segment, ...]:
             world_size=config.world_size,
             global_batch_size=config.train.batch_size,
             schedules=tuple((name, fewest_stages(name)) for name in pipe.schedules),
-            microbatches=pipe.microbatches,
+            num_microbatches=pipe.microbatches,
             pipeline_lengths=(
                 divisors(cluster.devices_per_node) if pipe.initial_length is None else (pipe.initial_length,)
             ),

@@ -29,7 +29,7 @@ def main(path: Path, num_ranks: int, local_size: int, config_path: str, override
         global_batch_size=train.batch_size,
         num_ranks=num_ranks,
         pipeline_lengths=divisors(local_size),
-        microbatches=microbatches if isinstance(microbatches, int) else None,
+        num_microbatches=microbatches if isinstance(microbatches, int) else None,
     )
     profile = measure_profile(
         job.chain, job.datasets["train"], batches=batches, workload=workload, config=config, world=world

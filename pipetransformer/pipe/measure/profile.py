@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,41 +28,14 @@ from pipetransformer.pipe.measure.profile_file import Profile, file_name, load_p
 from pipetransformer.pipe.measure.units import Microbatch, profile_units
 from pipetransformer.pipe.measure.workload import Workload, full_batches
 from pipetransformer.pipe.planner.choice import schedules_of
-from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts, at_length
+from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 from pipetransformer.process.device import device_memory, device_name, synchronize
 from pipetransformer.process.world import World
 
-__all__ = ["Measurements", "costs_key", "measure_profile"]
+__all__ = ["costs_key", "measure_profile"]
 
 _UPDATE_BYTES = 2**26  # far more than a cache holds, as weights and moments are
 _CONTENTION_ROUNDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Measurements:
-    """What is known before training.
-
-    Attributes:
-        job: costs at the padded length that most of the work has, ``modal_length``.
-        by_length: unit costs of every padded length. measured_lengths: the modal one, and one far from it if there is
-            one that is not rare; the others' costs are on the line through these.
-    """
-
-    job: JobCosts
-    by_length: dict[int, UnitCosts]
-    modal_length: int
-    measured_lengths: tuple[int, ...]
-    memcpy_bytes_per_second: float
-
-    @classmethod
-    def of(cls, profile: Profile, workload: Workload) -> Measurements:
-        return cls(
-            job=profile.job,
-            by_length={length: at_length(length, profile.measured) for length in sorted(workload.counts)},
-            modal_length=workload.modal_length,
-            measured_lengths=workload.lengths,
-            memcpy_bytes_per_second=profile.memcpy_bytes_per_second,
-        )
 
 
 def measure_profile(

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from pipetransformer.errors import UserError, writing
-from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
+from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts, at_length
 
 __all__ = ["Profile", "file_name", "load_profile", "save_profile", "write_profile"]
 
@@ -25,12 +25,14 @@ _VERSION = 5
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured.
+    """Measured costs of a job.
 
     Attributes:
-        key: what it belongs to. job: costs at the padded length that most of the work has.
-        measured: unit costs by padded length, of the lengths that were timed.
-        memcpy_bytes_per_second: of the host. device_memory: bytes that plans may fill, or None.
+        key: all that they depend on.
+        job: costs at the padded length that most of the work has.
+        measured: unit costs by padded length; in a file, of the lengths that were timed.
+        memcpy_bytes_per_second: of the host, one rank's.
+        device_memory: bytes that plans may fill, or None.
     """
 
     key: Mapping[str, object]
@@ -38,6 +40,10 @@ class Profile:
     measured: Mapping[int, UnitCosts]
     memcpy_bytes_per_second: float
     device_memory: int | None = None
+
+    def at_lengths(self, lengths: Iterable[int]) -> Profile:
+        """The same with costs of every padded length: those that were not timed lie on the line through the timed."""
+        return replace(self, measured={length: at_length(length, self.measured) for length in sorted(lengths)})
 
 
 def file_name(key: Mapping[str, object]) -> str:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from pipetransformer.data import Batch
-from pipetransformer.pipe.measure.profile import Measurements
-from pipetransformer.pipe.measure.workload import full_batches, samples_by_length
+from pipetransformer.pipe.measure.workload import Workload, full_batches
 from pipetransformer.pipe.planner.costs import line
 from pipetransformer.pipe.planner.search import Prediction
 from pipetransformer.plan import ParallelPlan
@@ -61,7 +60,7 @@ class StaticLayouts:
 
 
 def time_static_layouts(
-    predictions: Sequence[Prediction], *, engine: Engine, costs: Measurements, batches: Sequence[Batch]
+    predictions: Sequence[Prediction], *, engine: Engine, workload: Workload, batches: Sequence[Batch]
 ) -> StaticLayouts:
     """Collective. Times real steps of every layout, learning rate 0; optimizer state is thrown away.
 
@@ -69,7 +68,7 @@ def time_static_layouts(
         predictions: the best unfrozen plan of each pipeline length.
         batches: an epoch's.
     """
-    counts, example, modal = samples_by_length(batches), full_batches(batches), costs.modal_length
+    counts, example, modal = workload.counts, full_batches(batches), workload.modal_length
     plans: dict[int, ParallelPlan] = {}
     seconds: dict[int, dict[int, float]] = {}
     corrections: dict[int, float] = {}
@@ -77,7 +76,7 @@ def time_static_layouts(
     for prediction in predictions:
         plan = prediction.plan
         fastest_move = min(fastest_move, engine.enter(plan).seconds)
-        timed = {length: _time_steps(engine, example[length]) for length in costs.measured_lengths}
+        timed = {length: _time_steps(engine, example[length]) for length in workload.lengths}
         times = {length: line(length, timed) for length in counts}
         engine.forget_steps()
         plans[plan.pp], seconds[plan.pp] = plan, times

@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from pipetransformer.data import Batch
 from pipetransformer.engine.step import PhaseSeconds
-from pipetransformer.pipe.measure.profile import Measurements
+from pipetransformer.pipe.measure.profile_file import Profile
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.costs import UnitCosts
 from pipetransformer.pipe.planner.search import recomputed_share, unit_costs
 from pipetransformer.plan import ParallelPlan
@@ -22,7 +23,7 @@ _FEWEST_STEPS = 10
 
 
 class CostWatch:
-    """Keeps ``measurements`` true: a stage in a step is not its units alone, and ranks of shared machines differ.
+    """Keeps ``profile`` true: a stage in a step is not its units alone, and ranks of shared machines differ.
 
     Each rank adds up what its stage computed and what was expected of it, and the ratio scales the costs of its units.
     Only the stages' relation to each other is learned: all together keep the costs that they had, since how fast whole
@@ -31,8 +32,8 @@ class CostWatch:
     Note: on a GPU the phases of a step are those of launching kernels, so that nothing is learned there.
     """
 
-    def __init__(self, measurements: Measurements, *, rank: int, global_batch_size: int) -> None:
-        self._original = measurements
+    def __init__(self, profile: Profile, workload: Workload, *, rank: int, global_batch_size: int) -> None:
+        self._original, self._modal_length = profile, workload.modal_length
         self._rank, self._global_batch_size = rank, global_batch_size
         self.clear()
 
@@ -50,10 +51,10 @@ class CostWatch:
 
     def trained(self, plan: ParallelPlan, batches: Sequence[Batch]) -> None:
         """The batches of these steps."""
-        job, by_length = self._original.job, self._original.by_length
+        job, by_length = self._original.job, self._original.measured
         unit = unit_costs(plan, job, global_batch_size=self._global_batch_size)
         share = recomputed_share(job, plan.num_microbatches)
-        modal = sum(by_length[self._original.modal_length].step_ns)
+        modal = sum(by_length[self._modal_length].step_ns)
         weight = sum(sum(by_length[batch.length].step_ns) / modal for batch in batches) * plan.num_microbatches / 1e9
         for units in plan.active_units_of(self._rank):
             self._expected[0] += weight * sum(unit.forward_ns[units.start : units.stop])
@@ -62,8 +63,8 @@ class CostWatch:
         self._plan = plan
         self._num_steps += len(batches)
 
-    def take(self) -> Measurements | None:
-        """Collective. The measurements as the steps since the last call have them, of the slowest replica; None where
+    def take(self) -> Profile | None:
+        """Collective. The costs as the steps since the last call have them, of the slowest replica; None where
         these were too few, or where one stage has nothing to be compared with."""
         if self._plan is None or self._num_steps < _FEWEST_STEPS or self._plan.pp == 1:
             return None
@@ -83,7 +84,7 @@ class CostWatch:
         return replace(
             self._original,
             job=replace(self._original.job, by_rows=scaled),
-            by_length={n: _scaled(costs, forward, backward) for n, costs in self._original.by_length.items()},
+            measured={n: _scaled(costs, forward, backward) for n, costs in self._original.measured.items()},
         )
 
 

@@ -41,9 +41,9 @@ class Workload:
         global_batch_size: int,
         num_ranks: int,
         pipeline_lengths: Sequence[int],
-        microbatches: int | None,
+        num_microbatches: int | None,
     ) -> Workload:
-        """Args: batches: an epoch's. microbatches: a fixed M, or None."""
+        """Args: batches: an epoch's. num_microbatches: a fixed M, or None."""
         counts = samples_by_length(batches)
         modal = min(counts, key=lambda length: (-counts[length] * length, length))
         frequent = [length for length in sorted(counts) if counts[length] >= _RARE * sum(counts.values())]
@@ -52,7 +52,7 @@ class Workload:
         rows = {share}
         for pp in pipeline_lengths:
             replica_share = -(-global_batch_size // (num_ranks // pp))
-            choices = (microbatches,) if microbatches is not None else microbatch_choices(replica_share, pp=pp)
+            choices = (num_microbatches,) if num_microbatches is not None else microbatch_choices(replica_share, pp=pp)
             rows |= {-(-replica_share // m) for m in choices}
         lengths = (modal,) if far == modal else (modal, far)
         return cls(counts, modal, lengths, share, tuple(sorted(rows)))

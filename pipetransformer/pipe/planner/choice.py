@@ -118,7 +118,7 @@ class Planner:
             world_size=world_size,
             global_batch_size=config.train.batch_size,
             schedules=schedules_of(config),
-            microbatches=pipe.microbatches if isinstance(pipe.microbatches, int) else None,
+            num_microbatches=pipe.microbatches if isinstance(pipe.microbatches, int) else None,
             pipeline_lengths=(pipe.initial_length,) if isinstance(pipe.initial_length, int) else divisors(local_size),
             memory_limit=device_memory if pipe.memory_limit is None else pipe.memory_limit,
         )
@@ -165,11 +165,11 @@ class Planner:
         lengths = ", ".join(map(str, first.pipeline_lengths))
 
         def fits(limit: int | None, microbatches: int | None) -> bool:
-            freed = replace(first, memory_limit=limit, microbatches=microbatches)
+            freed = replace(first, memory_limit=limit, num_microbatches=microbatches)
             return self._choose(0, {None: 0.0}, 1, freed, costs, {}) is not None
 
-        if (limit := first.memory_limit) is not None and fits(None, first.microbatches):
-            least = smallest_limit(lambda limit: fits(limit, first.microbatches), refused=limit)
+        if (limit := first.memory_limit) is not None and fits(None, first.num_microbatches):
+            least = smallest_limit(lambda limit: fits(limit, first.num_microbatches), refused=limit)
             what = f"{limit} bytes hold no layout of this model with a pipeline of {lengths}"
             if self._limit_key is not None:
                 return f"{self._limit_key}: {what}; give at least {least}"
@@ -178,7 +178,7 @@ class Planner:
         choices = sorted({m for pp, share in shares.items() for m in microbatch_choices(share, pp=pp)})
         if allowed := [m for m in choices if fits(None, m)]:
             return (
-                f"pipe.microbatches: {first.microbatches} suits no pipeline of {lengths} under "
+                f"pipe.microbatches: {first.num_microbatches} suits no pipeline of {lengths} under "
                 f"{', '.join(name for name, _ in first.schedules)}; give one of {', '.join(map(str, allowed))}"
             )
         num_units = len(costs.parameter_bytes)
@@ -218,7 +218,7 @@ class Planner:
             constraints = replace(
                 constraints,
                 fixed_cut=current.boundaries,
-                microbatches=current.num_microbatches,
+                num_microbatches=current.num_microbatches,
                 schedules=((current.schedule, current.stages_per_rank),),
             )
         return self._choose(

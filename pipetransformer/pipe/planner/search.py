@@ -43,7 +43,7 @@ class Constraints:
 
     Attributes:
         schedules: those that may be taken, each with its stages a rank.
-        microbatches: a fixed M, or None for the planner's choice.
+        num_microbatches: a fixed M, or None for the planner's choice.
         pipeline_lengths: the pp that may be taken.
         memory_limit: bytes a rank, or None.
         fixed_cut: boundaries that are kept as far as the prefix allows (AutoPipe switched off), or None.
@@ -52,7 +52,7 @@ class Constraints:
     world_size: int
     global_batch_size: int
     schedules: tuple[tuple[str, int], ...]
-    microbatches: int | None
+    num_microbatches: int | None
     pipeline_lengths: tuple[int, ...]
     memory_limit: int | None
     fixed_cut: tuple[int, ...] | None = None
@@ -163,7 +163,7 @@ def _shapes(constraints: Constraints, *, num_active: int) -> Iterator[_Shape]:
     """All that ``constraints`` allow with so many units that train."""
     for pp in constraints.pipeline_lengths:
         share = -(-constraints.global_batch_size // (constraints.world_size // pp))
-        fixed = constraints.microbatches
+        fixed = constraints.num_microbatches
         choices: Sequence[int] = microbatch_choices(share, pp=pp) if fixed is None else (fixed,)
         # Note: a plain loop has no schedule, whatever is written in its plan.
         schedules = constraints.schedules if pp > 1 else ((constraints.schedules[0][0], 1),)
