@@ -93,7 +93,7 @@ def random_case(random: Random) -> dict[str, object]:
         schedules=random.choice(
             [(("gpipe", 1),), (("1f1b", 1),), (("1f1b", 1), ("interleaved", 2), ("zero_bubble", 1))]
         ),
-        microbatches=random.choice([None, None, random.randint(1, 8)]),
+        num_microbatches=random.choice([None, None, random.randint(1, 8)]),
         pipeline_lengths=pipeline_lengths,
         memory_limit=random.choice([None, random.randint(1000, 60_000)]),
     )
@@ -218,7 +218,7 @@ def search(
     for pp in constraints.pipeline_lengths:
         dp = constraints.world_size // pp
         share = -(-constraints.global_batch_size // dp)
-        fixed = constraints.microbatches
+        fixed = constraints.num_microbatches
         for m in microbatch_choices(share, pp=pp) if fixed is None else (fixed,):
             if m > share or (schedule == "1f1b" and m < pp):
                 continue
@@ -479,9 +479,12 @@ def test_what_cannot_fit_is_one_line() -> None:
             {"memory_limit": 50},
             "device memory: 50 bytes hold no layout of this model with a pipeline of 1, 2, 4, which",
         ),
-        ({"microbatches": 33}, "pipe.microbatches: 33 suits no pipeline of 1, 2, 4 under 1f1b; give one of 1, 2, 4, 8"),
         (
-            {"microbatches": 3, "pipeline_lengths": (4,)},
+            {"num_microbatches": 33},
+            "pipe.microbatches: 33 suits no pipeline of 1, 2, 4 under 1f1b; give one of 1, 2, 4, 8",
+        ),
+        (
+            {"num_microbatches": 3, "pipeline_lengths": (4,)},
             "pipe.microbatches: 3 suits no pipeline of 4 under 1f1b; give one of 4, 8, 16",
         ),
         (
