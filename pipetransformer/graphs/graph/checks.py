@@ -1,17 +1,16 @@
-"""What a pipeline over a graph refuses before it begins, on all ranks alike: one that gave up alone would leave the
-others waiting."""
+"""Checks before a pipeline over a graph begins, on all ranks alike: one that gave up alone would leave
+the others waiting."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 
 import torch
 
 from pipetransformer.adapter import MODES, SENDS_WITHOUT_GRADIENTS
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph.graph import Graph
-from pipetransformer.plan.schedules import SCHEDULES, admits
+from pipetransformer.plan.schedules import SCHEDULES, why_not
 
 __all__ = ["check_gradients", "check_recomputation", "check_schedule"]
 
@@ -22,30 +21,18 @@ def check_schedule(kind: str, *, num_stages: int, num_ranks: int, num_microbatch
         raise UserError(f"kind: {kind} is no schedule; give one of {', '.join(SCHEDULES)}")
     if num_stages == stages_per_rank == 1:
         return
-    if not any(_admits(kind, m, num_ranks, stages_per_rank) for m in range(1, num_ranks + 1)):
-        allowed = "at least 2 stages" if kind == "interleaved" else "1 stage"
+    if (reason := why_not(kind, num_ranks=1, num_microbatches=1, stages_per_rank=stages_per_rank)) is not None:
         raise UserError(
-            f"stages_per_rank: {stages_per_rank} is not allowed; schedule {kind} has {allowed} a rank, give that or "
-            "another kind"
+            f"stages_per_rank: {stages_per_rank} is not allowed; schedule {kind} {reason}, give that or another kind"
         )
     if num_stages != num_ranks * stages_per_rank:
         raise UserError(
             f"boundaries: {num_stages - 1} cuts make {num_stages} stages; {num_ranks} ranks of {stages_per_rank} "
             f"stages each take {num_ranks * stages_per_rank - 1} cuts"
         )
-    if not _admits(kind, num_microbatches, num_ranks, stages_per_rank):
-        fewer = [m for m in range(1, num_microbatches) if _admits(kind, m, num_ranks, stages_per_rank)][-1:]
-        more = next(m for m in count(num_microbatches + 1) if _admits(kind, m, num_ranks, stages_per_rank))
-        raise UserError(
-            f"num_microbatches: {num_microbatches} is not allowed; schedule {kind} over {num_ranks} ranks takes "
-            f"{' or '.join(map(str, [*fewer, more]))}"
-        )
-
-
-def _admits(kind: str, num_microbatches: int, num_ranks: int, stages_per_rank: int) -> bool:
-    return num_microbatches > 0 and admits(
-        kind, num_ranks=num_ranks, num_microbatches=num_microbatches, stages_per_rank=stages_per_rank
-    )
+    numbers = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "stages_per_rank": stages_per_rank}
+    if (reason := why_not(kind, **numbers)) is not None:
+        raise UserError(f"num_microbatches: {num_microbatches} is not allowed; schedule {kind} {reason}")
 
 
 def check_recomputation(mode: str, graph: Graph) -> None:
