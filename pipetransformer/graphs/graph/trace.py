@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -75,7 +76,7 @@ def trace(model: nn.Module, example: tuple[Tensor, ...], *, depth: int | None = 
 
 
 def _unexportable(model: nn.Module, error: Exception) -> str:
-    operator, place, reason = export_failure(error)
+    operator, place, reason = export_failure(error, calls_from=Path(__file__).parent)
     where = "".join((f" at {operator}" if operator else "", f", line `{place}`" if place else ""))
     remedy = "rewrite that line" if place else "rewrite it"
     return f"unexportable model: {type(model).__name__} fails{where}: {reason.rstrip('.')}; {remedy} for torch.export"
