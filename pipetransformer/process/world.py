@@ -1,6 +1,6 @@
 """The job's world: one rank a device, from the first step to the last.
 
-Ranks come from torchrun (see ``launch.py``); an entry that runs alone is a world of one, without a port.
+Ranks come from torchrun (see ``launch/node.py``); an entry that runs alone is a world of one, without a port.
 """
 
 from __future__ import annotations
@@ -41,9 +41,12 @@ class World:
     """This rank's place in the job.
 
     Attributes:
-        local_rank: number among the ``local_size`` ranks of its node.
-        device: what this rank computes on.
-        timeout: how long a collective may take; give it to every group made later (torch's default is another).
+        rank: number in the job.
+        size: ranks of the job.
+        local_rank: number on its node.
+        local_size: ranks of its node.
+        device: device of this rank.
+        timeout: longest time of a collective; give it to every group made later (torch's default is another).
     """
 
     rank: int
@@ -90,12 +93,12 @@ def init_world(*, timeout_seconds: float) -> World:
 
 
 def close_world() -> None:
-    """Leave all groups. For the end of a job that succeeded: after a failure this may wait for peers (``shutdown``)."""
+    """Leave all groups, after a success: after a failure this may wait for peers (``process/shutdown.py``)."""
     dist.destroy_process_group()
 
 
 def device_memory(device: torch.device) -> int | None:
-    """Bytes of a GPU that plans may fill, a tenth kept for what they do not count; None on a CPU."""
+    """Bytes of a GPU that plans may fill, without a tenth that they do not count; None on a CPU."""
     return int(0.9 * torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
 
 
@@ -108,14 +111,14 @@ def first_of_ranks(number: int | None) -> tuple[int, int] | None:
 
 
 def slowest(seconds: float) -> float:
-    """Collective. The most that any rank took."""
+    """Collective. The most seconds of any rank."""
     most = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     return float(most)
 
 
 def led_by(leader: int, action: Callable[[], Result]) -> Result:
-    """Collective. Every rank names its leader, which calls ``action``; all get their own leader's result.
+    """Collective. The result of ``action``, which the leader alone calls; every rank names its leader.
 
     The action may take longer than a collective may: the ranks ask each other until all leaders are ready. Meanwhile it
     runs in a thread, which an interrupted process does not unwind; alone, in the caller's.
@@ -160,13 +163,13 @@ def _fulfil(answer: Future[Result], action: Callable[[], Result]) -> None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for what was launched on ``device``, so that a clock read next tells how long it took."""
+    """Waits for all launched work on ``device``, so that a clock read next tells its time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def now_ns(device: torch.device) -> int:
-    """A clock that tells when what was launched on ``device`` is done."""
+    """The clock in nanoseconds, after all launched work on ``device``."""
     synchronize(device)
     return perf_counter_ns()
 

@@ -116,7 +116,7 @@ def measured_cut(
     memory_limit: int | None = None,
     rounds: int = _TRIAL_ROUNDS,
 ) -> tuple[tuple[int, ...], GraphCosts]:
-    """The exact cut by what units took where parts ran, and these costs: the mean of some trials.
+    """The exact cut by the times of units inside running parts, and these costs: the mean of some trials.
 
     Units timed one by one take longer than in a part: each call has its price, and what they hand on leaves the caches.
     So the parts of a cut are run, their units corrected in proportion, and cut again, until a cut comes back. The last
@@ -155,7 +155,7 @@ def _mean(trials: Sequence[GraphCosts]) -> GraphCosts:
 def _corrected(
     costs: GraphCosts, parts: Sequence[range], *, forward: Sequence[Samples], backward: Sequence[Samples]
 ) -> GraphCosts:
-    """Every part's units scaled so that their sums are what the part took, forward and backward apart."""
+    """Costs with every part's units scaled to sum to the part's own time, forward and backward apart."""
 
     def scaled(column: Sequence[int], taken: Sequence[Samples], within: Sequence[int]) -> tuple[int, ...]:
         factors = [
@@ -177,11 +177,11 @@ def _corrected(
 def cut_graph(
     costs: GraphCosts, *, num_stages: int, link: Link, recompute: bool, memory_limit: int | None = None
 ) -> tuple[int, ...]:
-    """The exact min-max cut: forward, recomputation, backward and what is sent both ways.
+    """The exact min-max cut, by forward, recomputation, backward and the bytes sent both ways.
 
     Args:
-        memory_limit: bytes that a part may take: weights, gradients and AdamW's moments; of K - part micro-batches, as
-            1F1B keeps them, what it received and its activations, or with ``recompute`` those of one alone.
+        memory_limit: bytes of a part at most: weights, gradients and AdamW's moments; of K - part micro-batches, as
+            1F1B keeps them, the received tensors and the activations, or with ``recompute`` activations of one alone.
 
     Raises:
         UserError: there are fewer units than stages, or nothing fits; names what would.

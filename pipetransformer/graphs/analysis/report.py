@@ -1,4 +1,4 @@
-"""The analysis of one partition: FTPipe's printout with its own labels, what it left out, and the same as JSON."""
+"""The analysis of one partition: FTPipe's printout with its own labels, additions, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _IMBALANCE = "imbalance is ratio of computation time between fastest and slowest
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one part exchanges for a micro-batch: bytes that are really sent, milliseconds over the measured link."""
+    """The exchange of one part for a micro-batch: bytes as really sent, milliseconds over the measured link."""
 
     received_bytes: int
     sent_bytes: int
@@ -40,13 +40,21 @@ class PartitionReport:
     """All figures of a partition; times in milliseconds, sizes in bytes.
 
     Attributes:
-        sequential, parallel: theoretical times by part, from the units' own: their sum, and the longest path of units
-            that need each other. real: medians of the parts run as they are; ``forward``, ``backward`` their rounds.
-        connected: (a, b) where part a sends to part b. bound: no partition of these units is balanced better, by
-            what their parts took, each unit its share.
-        weight_bytes: of each part. activation_bytes: what it keeps of one micro-batch until its backward; under 1F1B
-            that comes K - part times. With recomputation that is what it received.
-        bubble, speed_up: of a simulated 1F1B step of ``num_microbatches``, against one device with all parts.
+        boundaries: first unit of every part but the first.
+        units: names of all units, in order.
+        edges: tensors from one part to another.
+        connected: (a, b) where part a sends to part b.
+        sequential: theoretical times by part: sums of its units' own.
+        parallel: theoretical times by part: the longest path of units that need each other.
+        real: medians of the parts run as they are.
+        forward, backward: rounds of the parts run as they are.
+        bound: the best balance of any partition of these units, each with its share of its part's time.
+        weight_bytes: bytes of each part's weights.
+        activation_bytes: bytes that each part keeps of one micro-batch until its backward; under 1F1B K - part times
+            as many. With recomputation, those of the received tensors.
+        num_microbatches: micro-batches of the simulated step.
+        bubble: idle share of a simulated 1F1B step.
+        speed_up: gain of a simulated 1F1B step over one device with all parts.
     """
 
     title: str
@@ -72,7 +80,7 @@ class PartitionReport:
     speed_up: float
 
     def as_dict(self) -> dict[str, object]:
-        """Everything, with the quantities that are computed from times."""
+        """All attributes, and the quantities that follow from times."""
         theoretical = {"sequential": self.sequential, "parallel": self.parallel, "real": self.real}
         return {
             **asdict(self),
@@ -92,7 +100,7 @@ class PartitionReport:
         }
 
     def text(self) -> str:
-        """What FTPipe prints, under its own labels to the letter, and more below."""
+        """FTPipe's printout, under its own labels to the letter, and more below."""
         return "\n".join([*self._original(), "", *self._more()])
 
     def _original(self) -> Iterable[str]:

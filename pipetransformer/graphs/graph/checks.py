@@ -1,5 +1,7 @@
-"""Checks before a pipeline over a graph begins, on all ranks alike: one that gave up alone would leave
-the others waiting."""
+"""Checks before a pipeline over a graph begins, on all ranks alike.
+
+One rank that gave up alone would leave the others waiting.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ __all__ = ["check_gradients", "check_recomputation", "check_schedule"]
 
 
 def check_schedule(kind: str, *, num_stages: int, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> None:
-    """Raises UserError where the schedule does not run with these numbers; one stage alone needs none."""
+    """Refuses a schedule that does not run with these numbers; one stage alone needs none. Raises UserError."""
     if kind not in SCHEDULES:
         raise UserError(f"kind: {kind} is no schedule; give one of {', '.join(SCHEDULES)}")
     if num_stages == stages_per_rank == 1:
@@ -36,7 +38,7 @@ def check_schedule(kind: str, *, num_stages: int, num_ranks: int, num_microbatch
 
 
 def check_recomputation(mode: str, graph: Graph) -> None:
-    """Raises UserError where ``mode`` is none, or a forward that runs twice would not do the same."""
+    """Refuses an unknown ``mode``, and one that repeats a forward with changes of its own. Raises UserError."""
     if mode not in MODES:
         raise UserError(f"checkpoint: {mode} is not allowed; give one of {', '.join(MODES)}")
     if mode != "never" and graph.program.changing:
@@ -47,7 +49,7 @@ def check_recomputation(mode: str, graph: Graph) -> None:
 
 
 def check_gradients(graph: Graph, boundaries: Sequence[int]) -> None:
-    """Raises UserError where a cut sends a tensor that has no gradient, and this version of torch cannot."""
+    """Refuses a cut that sends a tensor without a gradient where this version of torch cannot. Raises UserError."""
     without = next((t.name for cut in boundaries for t in graph.crossing(cut) if not t.requires_grad), None)
     if without is not None and not SENDS_WITHOUT_GRADIENTS:
         raise UserError(
