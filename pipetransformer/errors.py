@@ -16,7 +16,7 @@ class UserError(Exception):
 
 @contextmanager
 def writing(path: Path, *, key: str = "run.dir") -> Iterator[None]:
-    """While inside, an OSError is a user's mistake with ``key``: a full disk, a folder without permission."""
+    """Turns an OSError inside into a user's mistake with ``key``: a full disk, a folder without permission."""
     try:
         yield
     except OSError as error:
@@ -24,7 +24,11 @@ def writing(path: Path, *, key: str = "run.dir") -> Iterator[None]:
 
 
 def check_folder(folder: Path, *, key: str) -> None:
-    """Makes it where it is missing, so that nothing is computed for one that cannot be written. Raises UserError."""
+    """Makes a folder where it is missing, before anything is computed for one that cannot be written.
+
+    Raises:
+        UserError: the folder cannot be made or written.
+    """
     with writing(folder, key=key):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):

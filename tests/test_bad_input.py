@@ -391,7 +391,8 @@ def refusal(world: World, config: str, overrides: list[str]) -> str | None:
         (2, ["pipe.microbatches=20"], "train.batch_size: 32 is smaller than dp x M = 2 x 20; give at least 40"),
         (
             *(2, ["pipe.initial_length=2", "pipe.microbatches=1"]),
-            "pipe.microbatches: 1 is not allowed; schedule 1f1b needs at least pipe.initial_length = 2",
+            "pipe.microbatches: 1 is not allowed; schedule 1f1b over 2 ranks takes 2 or more, "
+            "give that, or another pipe.initial_length",
         ),
         (2, ["run.resume=true", "run.dir=FOLDER/before"], "is of a run with ranks 1 and this one has 2; start it with"),
         (2, ["run.replay=FOLDER/before/x/events.jsonl"], "was recorded with 1 ranks and this job has 2"),

@@ -218,7 +218,8 @@ def test_file_that_cannot_be_read_gets_one_clear_line(tmp_path: Path) -> None:
         ),
         (
             ["pipe.initial_length=4", "pipe.microbatches=2"],
-            "pipe.microbatches: 2 is not allowed; schedule 1f1b needs at least pipe.initial_length = 4",
+            "pipe.microbatches: 2 is not allowed; schedule 1f1b over 4 ranks takes 4 or more, "
+            "give that, or another pipe.initial_length",
         ),
         (
             ["task=text_classification", "data.name=sst2", "data.augment=basic"],

@@ -360,6 +360,14 @@ def test_models_that_cannot_be_cut_are_one_line(
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_failure_inside_torch_names_no_line_of_ours() -> None:
+    """No line of the model's is to blame: the layer's sizes are."""
+    with pytest.raises(UserError) as caught:
+        trace(nn.Sequential(nn.Linear(8, 4)), (torch.ones(2, 4),))
+    assert "line `" not in str(caught.value) and ".py" not in str(caught.value)
+    assert str(caught.value).startswith("unexportable model: Sequential fails at aten.")
+
+
 def test_modes_and_weights_are_left_alone() -> None:
     model = build("residual").eval()
     before = copy.deepcopy(model.state_dict())

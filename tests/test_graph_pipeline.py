@@ -93,7 +93,7 @@ MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"kind": "zb"}, "kind: zb is no schedule; give one of gpipe, 1f1b, interleaved, zero_bubble"),
     ({"checkpoint": "sometimes"}, "checkpoint: sometimes is not allowed; give one of never, except_last"),
     ({"stages_per_rank": 2, "stages": 4}, "schedule gpipe has 1 stage a rank"),
-    ({"kind": "interleaved"}, "schedule interleaved has at least 2 stages a rank"),
+    ({"kind": "interleaved"}, "schedule interleaved needs at least 2 stages a rank"),
     ({"stages": 3}, "2 cuts make 3 stages; 2 ranks of 1 stages each take 1 cuts"),
     ({"kind": "1f1b", "num_microbatches": 1}, "num_microbatches: 1 is not allowed; schedule 1f1b over 2 ranks takes 2"),
     ({"boundaries": (999,)}, "boundaries: (999,) leave a stage of the "),

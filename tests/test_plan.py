@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.plan.schedules import SCHEDULES, admits
+from pipetransformer.plan.schedules import SCHEDULES, why_not
 from pipetransformer.plan.units import Numbering
 
 PLAN = ParallelPlan(2, 2, 2, (4, 6, 8), 4, "interleaved", None, 8, 2)
@@ -104,4 +104,27 @@ def test_events_of_older_versions_are_read() -> None:
 def test_any_schedule_is_admitted_on_one_rank() -> None:
     for schedule in SCHEDULES:
         assert ParallelPlan(0, 1, 4, (), 3, schedule, None, 4).num_stages == 1
-    assert not admits("1f1b", num_ranks=4, num_microbatches=3)
+    assert why_not("1f1b", num_ranks=4, num_microbatches=3) is not None
+
+
+REASONS = {
+    ("gpipe", 4, 1, 1): None,
+    ("gpipe", 4, 0, 1): "over 4 ranks takes 1 or more",
+    ("gpipe", 4, 4, 2): "has 1 stage a rank",
+    ("1f1b", 4, 4, 1): None,
+    ("1f1b", 4, 3, 1): "over 4 ranks takes 4 or more",
+    ("1f1b", 4, 4, 3): "has 1 stage a rank",
+    ("interleaved", 4, 3, 2): None,
+    ("interleaved", 4, 4, 1): "needs at least 2 stages a rank",
+    ("interleaved", 2, 5, 2): "over 2 ranks takes 4 or 6",
+    ("interleaved", 2, 0, 2): "over 2 ranks takes 1",
+    ("zero_bubble", 4, 11, 1): "over 4 ranks takes 10 or 12",
+    ("zero_bubble", 4, 12, 3): None,
+}
+
+
+@pytest.mark.parametrize("numbers", REASONS)
+def test_a_schedule_that_does_not_run_says_why(numbers: tuple[str, int, int, int]) -> None:
+    schedule, num_ranks, num_microbatches, stages = numbers
+    reason = why_not(schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, stages_per_rank=stages)
+    assert reason == REASONS[numbers]

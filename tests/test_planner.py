@@ -20,7 +20,7 @@ from pipetransformer.pipe.planner.search import Constraints, best_plan, divisors
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import cached_choices
-from pipetransformer.plan.schedules import admits, orders
+from pipetransformer.plan.schedules import orders, why_not
 
 NUM_JOBS = 300
 
@@ -294,7 +294,7 @@ def test_a_cut_fits_where_the_prediction_does() -> None:
         first, costs = frozen + 1 if frozen else 0, random_job(random, num_blocks + 2)
         boundaries = tuple(sorted(random.sample(range(first + 1, num_blocks + 2), pp - 1)))
         schedule = random.choice(["gpipe", "1f1b", "zero_bubble"]) if pp > 1 else "1f1b"
-        if not admits(schedule, num_ranks=pp, num_microbatches=m):
+        if why_not(schedule, num_ranks=pp, num_microbatches=m) is not None:
             continue
         plan = ParallelPlan(frozen, pp, dp, boundaries, m, schedule, cached, num_blocks)
         prediction = planner.predict(plan, costs=costs, global_batch_size=m * dp)

@@ -28,7 +28,7 @@ from pipetransformer.adapter.split import bytes_between_halves, splits_exactly
 from pipetransformer.config import load_config
 from pipetransformer.dp import GradientReducer
 from pipetransformer.errors import UserError
-from pipetransformer.plan.schedules import SCHEDULES, Kind, Work, admits, orders
+from pipetransformer.plan.schedules import SCHEDULES, Kind, Work, orders, why_not
 from pipetransformer.process.world import World
 
 TORCH = {
@@ -74,7 +74,8 @@ SIZES = [
     for num_ranks in (2, 3, 4, 8)
     for stages_per_rank in (1, 2, 3)
     for num_microbatches in (1, 2, 3, 4, 5, 6, 8, 16)
-    if admits(schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, stages_per_rank=stages_per_rank)
+    if why_not(schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, stages_per_rank=stages_per_rank)
+    is None
 ]
 
 
@@ -157,7 +158,7 @@ def test_torch_refuses_what_is_not_admitted() -> None:
     for schedule in ("interleaved", "zero_bubble"):
         with pytest.raises(ValueError, match="rounds"):
             torch_orders(schedule, num_ranks=2, num_microbatches=5, stages_per_rank=2)
-        assert not admits(schedule, num_ranks=2, num_microbatches=5, stages_per_rank=2)
+        assert why_not(schedule, num_ranks=2, num_microbatches=5, stages_per_rank=2) is not None
 
 
 def trained(world: World, case: Case, folder: str) -> None:
@@ -282,10 +283,14 @@ def test_what_is_held_between_the_halves_of_a_backward() -> None:
 
 MISTAKES = {
     "pipe.schedule=1f1b pipe.stages_per_rank=2": "pipe.stages_per_rank: 2 is not allowed; schedule 1f1b",
-    "pipe.schedule=interleaved pipe.stages_per_rank=1": "needs at least 2",
+    "pipe.schedule=interleaved pipe.stages_per_rank=1": (
+        "needs at least 2 stages a rank, give that, or pipe.schedule gpipe or 1f1b"
+    ),
     "pipe.schedule=interleaved pipe.initial_length=2 pipe.microbatches=5": "takes 4 or 6",
     "pipe.schedule=zero_bubble pipe.initial_length=4 pipe.microbatches=11": "takes 10 or 12",
-    "pipe.schedule=1f1b pipe.initial_length=4 pipe.microbatches=2": "at least pipe.initial_length = 4",
+    "pipe.schedule=1f1b pipe.initial_length=4 pipe.microbatches=2": (
+        "over 4 ranks takes 4 or more, give that, or another pipe.initial_length"
+    ),
     "pipe.recompute=sometimes": "one of never, except_last, always, selective",
 }
 

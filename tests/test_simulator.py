@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
-from pipetransformer.plan.schedules import Work, admits, orders, peak_alive
+from pipetransformer.plan.schedules import Work, orders, peak_alive, why_not
 
 SIZES = list(product((1, 2, 3, 4, 8), (1, 2, 4, 8, 16)))
 ADMITTED = [(name, k, m) for name in ("gpipe", "1f1b") for k, m in SIZES if name == "gpipe" or m >= k]
@@ -114,7 +114,7 @@ def test_every_step_obeys_cause_and_effect(
     late: bool,
 ) -> None:
     per_rank = 2 if schedule == "interleaved" else 1
-    if not admits(schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, stages_per_rank=per_rank):
+    if why_not(schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, stages_per_rank=per_rank) is not None:
         return
     stages = [StageCosts(f, b + 1, b // 2, s, s) for f, b, s, _ in costs[: num_ranks * per_rank]]
     common = dict(num_ranks=num_ranks, num_microbatches=num_microbatches, latency=latency, receives_late=late)

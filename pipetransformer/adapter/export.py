@@ -41,15 +41,17 @@ def _no_logging() -> Iterator[None]:
         logging.disable(disabled)
 
 
-def export_failure(error: BaseException) -> tuple[str, str, str]:
+def export_failure(error: BaseException, *, calls_from: Path) -> tuple[str, str, str]:
     """(operator, place, reason) of what ``export`` raised, each possibly empty.
+
+    Args:
+        calls_from: the folder whose code called ``export``; no line of it is the place.
 
     Note: torch.export has no exception that names them: the operator is what the innermost dispatch frame was called
     with, the place is the innermost line outside torch and what calls it here.
     """
     operator, place = "", ""
-    here = Path(__file__).parent
-    packages = (str(Path(torch.__file__).parent), str(here), str(here.parent / "graphs" / "graph"))
+    not_the_model = (Path(torch.__file__).parent, Path(__file__).parent, calls_from)
     source: BaseException | None = error
     while source is not None and not place:
         for frame, line in traceback.walk_tb(source.__traceback__):
@@ -57,7 +59,7 @@ def export_failure(error: BaseException) -> tuple[str, str, str]:
             if isinstance(called, torch._ops.OpOverload):
                 operator = str(called)
             summary = traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name)
-            if summary.line and not summary.filename.startswith(packages):
+            if summary.line and not any(map(Path(summary.filename).is_relative_to, not_the_model)):
                 place = f"{summary.line} ({Path(summary.filename).name}:{line})"
         source = source.__cause__ or source.__context__
     lines = [text.strip() for text in str(error).splitlines() if text.strip()]

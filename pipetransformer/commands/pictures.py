@@ -1,4 +1,4 @@
-"""Drawings of plans, schedules and partitions. Imports matplotlib: only commands that draw import this."""
+"""Drawings of plans, schedules and partitions. Imported by commands that draw alone, for it imports matplotlib."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "back
 
 
 def draw_run(segments: Sequence[Segment], timeline: Timeline, *, path: Path) -> None:
-    """Above: blocks, pipeline length and step time over the epochs; below: the first plan's step, rank by rank."""
+    """Draw a run: above, blocks, pipeline length and step time over epochs; below, the first plan's step by rank."""
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(10, 7), layout="constrained")
     _draw_segments(top, segments)
     draw_timeline(bottom, timeline, title=f"step of epoch {segments[0].first_epoch + 1}")
@@ -56,7 +56,7 @@ def _draw_segments(axes: Axes, segments: Sequence[Segment]) -> None:
 
 
 def draw_timeline(axes: Axes, timeline: Timeline, *, title: str) -> None:
-    """A bar a rank: what it computed when; gaps are bubbles.
+    """Draw a step: a bar a rank, with gaps for bubbles.
 
     A backward that leaves nothing for later, or all (stage 0 under zero bubble), is drawn as whole.
     """
@@ -91,7 +91,7 @@ def _legend_below(axes: Axes, **options: Any) -> None:
 
 
 def draw_partition(graph: Graph, report: PartitionReport, *, path: Path) -> None:
-    """Left: the units in order, coloured by part, edges between parts as arcs. Right: the real times of the parts."""
+    """Draw a partition: left, units in order, coloured by part, and edges as arcs; right, real times of the parts."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), width_ratios=(3, 1), layout="constrained")
     cuts = (0, *report.boundaries, graph.num_units)
     part_of = [part for part, (first, stop) in enumerate(pairwise(cuts)) for _ in range(first, stop)]

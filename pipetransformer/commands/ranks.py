@@ -1,4 +1,4 @@
-"""Ranks of this machine that measure something for a command."""
+"""Ranks of this machine that measure for a command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def local_ranks() -> int:
 
 
 def run_script(name: str, arguments: Sequence[str], *, num_ranks: int, read: Callable[[Path], Result]) -> Result:
-    """What rank 0 of ``rank_scripts/NAME.py RESULT ARGUMENTS`` leaves in RESULT. Raises UserError if a rank fails."""
+    """The RESULT of rank 0 of ``rank_scripts/NAME.py RESULT ARGUMENTS``. Raises UserError if a rank fails."""
     from pipetransformer.adapter import run_ranks  # imports torch
 
     prepare_ranks(num_ranks)
@@ -52,7 +52,7 @@ def run_script(name: str, arguments: Sequence[str], *, num_ranks: int, read: Cal
 
 
 def measure_link() -> Link:
-    """Between two ranks of this machine: GPUs, or processes over loopback where there is one. Raises UserError."""
+    """The link between two ranks of this machine: GPUs, or processes over loopback with fewer. Raises UserError."""
     import torch
 
     device = "cuda" if torch.cuda.device_count() > 1 else "cpu"

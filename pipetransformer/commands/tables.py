@@ -15,12 +15,12 @@ _FILE_WIDTH = 160
 
 
 def make_console() -> Console:
-    """As wide as the terminal; a file has room for whole tables."""
+    """A console as wide as the terminal; a file has room for whole tables."""
     return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
 def make_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Iterable[str] = ()) -> Table:
-    """Numbers to the right, the columns ``left`` to the left; those may wrap."""
+    """A table with numbers to the right and the columns ``left`` to the left; those may wrap."""
     texts = set(left)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for title in titles:

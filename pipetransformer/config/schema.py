@@ -7,8 +7,6 @@ that is kept in ``docs/config.md``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -32,7 +30,7 @@ from pipetransformer.config.types import (
 from pipetransformer.config.words import Allowed, explain, reference, text_keys
 from pipetransformer.config.yaml_text import dump_yaml, parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
-from pipetransformer.plan.schedules import admits, fewest_stages
+from pipetransformer.plan.schedules import SCHEDULES, fewest_stages, why_not
 
 __all__ = ["Config", "Interval", "load_config"]
 
@@ -328,27 +326,25 @@ def _check_pipe(pipe: PipeConfig) -> None:
                 f"pipe.stages_per_rank: {stages} is not allowed; pipe.schedule auto decides it, leave it out"
             )
         return
-    if stages is not None and stages > 1 and schedule in ("gpipe", "1f1b"):
+    if stages is not None and (reason := _why_not_stages(schedule, stages)) is not None:
+        others = " or ".join(name for name in SCHEDULES if _why_not_stages(name, stages) is None)
         raise UserError(
-            f"pipe.stages_per_rank: {stages} is not allowed; schedule {schedule} has one stage a rank, give 1, or "
-            "pipe.schedule interleaved or zero_bubble"
-        )
-    if stages == 1 and schedule == "interleaved":
-        raise UserError(
-            "pipe.stages_per_rank: 1 is not allowed; schedule interleaved needs at least 2, or give pipe.schedule 1f1b"
+            f"pipe.stages_per_rank: {stages} is not allowed; schedule {schedule} {reason}, give that, or pipe.schedule "
+            f"{others}"
         )
     if not (isinstance(microbatches, int) and isinstance(length, int) and length > 1):
         return
-    takes = partial(admits, schedule, num_ranks=length, stages_per_rank=fewest_stages(schedule))
-    if takes(num_microbatches=microbatches):
-        return
-    if schedule == "1f1b":
-        needs = f"needs at least pipe.initial_length = {length}"
-    else:
-        fewer = next(m for m in range(microbatches, 0, -1) if takes(num_microbatches=m))
-        more = next(m for m in count(microbatches) if takes(num_microbatches=m))
-        needs = f"with pipe.initial_length = {length} takes {fewer} or {more}"
-    raise UserError(f"pipe.microbatches: {microbatches} is not allowed; schedule {schedule} {needs}")
+    per_rank = stages or fewest_stages(schedule)
+    reason = why_not(schedule, num_ranks=length, num_microbatches=microbatches, stages_per_rank=per_rank)
+    if reason is not None:
+        raise UserError(
+            f"pipe.microbatches: {microbatches} is not allowed; schedule {schedule} {reason}, give that, or another "
+            "pipe.initial_length"
+        )
+
+
+def _why_not_stages(schedule: str, stages_per_rank: int) -> str | None:
+    return why_not(schedule, num_ranks=1, num_microbatches=1, stages_per_rank=stages_per_rank)
 
 
 def _task_of(dataset: str) -> str:

@@ -1,1 +1,1 @@
-"""How jobs start: the launcher of a node, and the entries that its ranks run. No torch."""
+"""The start of jobs: the launcher of a node, and the entries of its ranks. No torch."""

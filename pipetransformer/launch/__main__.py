@@ -1,4 +1,4 @@
-"""``python -m pipetransformer.launch``: see ``node.py``."""
+"""``python -m pipetransformer.launch``: see ``launch/node.py``."""
 
 import sys
 

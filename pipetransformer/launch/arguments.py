@@ -1,4 +1,4 @@
-"""What the command lines share: a mistake is one line that names the argument and the usage."""
+"""The parser of all command lines: a mistake is one line that names the argument and the usage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Parser", "count"]
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises UserError where argparse would print and exit; overrides may stand behind options too.
+    """argparse with UserError in place of a printout and an exit; overrides may stand behind options too.
 
     Note: argparse takes positional arguments up to the first option, and asks commands' parsers by this method alone.
     """

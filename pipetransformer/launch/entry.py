@@ -36,7 +36,7 @@ def main(task: str, argv: Sequence[str] | None = None) -> int:
 def run_guarded(body: Callable[[], None]) -> int:
     """Run ``body`` as the job of this process and return the exit code; signals and exceptions end it with one line.
 
-    Note: a process that fails and has peers does not return from here, see ``shutdown.leave``.
+    Note: a process that fails and has peers does not return from here, see ``process.shutdown.leave``.
     """
     launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
     try:

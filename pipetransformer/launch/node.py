@@ -25,12 +25,22 @@ __all__ = ["NodeJob", "common_settings", "free_port", "launch", "main", "parse_j
 
 USAGE = "NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [key=value ...]"
 _LOCAL_KEYS = frozenset({("model", "name"), ("data", "path"), ("data", "num_workers"), ("cache", "host_budget")})
-_STOP_SECONDS = 7  # more than ranks give themselves (shutdown.GRACE_SECONDS); the whole job has 10
+_STOP_SECONDS = 7  # more than ranks give themselves (process.shutdown.GRACE_SECONDS); the whole job has 10
 
 
 @dataclass(frozen=True, slots=True)
 class NodeJob:
-    """One node's share of a job. ``num_ranks`` counts this node's."""
+    """One node's share of a job.
+
+    Attributes:
+        num_ranks: ranks of this node.
+        num_nodes: nodes of the job.
+        node_rank: number of this node.
+        address: name or address of node 0.
+        port: port of node 0.
+        config: path of the configuration.
+        overrides: ``key=value`` texts, the run's id among them.
+    """
 
     num_ranks: int
     num_nodes: int
@@ -74,7 +84,7 @@ def parse_job(arguments: Sequence[str]) -> NodeJob:
 
 
 def common_settings(config: Config) -> dict[str, object]:
-    """What all nodes must say alike, by key: all but names and places, which may differ from node to node."""
+    """Settings that are the same on all nodes, by key: all but names and places, which may differ."""
     values = config.model_dump(mode="json")
     return {
         f"{section}.{key}": value
@@ -90,8 +100,9 @@ def launch(
     """Run ``entry CONFIG [key=value ...]`` as the ranks of this node; a failed job's last line is its first cause.
 
     Args:
-        settings: what all nodes must say alike (``common_settings``).
-        timeout_seconds: how long nodes wait for each other before ranks start.
+        entry: script of the ranks.
+        settings: settings that are the same on all nodes (``common_settings``).
+        timeout_seconds: longest wait of nodes for each other before ranks start.
     """
     _check_address(job)
     prepare_ranks(job.num_ranks)
@@ -114,14 +125,14 @@ def launch(
 
 
 def prepare_ranks(num_ranks: int) -> None:
-    """Sets the environment that ranks of this machine start with: one thread each where there are several."""
+    """Sets the environment for ranks of this machine: one thread each where there are several."""
     if num_ranks > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is no news while a job ends
 
 
 def free_port() -> int:
-    """One that nobody listens at now."""
+    """A port without a listener now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

@@ -1,4 +1,4 @@
-"""Before torchrun starts: do all nodes of the job answer, and do they mean the same job?
+"""The roll call of nodes before torchrun starts: all must answer, and mean the same job.
 
 torchrun itself waits without a word and names nobody. Here node 0 opens torch's own store on MASTER_PORT, every node
 signs in, and a node that is missing, twice there or of another mind is named on every node within ``run.timeout``.
@@ -34,13 +34,13 @@ def call_the_roll(
     settings: Mapping[str, object],
     timeout_seconds: float,
 ) -> None:
-    """Returns when all ``num_nodes`` nodes have signed in; nothing is left open.
+    """Waits until all ``num_nodes`` nodes have signed in; nothing is left open.
 
     Args:
-        settings: what must be the same on all nodes, by key; plain values.
+        settings: settings that must be the same on all nodes, by key; plain values.
 
     Raises:
-        UserError: on every node that is there, naming what is wrong.
+        UserError: on every present node, naming the mistake.
     """
     from torch.distributed import DistError
 
@@ -107,7 +107,7 @@ def _key(node: int) -> str:
 
 
 def _verdict(store: Any, *, num_nodes: int, deadline: float, timeout_seconds: float) -> str:
-    """What node 0 finds wrong, or nothing."""
+    """The mistake that node 0 finds, or nothing."""
     check, get = store.check, store.get
     missing = list(range(1, num_nodes))
     complete_at = 0.0
@@ -132,7 +132,7 @@ def _verdict(store: Any, *, num_nodes: int, deadline: float, timeout_seconds: fl
 
 
 def _difference(store: Any, node: int) -> str:
-    """The first thing that ``node`` says otherwise than node 0, or nothing."""
+    """The first difference between ``node`` and node 0, or nothing."""
     own, told = (json.loads(store.get(_key(n))) for n in (0, node))
     for name in own:
         if told.get(name) != own[name]:

@@ -20,7 +20,7 @@ def build_model(config: Config, info: DataInfo) -> TimmModel | TransformersModel
     """Builds the model of ``config.model`` for the labels and channels of ``info``, the same on every rank.
 
     Raises:
-        UserError: if the model cannot be found or its arguments do not fit.
+        UserError: the model cannot be found, or its arguments do not fit.
     """
     torch.manual_seed(config.train.seed)
     return TimmModel(config, info) if config.task == "image_classification" else TransformersModel(config, info)

@@ -1,4 +1,4 @@
-"""What every built model can do, and the checks of ``model.name`` and ``model.kwargs`` that both libraries share."""
+"""The face of every built model, and checks of ``model.name`` and ``model.kwargs`` for both libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["BuiltModel", "could_not_build", "own_arguments", "refuse_useless_fol
 
 
 class BuiltModel(ABC):
-    """A model, the preprocessing that belongs to it, and how both are saved for their own library."""
+    """A model with its preprocessing, both saved for their own library."""
 
     model: nn.Module
 
@@ -32,7 +32,7 @@ class BuiltModel(ABC):
 
 
 def own_arguments(config: Config, *, decided_by_data: tuple[str, ...]) -> dict[str, Any]:
-    """``model.kwargs``. Raises UserError for what the dataset decides and for null, which timm would drop silently."""
+    """``model.kwargs``. Raises UserError for keys of the dataset, and for null, which timm would drop silently."""
     for key, value in config.model.kwargs.items():
         if key in decided_by_data:
             remedy = "set data.image_size instead" if key == "img_size" else "leave it out"

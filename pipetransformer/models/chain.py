@@ -1,6 +1,6 @@
 """A model seen as a chain ``stem -> blocks[0..L) -> head`` of units that keep the model's own parameter names.
 
-A block is one unit, or two: its attention half and its MLP half (``numbering.py``). A rank holds only some units: the
+A block is one unit, or two: its attention half and its MLP half (``plan/units.py``). A rank holds only some units: the
 parameters of the others are released to the meta device and come back by ``materialize`` before a transfer fills them.
 """
 
@@ -27,12 +27,13 @@ class Chain:
 
     Args:
         model: a model of one of the families; trained in place.
-        name: how the user named it, for error messages.
+        name: the user's name of it, for error messages.
         precision: ``float32``, ``bfloat16`` (autocast over float32 weights) or ``float64``.
+        device: place of its tensors.
         units_per_block: 1, or 2 to cut blocks in halves.
 
     Raises:
-        UserError: if the model is no chain that is known, or its blocks have no halves that are.
+        UserError: the model is no known chain, or its blocks have no known halves.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Chain:
         return self.numbering.first_of(int(block) + 1) + half
 
     def _bodies_of_units(self) -> Sequence[Callable[..., Tensor]]:
-        """What runs in each unit between stem and head: the library's own blocks, or their halves."""
+        """The forward of each unit between stem and head: the library's own blocks, or their halves."""
         if self._halves is None:
             return self.blocks
         halves = (self._halves.attention, self._halves.mlp)
@@ -97,7 +98,7 @@ class Chain:
 
     @property
     def input_keys(self) -> tuple[str, ...]:
-        """Batch entries that a rank without a prefix in front of it needs beside the main input."""
+        """Batch entries beside the main input for a rank without a prefix in front of it."""
         return (*self.family.stem_inputs, *self.family.side_inputs)
 
     def unit_of(self, parameter: str) -> int:
@@ -118,7 +119,7 @@ class Chain:
 
         Args:
             hidden: the main input [batch, ...] if unit 0 is the first, else [batch, tokens, width].
-            inputs: what stem and blocks read beside it.
+            inputs: the other batch entries that stem and blocks read.
         """
         with self.autocast():
             first, stop = units.start, units.stop
@@ -157,11 +158,11 @@ class Chain:
         return unit < self.numbering.behind(self._frozen)
 
     def train(self, mode: bool = True) -> None:
-        """Train or eval mode of the active units."""
+        """Sets train or eval mode of the active units."""
         self.model.train(mode)
 
     def _set_sticky_eval(self, module: nn.Module, *, frozen: bool) -> None:
-        """A frozen module stays in eval mode whatever calls ``train`` on it or on what holds it."""
+        """Keeps a frozen module in eval mode under any call of ``train`` on it or on its owner."""
         for part in module.modules():
             part.__dict__.pop("train", None)
             if frozen:
@@ -190,10 +191,10 @@ class Chain:
         return self.model.get_submodule(path), attribute
 
     def learn_shapes(self, inputs: Mapping[str, Tensor]) -> None:
-        """Runs ``inputs`` through the chain once, remembers what leaves every unit, and proves the chain right.
+        """Runs ``inputs`` through the chain once, remembers every unit's output shape, and proves the chain right.
 
         Raises:
-            UserError: if the logits differ from those of the model's own forward, as for a variant that overrides the
+            UserError: the logits differ from those of the model's own forward, as for a variant that overrides the
                 forward of its family, or halves from their block.
         """
         self.model.eval()
@@ -231,7 +232,10 @@ class Chain:
         return hidden
 
     def _prove_halves(self, halves: Halves, block: nn.Module, hidden: Tensor, side: Mapping[str, Tensor]) -> None:
-        """Note: of every block, because the blocks of a model need not be alike."""
+        """Refuses halves that differ from their block.
+
+        Note: for every block, because the blocks of a model need not be alike.
+        """
         with self.autocast():
             arguments = self.family.block_arguments(self.model, hidden, side)
             try:
@@ -252,7 +256,7 @@ class Chain:
         )
 
     def boundary(self, unit: int, *, rows: int, length: int) -> Tensor:
-        """A meta tensor like what leaves ``unit`` for ``rows`` samples of padded length ``length``.
+        """A meta tensor like the output of ``unit`` for ``rows`` samples of padded length ``length``.
 
         Raises:
             IndexError: before ``learn_shapes``.
@@ -262,12 +266,13 @@ class Chain:
         return torch.empty((rows, *shape), dtype=dtype, device="meta")
 
     def check_leaving(self, leaving: Tensor, *, unit: int, hidden: Tensor) -> None:
-        """Refuses what has not the static shape that ``boundary`` tells of (a model that drops patches, say).
+        """Refuses an output of another shape than the static one of ``boundary`` (of a model that drops patches, say).
 
         Note: gloo would keep old rows where a neighbour sends fewer than it announced, without an error.
 
         Args:
-            hidden: what ``leaving`` was computed from [rows, length, ...].
+            leaving: output of ``unit``.
+            hidden: input of the stage [rows, length, ...].
         """
         shape, by_length, _ = self._leaving[unit]
         expected = (hidden.shape[0], *((hidden.shape[1], *shape[1:]) if by_length else shape))
@@ -304,5 +309,5 @@ class Stage(nn.Module):
         return leaving
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Those of its units: a schedule that splits a backward asks for them."""
+        """Parameters of its units: a schedule that splits a backward asks for them."""
         return iter(self._chain.named_parameters(self.units).values())

@@ -1,4 +1,4 @@
-"""What differs between model families, one table entry each: where the blocks are and what goes into them.
+"""The differences between model families, one table entry each: the place of the blocks and their arguments.
 
 A family says how to run the stem, one block and the head of a model *through the model's own modules*, so that
 parameter names, dropout and masks are the library's. ``chain.py`` proves each wrapped model equal to its own forward,
@@ -24,17 +24,18 @@ Inputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How one family is a chain.
+    """A family as a chain.
 
     Attributes:
         blocks: attribute path of the block list.
-        stem_prefixes: prefixes of the parameter and module names that the stem owns; what neither stem nor blocks own
-            is the head's.
-        main_input: the batch entry that enters the stem; ``stem_inputs`` are further ones that only the stem reads,
-            ``side_inputs`` those that every rank needs: it derives its blocks' arguments and the head's from them.
-        stem, head: ``stem(model, inputs) -> hidden [batch, tokens, width]`` and ``head(model, hidden, inputs)``.
+        stem_prefixes: prefixes of the stem's parameter and module names; the rest outside blocks is the head's.
+        main_input: the batch entry that enters the stem.
+        stem: ``(model, inputs) -> hidden [batch, tokens, width]``.
+        head: ``(model, hidden, inputs) -> outputs``.
         block_arguments: ``(model, hidden, inputs) -> keyword arguments`` of every block.
-        halves: how a block divides; None where it does not.
+        halves: the two parts of a block; None where it does not divide.
+        stem_inputs: batch entries beside ``main_input`` for the stem alone.
+        side_inputs: batch entries for every rank: it derives its blocks' arguments and the head's from them.
     """
 
     name: str
@@ -82,7 +83,7 @@ def _vit(model: nn.Module) -> Family | None:
 
 
 def _eva(model: nn.Module) -> Family | None:
-    """Rotary tables depend on the grid of patches alone: every rank makes its own."""
+    """EVA; its rotary tables depend on the grid of patches alone, so that every rank makes its own."""
     if not (_has(model, "patch_embed", "blocks", "norm", "forward_head", "_pos_embed", "norm_pre", "rope")):
         return None
     if getattr(model, "rope_mixed", False) or getattr(model, "dynamic_img_size", False) or _has(model, "patch_drop"):
@@ -100,7 +101,7 @@ def _eva(model: nn.Module) -> Family | None:
 
 
 def _beit(model: nn.Module) -> Family | None:
-    """Those whose blocks own their relative positions; ``rel_pos_bias`` would be shared by all blocks."""
+    """BEiT with relative positions in the blocks; ``rel_pos_bias`` would be shared by all blocks."""
     if not _has(model, "patch_embed", "cls_token", "pos_drop", "blocks", "norm", "forward_head"):
         return None
     if _has(model, "_pos_embed") or not hasattr(model, "rel_pos_bias") or _has(model, "rel_pos_bias"):
@@ -137,7 +138,7 @@ def _pictures(
 
 
 def _encoder(model: nn.Module) -> Family | None:
-    """BERT, RoBERTa, ELECTRA and what is built like them: embeddings, encoder.layer, a head that reads all tokens."""
+    """BERT, RoBERTa, ELECTRA and their like: embeddings, encoder.layer, a head that reads all tokens."""
     base = getattr(model, "base_model_prefix", "")
     if not (base and _has(model, f"{base}.embeddings", f"{base}.encoder.layer")):
         return None
@@ -222,7 +223,7 @@ def _gpt2(model: nn.Module) -> Family | None:
 
 
 def _decoder(model: nn.Module) -> Family | None:
-    """Llama and what is built like it: rotary tables, made by every rank itself, and a ``score`` of the last token."""
+    """Llama and its like: rotary tables, made by every rank itself, and a ``score`` of the last token."""
     if not _has(model, "model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "score"):
         return None
 
@@ -268,7 +269,7 @@ def _causal_mask(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
 
 
 def _last_token(outputs: Tensor, inputs: Inputs) -> Tensor:
-    """Texts are padded on the right, whatever side the tokenizer would take."""
+    """Outputs at the last token of each text, padded on the right whatever side the tokenizer would take."""
     rows = torch.arange(len(outputs), device=outputs.device)
     return outputs[rows, inputs["attention_mask"].sum(dim=1) - 1]
 
@@ -282,7 +283,7 @@ FAMILIES: tuple[tuple[str, Callable[[nn.Module], Family | None]], ...] = (
     ("GPT-2", _gpt2),
     ("Llama and decoders built like it", _decoder),
 )
-"""What a user reads, and what recognises a model. Put an entry of your own first."""
+"""Name for the user, and test of a model. Put an entry of your own first."""
 
 
 def family_of(model: nn.Module, *, name: str) -> Family:

@@ -1,4 +1,4 @@
-"""Where a block divides: its attention half and its MLP half, each with its norm, its dropouts and its residual.
+"""The halves of a block: attention and MLP, each with its norm, its dropouts and its residual.
 
 Both run through the block's own modules, in the order in which the block runs them. ``proof.py`` proves them equal to
 the block, so that a block that is wired in another way is refused.
@@ -17,11 +17,13 @@ __all__ = ["DISTILBERT", "ENCODER", "GPT2", "LLAMA", "SCALED", "VIT", "Halves"]
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """How the blocks of a family divide.
+    """The two parts of a family's blocks.
 
     Attributes:
-        attention, mlp: ``(block, hidden, **arguments) -> hidden``, with the block's own arguments.
-        attention_prefixes, mlp_prefixes: of the names, within a block, of the parameters that each half owns.
+        attention: ``(block, hidden, **arguments) -> hidden``, with the block's own arguments.
+        mlp: the same of the other half.
+        attention_prefixes: prefixes, within a block, of the parameters of the attention half.
+        mlp_prefixes: prefixes of the parameters of the MLP half.
     """
 
     attention: Callable[..., Tensor]

@@ -1,4 +1,4 @@
-"""What a wrapped model is held to: the library's own outputs, of the whole and of every block that is cut in halves."""
+"""The proof of a wrapped model: the library's own outputs, of the whole and of every block cut in halves."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["differ", "halves_differ"]
 
 
 def differ(ours: Tensor, own: Tensor) -> bool:
-    """By more than other kernels and shapes could make it; a mistake between modules shows by far more."""
+    """Whether by more than other kernels and shapes could make it; a mistake between modules shows by far more."""
     return ours.shape != own.shape or bool((ours - own).abs().max() > 1e-3 * own.abs().max().clamp_min(1.0))
 
 
 def halves_differ(halves: Halves, block: nn.Module, hidden: Tensor, *, arguments: Mapping[str, Any]) -> bool:
-    """Whether the two halves give something else than ``block``, in eval mode or, with the same dropout, in train mode.
+    """Whether the two halves differ from ``block``, in eval mode or, with the same dropout, in train mode.
 
     Biases, norms and layer scales are moved meanwhile: where they start, at 0, 1 or 1e-6, they would hide a mistake.
     The block is left as it was, in eval mode.

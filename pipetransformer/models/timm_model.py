@@ -66,7 +66,7 @@ class TimmModel(BuiltModel):
         self.preprocessing = ImagePreprocessing.from_timm({**data, "input_size": (channels, size, size)}, size=size)
 
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
-        """The hub layout of timm: ``config.json`` and ``model.safetensors``."""
+        """Writes the hub layout of timm: ``config.json`` and ``model.safetensors``."""
         from safetensors.torch import save_file
 
         used, source = self.preprocessing, self.model.pretrained_cfg
@@ -89,7 +89,7 @@ class TimmModel(BuiltModel):
 
 
 def _timm_name(name: str) -> str:
-    """What timm calls the model that ``model.name`` names. Raises UserError where there is none."""
+    """timm's name for ``model.name``. Raises UserError where there is none."""
     import timm
 
     refuse_useless_folder(name)
@@ -107,7 +107,7 @@ def _timm_name(name: str) -> str:
 
 
 def _refuse_other_families(name: str) -> None:
-    """A model without ``img_size`` is likely to be no chain at all: that is what its user must hear."""
+    """Refuses a model without ``img_size`` that is no chain: its user must hear that first. Raises UserError."""
     import timm
 
     try:

@@ -31,7 +31,7 @@ class TransformersModel(BuiltModel):
     def __init__(self, config: Config, info: DataInfo) -> None:
         from transformers.utils import logging
 
-        logging.set_verbosity_error()  # what matters of its reports is checked below
+        logging.set_verbosity_error()  # its reports that matter are checked below
         logging.disable_progress_bar()
         name = config.model.name
         refuse_useless_folder(name)
@@ -60,7 +60,7 @@ class TransformersModel(BuiltModel):
             )
 
     def _agree_on_padding(self, name: str) -> None:
-        """Model and tokenizer must mean the same token; decoders often have none and get the end of a text."""
+        """Gives model and tokenizer the same padding token; decoders often have none and get the end of a text."""
         tokenizer, settings = self.tokenizer, cast(Any, self.model.config)
         if tokenizer.pad_token_id is None and tokenizer.eos_token_id is not None:
             tokenizer.pad_token = tokenizer.eos_token
@@ -73,13 +73,13 @@ class TransformersModel(BuiltModel):
             )
 
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
-        """The layout of ``save_pretrained``, tokenizer included."""
+        """Writes the layout of ``save_pretrained``, tokenizer included."""
         self.model.save_pretrained(folder, state_dict=dict(state))
         self.tokenizer.save_pretrained(folder)
 
 
 def _tokenizer_and_settings(config: Config, info: DataInfo) -> tuple[Any, Any]:
-    """The tokenizer and the model's configuration: of a saved model, or of a type of model that is to be drawn."""
+    """The tokenizer and the model's configuration: of a saved model, or of a type of model with random weights."""
     from tokenizers import Tokenizer
     from transformers import CONFIG_MAPPING, AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -125,7 +125,7 @@ def _type_remedy(name: str) -> str:
 
 
 def _network(config: Config, model_config: Any) -> tuple[nn.Module, Mapping[str, Any]]:
-    """The model, and what transformers reports of the weights that it loaded."""
+    """The model, and transformers' report of the loaded weights."""
     from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClassification
 
     answers = config.task == "question_answering"
@@ -143,14 +143,14 @@ def _network(config: Config, model_config: Any) -> tuple[nn.Module, Mapping[str,
 
 
 def _set_dropout(settings: Any, rate: float) -> None:
-    """Families name their rates differently: everything that holds one and is called dropout or ..._pdrop."""
+    """Sets every rate whose name has dropout or ends with pdrop: families name theirs differently."""
     for key, value in settings.to_dict().items():
         if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, (int, float)) and value is not True:
             setattr(settings, key, rate)
 
 
 def _longest_text(model: nn.Module) -> int | None:
-    """Tokens that ``model`` has positions for; RoBERTa numbers its positions from behind the padding token's.
+    """The number of positions of ``model``; RoBERTa numbers them from behind the padding token's.
 
     At most its sliding window, where it has one: longer texts need another mask than the family's.
     """
@@ -175,7 +175,7 @@ def _unknown_arguments(unknown: Iterable[str], *, known: Iterable[str], name: st
 
 
 def _check_weights(report: Mapping[str, Any], *, family: Family, name: str) -> None:
-    """Refuses blocks or a stem that would be drawn at random beside loaded weights; a new head is as it should be."""
+    """Refuses random blocks or a random stem beside loaded weights; a new head is as it should be."""
     own = (f"{family.blocks}.", *family.stem_prefixes)
     for key, stored, wanted in report.get("mismatched_keys", ()):
         if key.startswith(own):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, asdict, dataclass, replace
 
-from pipetransformer.plan.schedules import SCHEDULES, admits
+from pipetransformer.plan.schedules import SCHEDULES, why_not
 from pipetransformer.plan.units import Numbering
 
 __all__ = ["ParallelPlan"]
@@ -56,7 +56,8 @@ class ParallelPlan:
         if self.pp == 1:
             assert v == 1, self
         else:
-            assert admits(self.schedule, num_ranks=self.pp, num_microbatches=num_microbatches, stages_per_rank=v), self
+            reason = why_not(self.schedule, num_ranks=self.pp, num_microbatches=num_microbatches, stages_per_rank=v)
+            assert reason is None, f"schedule {self.schedule} {reason}: {self}"
 
     @property
     def num_stages(self) -> int:

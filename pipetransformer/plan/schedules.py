@@ -1,4 +1,4 @@
-"""In which order every rank of a pipeline works on its micro-batches: pure, and the same as torch's schedules run.
+"""The order in which every rank of a pipeline works on its micro-batches: pure, and the same as torch's schedules run.
 
     gpipe        all forwards, then all backwards (arXiv 1811.06965)
     1f1b         as few forwards ahead as fill the pipeline, then one backward for each forward (arXiv 1806.03377)
@@ -11,14 +11,17 @@ Stages are numbered along the model; rank r holds the stages r, r + K, r + 2K, .
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Literal, NamedTuple
 
-__all__ = ["SCHEDULES", "Kind", "Order", "Work", "admits", "fewest_stages", "keeps_sends", "orders", "peak_alive"]
+__all__ = ["SCHEDULES", "Kind", "Order", "Work", "fewest_stages", "keeps_sends", "orders", "peak_alive", "why_not"]
 
 Kind = Literal["F", "B", "I", "W"]
 """Forward; whole backward; backward of inputs alone; backward of weights alone."""
 
 Order = list["Work"]
+
+_BY_ROUNDS = ("interleaved", "zero_bubble")
 
 
 class Work(NamedTuple):
@@ -30,24 +33,41 @@ class Work(NamedTuple):
 
 
 def orders(schedule: str, *, num_ranks: int, num_microbatches: int, stages_per_rank: int = 1) -> list[Order]:
-    """What each rank does, in order.
+    """The work of each rank, in order.
 
     Args:
-        schedule: one of ``SCHEDULES`` that ``admits`` these numbers.
+        schedule: one of ``SCHEDULES`` that runs with these numbers (``why_not``).
     """
-    assert admits(schedule, num_ranks=num_ranks, num_microbatches=num_microbatches, stages_per_rank=stages_per_rank)
+    numbers = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "stages_per_rank": stages_per_rank}
+    assert (reason := why_not(schedule, **numbers)) is None, f"schedule {schedule} {reason}"
     order = SCHEDULES[schedule]
     return [order(rank, num_ranks, num_microbatches, stages_per_rank) for rank in range(num_ranks)]
 
 
-def admits(schedule: str, *, num_ranks: int, num_microbatches: int, stages_per_rank: int = 1) -> bool:
-    """Whether the schedule runs with these numbers.
+def why_not(schedule: str, *, num_ranks: int, num_microbatches: int, stages_per_rank: int = 1) -> str | None:
+    """The reason why the schedule does not run with these numbers, with numbers that would do; None where it runs.
 
-    GPipe takes any M, 1F1B at least K. The interleaved ones go in M // K rounds (at least one) of equally many.
+    A phrase that stands behind "schedule 1f1b": "over 4 ranks takes 4 or more". One rank takes one micro-batch under
+    every schedule, so that these numbers ask for the stages alone.
     """
-    if schedule in ("gpipe", "1f1b"):
-        return stages_per_rank == 1 and num_microbatches >= (1 if schedule == "gpipe" else num_ranks)
-    return stages_per_rank >= fewest_stages(schedule) and num_microbatches % max(1, num_microbatches // num_ranks) == 0
+    if stages_per_rank < (fewest := fewest_stages(schedule)):
+        return f"needs at least {fewest} stages a rank"
+    if stages_per_rank > 1 and schedule not in _BY_ROUNDS:
+        return "has 1 stage a rank"
+    if _takes(schedule, num_ranks, num_microbatches):
+        return None
+    if schedule not in _BY_ROUNDS:
+        return f"over {num_ranks} ranks takes {num_ranks if schedule == '1f1b' else 1} or more"
+    near = [m for m in range(1, num_microbatches) if _takes(schedule, num_ranks, m)][-1:]
+    near.append(next(m for m in count(num_microbatches + 1) if _takes(schedule, num_ranks, m)))
+    return f"over {num_ranks} ranks takes {' or '.join(map(str, near))}"
+
+
+def _takes(schedule: str, num_ranks: int, num_microbatches: int) -> bool:
+    """GPipe takes any M, 1F1B at least K. The others go in M // K rounds (at least one) of equally many."""
+    if schedule in _BY_ROUNDS:
+        return num_microbatches > 0 and num_microbatches % max(1, num_microbatches // num_ranks) == 0
+    return num_microbatches >= (num_ranks if schedule == "1f1b" else 1)
 
 
 def fewest_stages(schedule: str) -> int:
@@ -61,7 +81,7 @@ def keeps_sends(schedule: str) -> bool:
     Note: so does torch's runtime of schedules that may have several stages a rank; before it had ``WAIT_SEND_F`` (2.11
     has not, 2.15 has), outputs stayed until the step's end too.
     """
-    return schedule in ("interleaved", "zero_bubble")
+    return schedule in _BY_ROUNDS
 
 
 def peak_alive(order: Sequence[Work], size: Callable[[Work], int] = lambda work: 1) -> int:

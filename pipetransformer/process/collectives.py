@@ -27,14 +27,14 @@ def first_of_ranks(number: int | None) -> tuple[int, int] | None:
 
 
 def slowest(seconds: float) -> float:
-    """Collective. The most that any rank took."""
+    """Collective. The most seconds of any rank."""
     most = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     return float(most)
 
 
 def led_by(leader: int, action: Callable[[], Result]) -> Result:
-    """Collective. Every rank names its leader, which calls ``action``; all get their own leader's result.
+    """Collective. The result of ``action``, which the leader alone calls; every rank names its leader.
 
     The action may take longer than a collective may: the ranks ask each other until all leaders are ready. Meanwhile it
     runs in a thread, which an interrupted process does not unwind; alone, in the caller's.

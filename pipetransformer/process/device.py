@@ -27,7 +27,7 @@ def device_name(device: torch.device) -> str:
 
 
 def device_memory(device: torch.device) -> int | None:
-    """Bytes of a GPU that plans may fill, a tenth kept for what they do not count; None on a CPU."""
+    """Bytes of a GPU that plans may fill, without a tenth that they do not count; None on a CPU."""
     return int(0.9 * torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
 
 
@@ -51,12 +51,12 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for what was launched on ``device``, so that a clock read next tells how long it took."""
+    """Waits for all launched work on ``device``, so that a clock read next tells its time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def now_ns(device: torch.device) -> int:
-    """A clock that tells when what was launched on ``device`` is done."""
+    """The clock in nanoseconds, after all launched work on ``device``."""
     synchronize(device)
     return perf_counter_ns()

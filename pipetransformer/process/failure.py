@@ -1,4 +1,4 @@
-"""How a rank's failure reaches the user: written by the rank, read by the launcher, shown as one last line.
+"""The way of a rank's failure to the user: written by the rank, read by the launcher, shown as one last line.
 
 A rank that fails leaves a report in torchelastic's error file. Ranks die in a row: the one with the mistake, then those
 that waited for it. The launcher gathers all ends and ``first_cause`` tells which came first.
@@ -23,12 +23,12 @@ _INTERRUPTED = frozenset({-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM,
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a failed rank says of itself.
+    """A failed rank's report of itself.
 
     Attributes:
         line: the cause, one line.
         details: the traceback; empty for a user's mistake.
-        followed: only the consequence of another rank's end.
+        followed: whether it is only the consequence of another rank's end.
         time: seconds since the epoch.
     """
 
@@ -40,7 +40,13 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RankEnd:
-    """How one rank ended, as its launcher saw it: ``exit_code`` is negative for a signal."""
+    """The end of one rank, as its launcher saw it.
+
+    Attributes:
+        exit_code: negative for a signal.
+        time: seconds since the epoch.
+        report: the rank's own report; None where it left none.
+    """
 
     exit_code: int
     time: float
@@ -53,7 +59,7 @@ def describe(error: Exception, *, followed: bool = False) -> Failure:
 
 
 def cause_line(error: BaseException) -> str:
-    """The cause in one line, without a traceback. An error that others were raised from speaks for them."""
+    """The cause in one line, without a traceback. The root of a chain of errors speaks for them."""
     root = _root(error)
     lines = str(root).strip().splitlines()
     if isinstance(root, UserError):
@@ -89,14 +95,14 @@ def read_report(message: object) -> Failure | None:
 
 
 def first_cause(ends: Mapping[int, RankEnd]) -> Failure:
-    """The report of the rank whose end brought down the others; one is made up for a rank that could not write any."""
+    """The report of the rank whose end brought down the others, made up for a rank that could not write one."""
     rank = min(ends, key=lambda rank: (_precedence(ends[rank]), _time(ends[rank]), rank))
     end = ends[rank]
     return end.report or Failure(f"rank {rank}: {_exit_line(end.exit_code)}", "", False, end.time)
 
 
 def _precedence(end: RankEnd) -> int:
-    """Ranks with a cause of their own first, then those that lost a peer, then those that the launcher ended."""
+    """0 for a rank with a cause of its own, 1 for one that lost a peer, 2 for one that the launcher ended."""
     if end.report is not None:
         return 1 if end.report.followed else 0
     return 2 if end.exit_code in _INTERRUPTED else 0

@@ -1,4 +1,4 @@
-"""How a process ends early: on a signal, within seconds, whatever its main thread is waiting for.
+"""The early end of a process: on a signal, within seconds, whatever its main thread is waiting for.
 
 Python runs a signal's handler only between two bytecodes of the main thread, and that thread may sit for minutes inside
 a collective. So a signal opens two ways out, and the faster one wins:
@@ -31,7 +31,7 @@ _cleanups: list[Callable[[], None]] = []
 
 
 class Interrupted(SystemExit):
-    """Raised in the main thread by the first signal. Uncaught, it ends the process with the shell's 128 + signal."""
+    """The exception of the first signal, in the main thread. Uncaught, it ends the process with 128 + signal."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(128 + signum)
@@ -39,7 +39,7 @@ class Interrupted(SystemExit):
         self.exit_code = 128 + signum
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
-        """Libraries that catch everything send it to other ranks."""
+        """Pickling: libraries that catch everything send it to other ranks."""
         return Interrupted, (int(self.signal),)
 
 
@@ -47,7 +47,7 @@ class Signals:
     """The handler. Raises once: a second signal must not break the ``finally`` blocks that the first one set going.
 
     Attributes:
-        interruption: what was raised, should a library have made another exception of it.
+        interruption: the raised exception, should a library have made another of it.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Signals:
 
 
 def register(cleanup: Callable[[], None]) -> Callable[[], None]:
-    """Have ``cleanup`` called should the process end without unwinding; returns the function that cancels this.
+    """Register ``cleanup`` for an end without unwinding; returns the function that cancels this.
 
     Note: it may run in another thread while the main thread holds any lock, so let it remove files and no more.
     """
@@ -88,14 +88,14 @@ def leave(exit_code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def installed(*, grace_seconds: float = GRACE_SECONDS, parent: int | None = None) -> Iterator[Signals]:
-    """While inside, SIGINT, SIGTERM and SIGHUP end this process as the module says. For the main thread only.
+    """Let SIGINT, SIGTERM and SIGHUP end this process as the module says. For the main thread only.
 
     Where ``Interrupted`` passes through, the process is ending: further signals are ignored, and the watcher stays
     until the interpreter is gone.
 
     Args:
-        grace_seconds: how long the main thread may take to unwind.
-        parent: process without which this one must not go on.
+        grace_seconds: longest time for the main thread to unwind.
+        parent: process without which this one must not go on; None: no such process.
     """
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
@@ -139,7 +139,7 @@ def _watch(read_end: int, stopped: threading.Event, grace_seconds: float, parent
 
 
 def _forget_in_child() -> None:
-    """A forked child (a data loader's worker) dies of a signal as usual and never wakes its parent's watcher."""
+    """Lets a forked child (a data loader's worker) die of a signal as usual and never wake its parent's watcher."""
     if isinstance(signal.getsignal(signal.SIGTERM), Signals):
         signal.set_wakeup_fd(-1)
         for number in _SIGNALS:

@@ -1,6 +1,6 @@
 """The job's world: one rank a device, from the first step to the last.
 
-Ranks come from torchrun (see ``launch.py``); an entry that runs alone is a world of one, without a port.
+Ranks come from torchrun (see ``launch/node.py``); an entry that runs alone is a world of one, without a port.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ class World:
     """This rank's place in the job.
 
     Attributes:
-        local_rank: number among the ``local_size`` ranks of its node.
-        device: what this rank computes on.
-        timeout: how long a collective may take; give it to every group made later (torch's default is another).
+        rank: number in the job.
+        size: ranks of the job.
+        local_rank: number on its node.
+        local_size: ranks of its node.
+        device: device of this rank.
+        timeout: longest time of a collective; give it to every group made later (torch's default is another).
     """
 
     rank: int
@@ -71,7 +74,7 @@ def init_world(*, timeout_seconds: float) -> World:
 
 
 def close_world() -> None:
-    """Leave all groups. For the end of a job that succeeded: after a failure this may wait for peers (``shutdown``)."""
+    """Leave all groups, after a success: after a failure this may wait for peers (``process/shutdown.py``)."""
     dist.destroy_process_group()
 
 

@@ -20,8 +20,13 @@ class TransformerShape:
     """Sizes of a model and its samples.
 
     Attributes:
-        num_tokens: of a sample. stem_parameters, head_parameters: beside the blocks. stem_operations: of a sample's
-            embedding (a patch embedding's products; 0 for a table).
+        num_blocks: transformer blocks (L).
+        width: width of the hidden states (d).
+        num_tokens: tokens of a sample (t).
+        num_heads: heads of attention.
+        stem_parameters: parameters before the first block.
+        head_parameters: parameters after the last block.
+        stem_operations: operations of a sample's embedding (a patch embedding's products; 0 for a table).
     """
 
     num_blocks: int
@@ -35,11 +40,12 @@ class TransformerShape:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What computes.
+    """A device that computes.
 
     Attributes:
-        operations_per_second: that training really attains. bytes_per_second: of its memory.
-        bytes_per_number: of weights and activations.
+        operations_per_second: operations that training really attains.
+        bytes_per_second: bandwidth of its memory.
+        bytes_per_number: bytes of a weight or activation.
     """
 
     operations_per_second: float
@@ -61,9 +67,36 @@ def transformer_costs(
     """Costs of micro-batches of ``rows`` samples; other sizes are in proportion.
 
     Args:
-        inside, between: links of the ranks of a node, and of nodes (None: one node).
+        rows: samples of a micro-batch.
+        num_ranks: ranks of the job.
+        inside: link between the ranks of a node.
+        between: link between nodes; None: one node.
         optimizer_factor: bytes of weights and optimizer state per byte of weights.
+        overlap: share of the last backward that can hide the sum of gradients.
     """
+    parameters = (
+        shape.stem_parameters,
+        *[12 * shape.width**2 + 13 * shape.width] * shape.num_blocks,
+        shape.head_parameters,
+    )
+    slowest = max(inside.ns_per_byte, between.ns_per_byte if between is not None else 0.0)
+    ring = 2 * (num_ranks - 1) / num_ranks
+    return JobCosts(
+        by_rows={rows: _unit_costs(shape, device, rows=rows)},
+        parameter_bytes=tuple(device.bytes_per_number * n for n in parameters),
+        optimizer_factor=optimizer_factor,
+        # Read weight, gradient and state, write weight and state.
+        update_ns_per_byte=(3 + 2 * (optimizer_factor - 1)) / device.bytes_per_second * 1e9,
+        send=inside,
+        reduction=Link((between or inside).latency_ns, ring * slowest),
+        num_ranks=num_ranks,
+        overlap=overlap,
+        between=between,
+    )
+
+
+def _unit_costs(shape: TransformerShape, device: Device, *, rows: int) -> UnitCosts:
+    """Costs of every unit for ``rows`` samples: the stem, a unit a block, the head."""
     t, d = shape.num_tokens, shape.width
     block_operations = 24 * t * d**2 + 4 * t**2 * d
     operations = [shape.stem_operations, *[block_operations] * shape.num_blocks, 2 * shape.head_parameters]
@@ -73,10 +106,9 @@ def transformer_costs(
     hidden = device.bytes_per_number * t * d
     half_done = 11 * hidden  # gradients at the results of two norms and four projections: 2, 3, 1, 4 and 1
     working = 9 * hidden  # the MLP's two widest tensors, four times the width each, and what leaves or enters
-    parameters = [shape.stem_parameters, *[12 * d**2 + 13 * d] * shape.num_blocks, shape.head_parameters]
     backward = tuple(2 * n for n in forward)
     activations = (rows * hidden, *[rows * kept] * shape.num_blocks, rows * hidden)
-    unit = UnitCosts(
+    return UnitCosts(
         rows=rows,
         length=t,
         forward_ns=forward,
@@ -91,18 +123,4 @@ def transformer_costs(
         working_bytes=(rows * hidden, *[rows * working] * shape.num_blocks, rows * hidden),
         prefix_bytes=(rows * hidden, *[rows * working] * shape.num_blocks, rows * hidden),
         between_bytes=(0, *[rows * half_done] * shape.num_blocks, rows * hidden),
-    )
-    slowest = max(inside.ns_per_byte, between.ns_per_byte if between is not None else 0.0)
-    ring = 2 * (num_ranks - 1) / num_ranks
-    return JobCosts(
-        by_rows={rows: unit},
-        parameter_bytes=tuple(device.bytes_per_number * n for n in parameters),
-        optimizer_factor=optimizer_factor,
-        # Read weight, gradient and state, write weight and state.
-        update_ns_per_byte=(3 + 2 * (optimizer_factor - 1)) / device.bytes_per_second * 1e9,
-        send=inside,
-        reduction=Link((between or inside).latency_ns, ring * slowest),
-        num_ranks=num_ranks,
-        overlap=overlap,
-        between=between,
     )

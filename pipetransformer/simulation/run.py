@@ -21,11 +21,13 @@ __all__ = ["Segment", "SimulatedRun", "simulate_run"]
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """What is trained, and how it freezes.
+    """A training and its freeze schedule.
 
     Attributes:
-        frozen: n by epoch, never falling. steps_per_epoch: of ``global_batch_size`` samples.
-        cache_bytes: that all nodes' caches together may hold; None for no limit.
+        frozen: n by epoch, never falling.
+        steps_per_epoch: steps of ``global_batch_size`` samples.
+        global_batch_size: samples of a step.
+        cache_bytes: bytes of all nodes' caches together at most; None for no limit.
     """
 
     frozen: tuple[int, ...]
@@ -39,7 +41,12 @@ class Segment:
     """Epochs under one plan.
 
     Attributes:
-        transition_seconds, advance_seconds: spent before its first step.
+        first_epoch: the first of its epochs, counted from 0.
+        num_epochs: epochs under the plan.
+        num_steps: steps under the plan.
+        prediction: the plan, with the expected figures of its step.
+        transition_seconds: time of the transition before its first step.
+        advance_seconds: time of the cache's advance before its first step.
     """
 
     first_epoch: int
@@ -62,10 +69,10 @@ def simulate_run(
     has_cache: bool,
     fixed_seconds: float = 0.0,
 ) -> tuple[Segment, ...]:
-    """The run's segments. It starts with nothing frozen, as training does.
+    """The run's segments, from a start with nothing frozen, as training has.
 
     Args:
-        fixed_seconds: what any transition takes besides moving weights.
+        fixed_seconds: time of any transition besides moving weights.
 
     Raises:
         UserError: no plan fits.
@@ -116,7 +123,7 @@ def _fits(run: SimulatedRun, plan: ParallelPlan, *, costs: JobCosts, boundary: i
 def _advance_seconds(
     run: SimulatedRun, current: ParallelPlan, *, costs: JobCosts, held: int | None, target: int | None
 ) -> float:
-    """All ranks together take every sample to boundary ``target``, the frozen forward data-parallel."""
+    """Time for all ranks together to take every sample to boundary ``target``, the frozen forward data-parallel."""
     if target is None or target == held:
         return 0.0
     unit = costs.unit_costs(-(-run.global_batch_size // current.world_size))

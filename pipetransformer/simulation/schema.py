@@ -1,4 +1,4 @@
-"""A run on a cluster that is not there, as a YAML file describes it: what ``pipetransformer simulate`` reads."""
+"""A run on a cluster that is not there, as a YAML file for ``pipetransformer simulate`` describes it."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class SimulationConfig(Section):
         )
 
     def frozen(self) -> tuple[int, ...]:
-        """n by epoch."""
+        """The number of frozen blocks (n) by epoch."""
         if self.freeze.frozen is not None:
             return tuple(self.freeze.frozen)
         policy = SchedulePolicy(self.model.blocks, self.freeze.alpha)
@@ -154,7 +154,7 @@ def load_simulation(path: str | Path, overrides: Sequence[str] = ()) -> Simulati
 
 
 def costs_of(config: SimulationConfig) -> JobCosts:
-    """What the planner knows of the cluster."""
+    """The planner's costs of the model on the cluster."""
     model, cluster, train = config.model, config.cluster, config.train
     costs = transformer_costs(
         TransformerShape(
@@ -216,7 +216,7 @@ def run_simulation(config: SimulationConfig) -> tuple[Segment, ...]:
 
 
 def simulation_page() -> str:
-    """docs/simulation.md."""
+    """The text of docs/simulation.md."""
     head = (
         "# A run on a cluster that is not there",
         "",

@@ -1,1 +1,1 @@
-"""What a partition of a graph is worth: theoretical and real times of its parts, balance, communication, memory."""
+"""The worth of a partition of a graph: theoretical and real times of its parts, balance, communication, memory."""

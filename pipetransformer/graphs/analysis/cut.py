@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -45,29 +45,28 @@ def analyse_model(
     profiles: Path | None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> tuple[PartitionReport, Graph]:
-    """Args: example: a micro-batch. profiles: folder that keeps costs of units for the next run; None: none. tell: what
-    begins, for who waits.
+    """The report of a model's best partition, and the graph that it cuts.
 
-    Raises UserError where the model cannot be cut so.
+    Args:
+        example: a micro-batch.
+        iterations: timed rounds over the parts.
+        depth: levels of the module tree that units tell apart; None: all.
+        memory_limit: bytes that a part may take; None: no limit.
+        title: heading of the report.
+        profiles: folder that keeps costs of units for the next run; None: none.
+        tell: called with the name of each phase as it begins, for who waits.
+
+    Raises:
+        UserError: the model cannot be cut so.
     """
     torch.manual_seed(0)
     module = model.build().to(device)
     inputs = (example.to(device),)
     graph = trace(module, inputs, depth=depth)
     _check_stages(num_stages, num_units=graph.num_units)  # before what takes minutes
-    key = {
-        "model": model.name,
-        "units": [unit.name for unit in graph.units],
-        "shape": list(example.shape),
-        "dtype": str(next(module.parameters()).dtype),
-        "recompute": recompute,
-        "device": device_name,
-        "threads": torch.get_num_threads(),
-        "torch": version("torch"),
-    }
-    measure = partial(profile_graph, graph, inputs, repeats=_PROFILE_REPEATS, recompute=recompute)
+    key = {"model": model.name, "dtype": str(next(module.parameters()).dtype), "device": device_name}
     tell(f"costs of {graph.num_units} units")
-    costs = measure() if profiles is None else kept_costs(key, folder=profiles, measure=measure)
+    costs = _unit_costs(graph, inputs, recompute=recompute, key=key, profiles=profiles)
     tell(f"at most {_TRIALS} cuts run, each until units cost what they do in its parts")
     boundaries, in_parts = measured_cut(
         graph, inputs, costs, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit,
@@ -77,20 +76,33 @@ def analyse_model(
     forward, backward = time_parts(graph, boundaries, inputs, iterations=iterations, recompute=recompute)
     in_parts = _corrected(in_parts, graph.stages(boundaries), forward=forward, backward=backward)
     report = analyse(
-        graph,
-        boundaries,
-        costs=costs,
-        in_parts=in_parts,
-        forward=forward,
-        backward=backward,
-        link=link,
-        recompute=recompute,
-        num_microbatches=num_microbatches,
-        title=title,
-        device=device_name,
+        graph, boundaries, costs=costs, in_parts=in_parts, forward=forward, backward=backward, link=link,
+        recompute=recompute, num_microbatches=num_microbatches, title=title, device=device_name,
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
-    )
+    )  # fmt: skip
     return report, graph
+
+
+def _unit_costs(
+    graph: Graph, inputs: Sequence[Tensor], *, recompute: bool, key: Mapping[str, object], profiles: Path | None
+) -> GraphCosts:
+    """Costs of the units one by one: those that ``profiles`` keeps, or else measured.
+
+    Args:
+        key: model, type of its numbers and device; all else that costs depend on is added.
+    """
+    measure = partial(profile_graph, graph, inputs, repeats=_PROFILE_REPEATS, recompute=recompute)
+    if profiles is None:
+        return measure()
+    whole_key = {
+        **key,
+        "units": [unit.name for unit in graph.units],
+        "shape": list(inputs[0].shape),
+        "recompute": recompute,
+        "threads": torch.get_num_threads(),
+        "torch": version("torch"),
+    }
+    return kept_costs(whole_key, folder=profiles, measure=measure)
 
 
 def measured_cut(
@@ -104,14 +116,15 @@ def measured_cut(
     memory_limit: int | None = None,
     rounds: int = _TRIAL_ROUNDS,
 ) -> tuple[tuple[int, ...], GraphCosts]:
-    """The exact cut by what units took where parts ran, and these costs: the mean of some trials.
+    """The exact cut by the times of units inside running parts, and these costs: the mean of some trials.
 
     Units timed one by one take longer than in a part: each call has its price, and what they hand on leaves the caches.
     So the parts of a cut are run, their units corrected in proportion, and cut again, until a cut comes back. The last
     cut is by all trials, and not the luckiest of them.
 
     Args:
-        costs: of the units one by one. rounds: timed in a trial.
+        costs: of the units one by one.
+        rounds: timed rounds of a trial.
 
     Raises:
         UserError: see ``cut_graph``.
@@ -142,7 +155,7 @@ def _mean(trials: Sequence[GraphCosts]) -> GraphCosts:
 def _corrected(
     costs: GraphCosts, parts: Sequence[range], *, forward: Sequence[Samples], backward: Sequence[Samples]
 ) -> GraphCosts:
-    """Every part's units scaled so that their sums are what the part took, forward and backward apart."""
+    """Costs with every part's units scaled to sum to the part's own time, forward and backward apart."""
 
     def scaled(column: Sequence[int], taken: Sequence[Samples], within: Sequence[int]) -> tuple[int, ...]:
         factors = [
@@ -164,11 +177,11 @@ def _corrected(
 def cut_graph(
     costs: GraphCosts, *, num_stages: int, link: Link, recompute: bool, memory_limit: int | None = None
 ) -> tuple[int, ...]:
-    """The exact min-max cut: forward, recomputation, backward and what is sent both ways.
+    """The exact min-max cut, by forward, recomputation, backward and the bytes sent both ways.
 
     Args:
-        memory_limit: bytes that a part may take: weights, gradients and AdamW's moments; of K - part micro-batches, as
-            1F1B keeps them, what it received and its activations, or with ``recompute`` those of one alone.
+        memory_limit: bytes of a part at most: weights, gradients and AdamW's moments; of K - part micro-batches, as
+            1F1B keeps them, the received tensors and the activations, or with ``recompute`` activations of one alone.
 
     Raises:
         UserError: there are fewer units than stages, or nothing fits; names what would.

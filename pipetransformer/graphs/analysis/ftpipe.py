@@ -36,8 +36,10 @@ def topology_imbalance(times: Sequence[float], *, connected: Pairs) -> float:
 
 
 def latencies(times: PartTimes, *, connected: Pairs) -> PartTimes:
-    """When a part ends at the earliest if all that it needs goes before: its own time and that of all predecessors in
-    the forward, of all successors in the backward."""
+    """The earliest end of each part if all that it needs goes before.
+
+    Its own time, and that of all predecessors in the forward, of all successors in the backward.
+    """
     num_parts = len(times.forward)
     before: dict[int, set[int]] = {part: set() for part in range(num_parts)}
     for a, b in sorted(connected, key=lambda pair: pair[1]):
@@ -50,7 +52,7 @@ def latencies(times: PartTimes, *, connected: Pairs) -> PartTimes:
 
 
 def longest_path(costs: Sequence[float], units: range, *, sources: Mapping[int, Collection[int]]) -> float:
-    """The costliest chain of units inside a part: what it takes where independent units run side by side.
+    """The costliest chain of units inside a part: its time where independent units run side by side.
 
     Args:
         sources: by unit, the units that it needs.

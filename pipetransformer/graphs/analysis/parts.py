@@ -43,10 +43,11 @@ class Samples:
 def time_parts(
     graph: Graph, boundaries: Sequence[int], inputs: Sequence[Tensor], *, iterations: int, recompute: bool
 ) -> tuple[tuple[Samples, ...], tuple[Samples, ...]]:
-    """(forward, backward) by part. Every round takes a micro-batch through all parts and its gradient back.
+    """(forward, backward) times by part, round by round.
 
-    A backward computes the gradients of inputs and weights; with ``recompute`` the forward keeps nothing and the
-    backward begins with a forward, as under activation checkpointing. Gradients are cleared.
+    Every round takes a micro-batch through all parts and its gradient back. A backward computes the gradients of inputs
+    and weights; with ``recompute`` the forward keeps nothing and the backward begins with a forward, as under
+    activation checkpointing. Gradients are cleared.
     """
     parts = [GraphStage(graph, units.start, units.stop) for units in graph.stages(boundaries)]
     device = inputs[0].device

@@ -1,4 +1,4 @@
-"""The analysis of one partition: FTPipe's printout with its own labels, what it left out, and the same as JSON."""
+"""The analysis of one partition: FTPipe's printout with its own labels, additions, and the same as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipetransformer.graphs.analysis.parts import Samples
 from pipetransformer.graphs.graph import Edge, Graph, GraphCosts
 from pipetransformer.pipe.planner.costs import Link
 from pipetransformer.pipe.planner.partition import balance_bound
-from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
+from pipetransformer.pipe.planner.step_simulator import StageCosts, Timeline, simulate
 
 __all__ = ["STATE_FACTOR", "PartitionReport", "Traffic", "analyse"]
 
@@ -23,7 +23,7 @@ _IMBALANCE = "imbalance is ratio of computation time between fastest and slowest
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What one part exchanges for a micro-batch: bytes that are really sent, milliseconds over the measured link."""
+    """The exchange of one part for a micro-batch: bytes as really sent, milliseconds over the measured link."""
 
     received_bytes: int
     sent_bytes: int
@@ -40,13 +40,21 @@ class PartitionReport:
     """All figures of a partition; times in milliseconds, sizes in bytes.
 
     Attributes:
-        sequential, parallel: theoretical times by part, from the units' own: their sum, and the longest path of units
-            that need each other. real: medians of the parts run as they are; ``forward``, ``backward`` their rounds.
-        connected: (a, b) where part a sends to part b. bound: no partition of these units is balanced better, by
-            what their parts took, each unit its share.
-        weight_bytes: of each part. activation_bytes: what it keeps of one micro-batch until its backward; under 1F1B
-            that comes K - part times. With recomputation that is what it received.
-        bubble, speed_up: of a simulated 1F1B step of ``num_microbatches``, against one device with all parts.
+        boundaries: first unit of every part but the first.
+        units: names of all units, in order.
+        edges: tensors from one part to another.
+        connected: (a, b) where part a sends to part b.
+        sequential: theoretical times by part: sums of its units' own.
+        parallel: theoretical times by part: the longest path of units that need each other.
+        real: medians of the parts run as they are.
+        forward, backward: rounds of the parts run as they are.
+        bound: the best balance of any partition of these units, each with its share of its part's time.
+        weight_bytes: bytes of each part's weights.
+        activation_bytes: bytes that each part keeps of one micro-batch until its backward; under 1F1B K - part times
+            as many. With recomputation, those of the received tensors.
+        num_microbatches: micro-batches of the simulated step.
+        bubble: idle share of a simulated 1F1B step.
+        speed_up: gain of a simulated 1F1B step over one device with all parts.
     """
 
     title: str
@@ -72,7 +80,7 @@ class PartitionReport:
     speed_up: float
 
     def as_dict(self) -> dict[str, object]:
-        """Everything, with the quantities that are computed from times."""
+        """All attributes, and the quantities that follow from times."""
         theoretical = {"sequential": self.sequential, "parallel": self.parallel, "real": self.real}
         return {
             **asdict(self),
@@ -92,7 +100,7 @@ class PartitionReport:
         }
 
     def text(self) -> str:
-        """What FTPipe prints, under its own labels to the letter, and more below."""
+        """FTPipe's printout, under its own labels to the letter, and more below."""
         return "\n".join([*self._original(), "", *self._more()])
 
     def _original(self) -> Iterable[str]:
@@ -189,32 +197,15 @@ def analyse(
     """The report of a partition.
 
     Args:
-        costs: of the units one by one. in_parts: their shares of what the parts took. forward, backward: by part.
+        costs: of the units one by one.
+        in_parts: the units' shares of the time that their parts took.
+        forward, backward: times of each part, round by round.
     """
-    stages = graph.stages(boundaries)
-    edges = graph.edges(boundaries)
-    sources: Mapping[int, set[int]] = {unit: set() for unit in range(graph.num_units)}
-    for tensor in graph.tensors:
-        for consumer in tensor.consumers:
-            sources[consumer].add(tensor.producer)
-    unit_backward = tuple(r + b for r, b in zip(costs.recompute_ns, costs.backward_ns))
+    stages, edges = graph.stages(boundaries), graph.edges(boundaries)
+    sequential, parallel = _theoretical(graph, costs, stages)
     real = PartTimes(tuple(s.median for s in forward), tuple(s.median for s in backward))
     traffic = tuple(_traffic(costs, units, link=link) for units in stages)
-    timeline = simulate(
-        "1f1b",
-        [
-            StageCosts(
-                forward=round(real.forward[part] * 1e6),
-                backward=round(real.backward[part] * 1e6),
-                send=link.bytes_ns(traffic[part].sent_bytes),
-                send_back=link.bytes_ns(traffic[part].gradient_sent_bytes),
-            )
-            for part in range(len(stages))
-        ],
-        num_ranks=len(stages),
-        num_microbatches=num_microbatches,
-        latency=link.latency_ns,
-    )
+    timeline = _step(real, traffic, link=link, num_microbatches=num_microbatches)
     unit_both = [sum(times) for times in zip(in_parts.forward_ns, in_parts.recompute_ns, in_parts.backward_ns)]
     return PartitionReport(
         title=title,
@@ -225,14 +216,8 @@ def analyse(
         units=tuple(unit.name for unit in graph.units),
         edges=edges,
         connected=tuple(sorted({(edge.producer, edge.consumer) for edge in edges})),
-        sequential=PartTimes(
-            tuple(sum(costs.forward_ns[u] for u in units) / 1e6 for units in stages),
-            tuple(sum(unit_backward[u] for u in units) / 1e6 for units in stages),
-        ),
-        parallel=PartTimes(
-            tuple(longest_path(costs.forward_ns, units, sources=sources) / 1e6 for units in stages),
-            tuple(longest_path(unit_backward, units, sources=sources) / 1e6 for units in stages),
-        ),
+        sequential=sequential,
+        parallel=parallel,
         real=real,
         forward=tuple(forward),
         backward=tuple(backward),
@@ -248,6 +233,32 @@ def analyse(
         bubble=timeline.bubble,
         speed_up=num_microbatches * sum(real.both) * 1e6 / timeline.compute,
     )
+
+
+def _theoretical(graph: Graph, costs: GraphCosts, stages: Sequence[range]) -> tuple[PartTimes, PartTimes]:
+    """(sequential, parallel) times of the parts, from those of their units."""
+    sources: Mapping[int, set[int]] = {unit: set() for unit in range(graph.num_units)}
+    for tensor in graph.tensors:
+        for consumer in tensor.consumers:
+            sources[consumer].add(tensor.producer)
+    columns = (costs.forward_ns, tuple(r + b for r, b in zip(costs.recompute_ns, costs.backward_ns)))
+    sums = [tuple(sum(column[u] for u in units) / 1e6 for units in stages) for column in columns]
+    paths = [tuple(longest_path(column, units, sources=sources) / 1e6 for units in stages) for column in columns]
+    return PartTimes(*sums), PartTimes(*paths)
+
+
+def _step(real: PartTimes, traffic: Sequence[Traffic], *, link: Link, num_microbatches: int) -> Timeline:
+    """A simulated 1F1B step of the parts as they ran."""
+    stages = [
+        StageCosts(
+            forward=round(forward * 1e6),
+            backward=round(backward * 1e6),
+            send=link.bytes_ns(part.sent_bytes),
+            send_back=link.bytes_ns(part.gradient_sent_bytes),
+        )
+        for forward, backward, part in zip(real.forward, real.backward, traffic)
+    ]
+    return simulate("1f1b", stages, num_ranks=len(stages), num_microbatches=num_microbatches, latency=link.latency_ns)
 
 
 def _traffic(costs: GraphCosts, units: range, *, link: Link) -> Traffic:

@@ -1,7 +1,7 @@
 """Batch normalisation under micro-batches: each is normalised by its own statistics, the running ones see the whole.
 
 As GPipe has it (arXiv 1811.06965, section 2): a micro-batch's activations are normalised with its own mean and
-variance, and what evaluation uses is the moving average of statistics over the mini-batch. The layer keeps the mean and
+variance, and evaluation uses the moving average of statistics over the mini-batch. The layer keeps the mean and
 variance that the forward computes anyway; at the end of the mini-batch ``commit`` merges those of all micro-batches
 (squared deviations within them plus those of their means) and makes the one update that a layer makes which sees all
 rows at once.
@@ -24,7 +24,7 @@ _is_recomputing: ContextVar[bool] = ContextVar("is_recomputing", default=False)
 
 @contextmanager
 def recomputing() -> Iterator[None]:
-    """While inside, a forward repeats an earlier one and no statistics are taken from it: see ``Recompute``."""
+    """Marks a forward that repeats an earlier one: no statistics are taken from it (``adapter.Recompute``)."""
     token = _is_recomputing.set(True)
     try:
         yield
@@ -33,10 +33,11 @@ def recomputing() -> Iterator[None]:
 
 
 class MiniBatchNorm(nn.Module):
-    """Takes the place of one ``batch_norm`` call; holds statistics of the mini-batch so far, no parameter, no buffer.
+    """The layer in the place of one ``batch_norm`` call: statistics of the mini-batch so far, no parameter, no buffer.
 
     Args:
-        momentum: of the running statistics. eps: added to the variance.
+        momentum: weight of a mini-batch in the running statistics.
+        eps: term added to the variance.
     """
 
     def __init__(self, *, momentum: float, eps: float) -> None:
@@ -48,7 +49,7 @@ class MiniBatchNorm(nn.Module):
     def forward(
         self, rows: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor
     ) -> Tensor:
-        """``rows`` [batch, channels, ...], normalised; in eval mode by the running statistics."""
+        """Normalises ``rows`` [batch, channels, ...]; in eval mode by the running statistics."""
         if not self.training:
             return functional.batch_norm(rows, running_mean, running_var, weight, bias, False, 0.0, self._eps)
         # Note: with momentum 1 the layer writes its batch's mean and unbiased variance: no second pass over the rows,

@@ -1,4 +1,4 @@
-"""A model as a graph of units that a pipeline may cut between, with every tensor that a cut would send."""
+"""A model as a graph of units, with places for a pipeline's cuts and every tensor that a cut would send."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class GraphUnit:
         name: qualified name of the module that they belong to, with "#2" and so on where it comes again.
         first, stop: positions among the graph's operators.
         operators: their names, as "conv2d".
-        parameters, buffers: first names of what the unit uses; a tied weight is in every unit that uses it.
+        parameters: first names of the unit's parameters; a tied weight is in every unit that uses it.
+        buffers: first names of the unit's buffers.
         block: name of the outermost member of a list or sequence that it belongs to, with "@1" and so on where that is
-            called again; empty for what is before, between and behind.
+            called again; empty before, between and behind blocks.
     """
 
     name: str
@@ -42,10 +43,12 @@ class GraphTensor:
     """A tensor that some cut sends: other units than its producer use it.
 
     Attributes:
-        shape, dtype: of one micro-batch.
+        shape: sizes for one micro-batch.
+        dtype: type of its numbers.
+        num_bytes: bytes of one micro-batch.
         requires_grad: whether its gradient comes back.
-        producer: the unit that makes it. consumers: the later units that use it, in order; what the model returns is
-            used by the last one.
+        producer: the unit that makes it.
+        consumers: the later units that use it, in order; the last unit uses the model's outputs.
     """
 
     name: str
@@ -59,7 +62,13 @@ class GraphTensor:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A tensor that one stage makes and a later one uses."""
+    """A tensor between two stages.
+
+    Attributes:
+        producer: the stage that makes it.
+        consumer: the later stage that uses it.
+        num_bytes: bytes of one micro-batch.
+    """
 
     producer: int
     consumer: int
@@ -77,8 +86,10 @@ class Graph:
 
     Attributes:
         units: in topological order, the order in which the model runs them.
-        tensors: all that a cut may send, in the order in which they are made.
-        input_names, input_shapes, input_dtypes: of one micro-batch of the model's inputs.
+        tensors: all that a cut may send, in the order of their making.
+        input_names: names of the model's inputs.
+        input_shapes: shapes of the inputs for one micro-batch.
+        input_dtypes: types of the inputs' numbers.
         unused: parameters and buffers of the model that no operator uses; stage 0 carries them.
         program: the operators.
     """
@@ -96,7 +107,7 @@ class Graph:
         return len(self.units)
 
     def crossing(self, cut: int) -> tuple[GraphTensor, ...]:
-        """What is sent over the cut before unit ``cut``, in order of sending; nothing at the ends."""
+        """The tensors sent over the cut before unit ``cut``, in order of sending; none at the ends."""
         if not 0 < cut < self.num_units:
             return ()
         return tuple(t for t in self.tensors if t.producer < cut <= t.consumers[-1])
@@ -108,7 +119,8 @@ class Graph:
     def stages(self, boundaries: Sequence[int]) -> tuple[range, ...]:
         """Units of every stage; ``boundaries`` are the first units of stages 1, 2, ...
 
-        Raises UserError where a stage would be empty.
+        Raises:
+            UserError: a stage would be empty.
         """
         cuts = (0, *boundaries, self.num_units)
         if any(a >= b for a, b in zip(cuts, cuts[1:])):
@@ -119,7 +131,7 @@ class Graph:
         return tuple(range(a, b) for a, b in zip(cuts, cuts[1:]))
 
     def segments(self, units: range) -> tuple[range, ...]:
-        """Consecutive ``units`` of one block each: what is recomputed as a whole, as a block of a chain is."""
+        """Consecutive ``units`` of one block each: the pieces of recomputation, as blocks are in a chain."""
         starts = [u for u in units if u == units.start or self.units[u].block != self.units[u - 1].block]
         return tuple(range(a, b) for a, b in zip(starts, [*starts[1:], units.stop]))
 
@@ -134,11 +146,11 @@ class Graph:
         return tuple(found)
 
     def direct_bytes(self, boundaries: Sequence[int]) -> int:
-        """Bytes that one micro-batch's forward would send if every tensor went straight to each stage that uses it."""
+        """Bytes that one micro-batch's forward would send if every tensor went straight to each of its stages."""
         return sum(edge.num_bytes for edge in self.edges(boundaries))
 
     def output_examples(self) -> list[Tensor]:
-        """What the model returns of one micro-batch, without data."""
+        """The model's outputs for one micro-batch, without data."""
         return [torch.empty_like(node.meta["val"], device="meta") for node in self.program.outputs]
 
     def parameter_bytes(self, unit: int) -> int:
@@ -146,7 +158,7 @@ class Graph:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def tied(self, boundaries: Sequence[int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """(first name, stages) of every parameter that more than one stage holds a copy of."""
+        """(first name, stages) of every parameter with copies on more than one stage."""
         holders: dict[str, list[int]] = {}
         for stage, units in enumerate(self.stages(boundaries)):
             for name in dict.fromkeys(name for unit in units for name in self.units[unit].parameters):

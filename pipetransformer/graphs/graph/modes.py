@@ -1,4 +1,4 @@
-"""Operators that act otherwise in evaluation than in training: a trace has one mode written into their arguments."""
+"""Operators with two behaviours, in training and in evaluation: a trace has one written into their arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def draws_numbers(node: fx.Node) -> bool:
 
 
 class Switched(nn.Module):
-    """Calls the operator of ``node`` as traced while it is in training mode, and as in evaluation otherwise."""
+    """The operator of ``node``: as traced in training mode, and as in evaluation otherwise."""
 
     def __init__(self, node: fx.Node) -> None:
         super().__init__()

@@ -28,10 +28,12 @@ class GraphPipeline:
         graph: traced for the shape of one micro-batch.
         boundaries: first units of stages 1, 2, ...; rank r of K holds the stages r, r + K, ... Without boundaries it is
             a plain loop over the micro-batches, and ``group`` may be None.
-        kind: one of ``schedules.SCHEDULES``.
-        loss: of one micro-batch's output and target; divides by the size of the whole batch itself.
+        num_microbatches: micro-batches of a mini-batch (M).
+        kind: one of ``plan.schedules.SCHEDULES``.
+        loss: loss of one micro-batch's output and target; divides by the size of the whole batch itself.
         group: the ranks of the pipeline.
-        checkpoint: which activations are recomputed, one of ``adapter.MODES``; block by block (``Graph.segments``).
+        stages_per_rank: stages of each rank (v).
+        checkpoint: choice of recomputed activations, one of ``adapter.MODES``; block by block (``Graph.segments``).
 
     Raises:
         UserError: on all ranks alike, where the schedule does not run with these numbers, where ``checkpoint`` is no

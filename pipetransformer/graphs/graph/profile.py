@@ -1,4 +1,4 @@
-"""Measures what every unit of a graph costs on this device, for the graph's micro-batch shape."""
+"""Measured costs of every unit of a graph on this device, for the graph's micro-batch shape."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class GraphCosts:
     """Costs of every unit for one micro-batch: medians in nanoseconds, bytes.
 
     Attributes:
-        forward_ns: with recomputation, of the forward that keeps nothing.
-        recompute_ns: the forward again, before the backward; 0 without recomputation.
-        backward_ns: gradients of inputs and weights, these added to those of micro-batches before.
-        activation_bytes: what autograd keeps and no unit before has kept already, weights and buffers left out.
-        parameter_bytes: a tied weight counts in every unit that uses it.
-        crossing_bytes: what a cut behind the unit sends forward. returned_bytes: what comes back as gradients. Both are
-            0 for the last unit.
-        shared: (producer, unit, bytes) of what ``unit`` is the first to keep, but a unit before has made.
+        forward_ns: time of the forward; with recomputation, of the one that keeps nothing.
+        recompute_ns: time of the forward again, before the backward; 0 without recomputation.
+        backward_ns: time for gradients of inputs and weights, these added to those of micro-batches before.
+        activation_bytes: storages kept by autograd and by no unit before, weights and buffers left out.
+        parameter_bytes: weights; a tied one counts in every unit that uses it.
+        crossing_bytes: tensors sent forward over a cut behind the unit; 0 for the last unit.
+        returned_bytes: gradients sent back over that cut; 0 for the last unit.
+        shared: (producer, unit, bytes) of storages first kept by ``unit``, but made by a unit before.
     """
 
     forward_ns: tuple[int, ...]
@@ -44,8 +44,10 @@ class GraphCosts:
     shared: tuple[tuple[int, int, int], ...]
 
     def kept_bytes(self, first: int, stop: int) -> int:
-        """What a stage of ``units[first:stop]`` holds of a micro-batch until its backward, without recomputation: all
-        that it received, and what autograd keeps of its own."""
+        """Bytes that ``units[first:stop]`` as a stage hold of a micro-batch until its backward, without recomputation.
+
+        All received tensors, and those that autograd keeps of its own.
+        """
         received = self.crossing_bytes[first - 1] if first > 0 else 0
         foreign = sum(n for producer, unit, n in self.shared if producer < first <= unit < stop)
         return received + sum(self.activation_bytes[first:stop]) - foreign
@@ -59,7 +61,8 @@ def profile_graph(graph: Graph, inputs: Sequence[Tensor], *, repeats: int, recom
 
     Args:
         inputs: one micro-batch of the model's inputs, on the model's device.
-        recompute: for activation checkpointing of every unit.
+        repeats: timed rounds.
+        recompute: activation checkpointing of every unit.
     """
     device = inputs[0].device
     units = [_Unit(graph, number, device=device) for number in range(graph.num_units)]
@@ -120,7 +123,7 @@ class _Unit:
         self.backward: list[int] = []
 
     def run_forward(self, values: dict[str, Tensor], *, recompute: bool) -> None:
-        """Reads from ``values``, adds what it makes and takes out what no unit behind uses."""
+        """Reads its inputs from ``values``, adds its outputs and takes out tensors without a later use."""
         given = [values[name].detach().requires_grad_(name in self._tracked) for name in self._segment.inputs]
         self._given = [*given, *(values[name] for name in self._segment.model_inputs), *self._state]
         start = now_ns(self._device)
@@ -155,7 +158,7 @@ class _Unit:
 
 
 class _Kept:
-    """Counts the bytes that autograd keeps, each storage once, by the unit that keeps it first."""
+    """Bytes kept by autograd, each storage once, by the unit that keeps it first."""
 
     def __init__(self, graph: Graph) -> None:
         self.by_unit = [0] * graph.num_units
@@ -166,7 +169,7 @@ class _Kept:
 
     @contextmanager
     def by(self, unit: int, values: dict[str, Tensor]) -> Iterator[None]:
-        """While ``unit`` runs its forward on ``values`` and adds to them. What is kept must live until all have run."""
+        """Counts while ``unit`` runs its forward on ``values``; kept tensors must live until all units have run."""
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()

@@ -18,7 +18,7 @@ __all__ = ["kept_costs"]
 
 
 def kept_costs(key: Mapping[str, object], *, folder: Path, measure: Callable[[], GraphCosts]) -> GraphCosts:
-    """What ``folder`` keeps under ``key``, or else what ``measure`` gives, which is kept from then on."""
+    """The costs that ``folder`` keeps under ``key``, or else those of ``measure``, kept from then on."""
     path = folder / file_name({"graph": dict(key)})
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return TypeAdapter(GraphCosts).validate_python(json.loads(path.read_text())["costs"])

@@ -1,4 +1,4 @@
-"""An exported model as an ordered list of operators, sorted by what a stage must do with each.
+"""An exported model as an ordered list of operators, of two sorts by the work of a stage with each.
 
     main   the model's work: depends on a parameter, on a floating-point input, on random numbers or on a state that
            changes. Each is computed once, on the stage that its unit belongs to.
@@ -33,8 +33,8 @@ class StateTensor:
     """A tensor that the model holds.
 
     Attributes:
-        names: all that the model knows it by, the first being the one that the graph uses; a tied weight has several.
-        kind: "constant" is one that the exporter lifted out of the code; no state_dict has it.
+        names: all names in the model, the graph's own first; a tied weight has several.
+        kind: parameter or buffer, or a constant that the exporter lifted out of the code; no state_dict has that.
         is_persistent: whether the model's state_dict has it.
     """
 
@@ -45,7 +45,13 @@ class StateTensor:
 
 
 class Statistics(NamedTuple):
-    """Names of what a batch normalisation updates; ``counter`` is the number of mini-batches, where there is one."""
+    """Names of a batch normalisation's running statistics.
+
+    Attributes:
+        mean: the running mean.
+        variance: the running variance.
+        counter: the number of mini-batches; None where there is none.
+    """
 
     mean: str
     variance: str
@@ -54,14 +60,17 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """Operators of a model in the order in which the model runs them.
+    """Operators of a model, in the order of their running.
 
     Attributes:
         module: the exported graph; owns the subgraphs that some operators call.
-        inputs: the model's inputs. outputs: its flat tensor outputs.
-        state: by placeholder, the name of the StateTensor in ``tensors`` that it stands for.
+        inputs: the model's inputs.
+        outputs: the model's flat tensor outputs.
+        state: by placeholder, the name of its StateTensor in ``tensors``.
+        tensors: the model's tensors by their first name.
         order: position of every operator.
-        main: operators that are computed once, in order. side: those that every stage computes for itself.
+        main: operators computed once, in order.
+        side: operators that every stage computes for itself.
         side_writers: side operators that change memory in place, with the roots of that memory.
         statistics: the batch normalisations that update running statistics.
         changing: first names of other buffers that the forward changes.
@@ -98,7 +107,11 @@ class Program:
 
 
 def read_program(exported: ExportedProgram, model: nn.Module) -> Program:
-    """Raises UserError where the model cannot be cut, naming the operator."""
+    """Reads an exported model as a program.
+
+    Raises:
+        UserError: the model cannot be cut; names the operator.
+    """
     signature = exported.graph_signature
     if any(spec.kind is not OutputKind.USER_OUTPUT for spec in signature.output_specs):
         changed = next(spec for spec in signature.output_specs if spec.kind is not OutputKind.USER_OUTPUT)

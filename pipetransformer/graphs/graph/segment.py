@@ -1,4 +1,4 @@
-"""Generates the function that runs consecutive units of a graph: tensors in, tensors out, nothing held."""
+"""The function of consecutive units of a graph, generated: tensors in, tensors out, nothing held."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ __all__ = ["Segment", "build_segment"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Attributes:
-    function: called with the tensors named in ``inputs``, ``model_inputs`` and ``state``, in this order; returns
-        those named in ``outputs``. It has no parameter of its own.
-    inputs: what units before make. outputs: what units behind use; for the last units, what the model returns.
-    finished: tensors that no unit behind uses any more.
-    statistics: its batch normalisations, with the names of what they update.
-    random: its operators that draw numbers and are not known to be training's only.
+    """Consecutive units as a function.
+
+    Attributes:
+        function: called with the tensors named in ``inputs``, ``model_inputs`` and ``state``, in this order; returns
+            those named in ``outputs``. It has no parameter of its own.
+        inputs: tensors of units before.
+        model_inputs: inputs of the model.
+        state: parameters, buffers and constants of the model.
+        outputs: tensors for units behind; for the last units, the model's outputs.
+        finished: tensors without a use behind these units.
+        statistics: batch normalisations, with the names of their running statistics.
+        random: operators that draw numbers and are not known to be training's only.
     """
 
     function: fx.GraphModule

@@ -1,4 +1,4 @@
-"""Part of a graph as a module: what crosses its first cut comes in, what crosses its last cut goes out.
+"""Part of a graph as a module: from the tensors over its first cut to those over its last cut.
 
     crossing(first) ---+--> operators of units[first:stop] --+--> crossing(stop)
                        +------------- relayed --------------+
@@ -29,10 +29,11 @@ class StageSpec:
     """The face of a stage.
 
     Attributes:
-        units: what it runs.
-        inputs: what it receives from the stage before. outputs: what it sends on; nothing at the ends of the model.
-        model_inputs: names of the model's inputs that it needs; stage 0 is given all of them, in order.
-        parameters: first names of those that it holds.
+        units: numbers of its units.
+        inputs: tensors from the stage before; none for stage 0.
+        outputs: tensors for the stage behind; none for the last.
+        model_inputs: names of the model's inputs in use here; stage 0 is given all of them, in order.
+        parameters: first names of its parameters.
     """
 
     units: range
@@ -96,14 +97,18 @@ class GraphStage(nn.Module):
         return outputs[0] if len(outputs) == 1 else outputs
 
     def train(self, mode: bool = True) -> GraphStage:
-        """Raises UserError where evaluation would draw random numbers: they may be training's only."""
+        """Sets the mode.
+
+        Raises:
+            UserError: evaluation would draw random numbers, which may be training's only.
+        """
         if not mode and (random := next((name for segment in self._segments for name in segment.random), None)):
             raise UserError(f"a graph with {random} has no evaluation mode: load these weights into the model itself")
         super().train(mode)
         return self
 
     def commit_statistics(self) -> None:
-        """Call once a mini-batch: batch normalisations update their running statistics."""
+        """Updates the running statistics of batch normalisations; call once a mini-batch."""
         for layer, names in self._statistics():
             layer.commit(
                 getattr(*self._slots[names.mean]),
@@ -112,7 +117,7 @@ class GraphStage(nn.Module):
             )
 
     def discard_statistics(self) -> None:
-        """Forgets what batch normalisations saw since the last commit."""
+        """Forgets the statistics of batch normalisations since the last commit."""
         for layer, _ in self._statistics():
             layer.discard()
 
@@ -121,7 +126,7 @@ class GraphStage(nn.Module):
 
 
 def _hold(root: nn.Module, state: StateTensor) -> tuple[nn.Module, str]:
-    """Registers a tensor of the model under all its names; returns where it can be read from."""
+    """Registers a tensor of the model under all its names; returns the owner and name to read it by."""
     owner, field = root, ""
     for name in reversed(state.names):
         *path, field = name.split(".")

@@ -1,4 +1,4 @@
-"""Weights that several stages hold a copy of: each rank's gradient is a part of the whole, so they are summed.
+"""Sums the gradients of weights with copies on several stages: each rank's gradient is a part of the whole.
 
 Every holder sends its part to every other and adds all parts in order of rank: the copies then see the same bits and
 stay equal under the same optimizer. With two holders, the usual case, nothing is sent twice; no group is made for it.
@@ -22,10 +22,10 @@ def sum_tied_gradients(
     tied: Sequence[tuple[str, Sequence[int]]],
     group: dist.ProcessGroup,
 ) -> None:
-    """Call once a step, after the last backward, on every rank of ``group`` that holds a tied parameter.
+    """Sums the parts of all holders; call once a step, after the last backward, on every holder in ``group``.
 
     Args:
-        parameters: what this rank holds, by first name. A rank with two stages holds one copy for both.
+        parameters: this rank's parameters, by first name; a rank with two stages holds one copy for both.
         tied: first names with the ranks in ``group`` that hold the parameter, the same on all ranks.
     """
     me = dist.get_rank(group)

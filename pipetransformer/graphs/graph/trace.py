@@ -1,4 +1,4 @@
-"""Turns a model into a ``Graph``: export, find where a pipeline may cut, account for what a cut sends.
+"""A model as a ``Graph``: export, places for a pipeline's cuts, tensors over each cut.
 
     model --torch.export--> operators --runs of one submodule--> units --live between units--> crossing tensors
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -34,8 +35,8 @@ def trace(model: nn.Module, example: tuple[Tensor, ...], *, depth: int | None = 
 
     Args:
         example: the model's positional inputs, dimension 0 being the batch.
-        depth: levels of the module tree that units tell apart; 1 are the model's direct children, and the modules of a
-            ModuleList are one level with it. None: all, down to single layers.
+        depth: levels of the module tree that units tell apart: 1 for the model's direct children, the modules of a
+            ModuleList being one level with it; None for all, down to single layers.
 
     Raises:
         UserError: the model cannot be exported or cut; names the operator.
@@ -75,14 +76,14 @@ def trace(model: nn.Module, example: tuple[Tensor, ...], *, depth: int | None = 
 
 
 def _unexportable(model: nn.Module, error: Exception) -> str:
-    operator, place, reason = export_failure(error)
+    operator, place, reason = export_failure(error, calls_from=Path(__file__).parent)
     where = "".join((f" at {operator}" if operator else "", f", line `{place}`" if place else ""))
     remedy = "rewrite that line" if place else "rewrite it"
     return f"unexportable model: {type(model).__name__} fails{where}: {reason.rstrip('.')}; {remedy} for torch.export"
 
 
 def _calls(program: Program, depth: int | None) -> list[tuple[str, str]]:
-    """By main operator: the submodule that it belongs to, ``depth`` levels down, and which call of it."""
+    """By main operator: its submodule, ``depth`` levels down, and the number of that call."""
     calls: list[tuple[str, str]] = []
     for node in program.main:
         calls.append(module_call(node, depth) or (calls[-1] if calls else ("", "")))
@@ -90,7 +91,7 @@ def _calls(program: Program, depth: int | None) -> list[tuple[str, str]]:
 
 
 def _blocks(program: Program) -> list[str]:
-    """By main operator: the block that it belongs to."""
+    """By main operator: its block."""
     blocks: list[str] = []
     for node in program.main:
         found = block_call(node)
@@ -167,7 +168,7 @@ def _units(program: Program, starts: Sequence[int], depth: int | None, *, root: 
 
 
 def _held(program: Program, nodes: Iterable[fx.Node]) -> tuple[str, ...]:
-    """First names of what ``nodes`` are given, and of the counters of their statistics."""
+    """First names of the state that ``nodes`` read, and of the counters of their statistics."""
     names: dict[str, None] = {}
     for node in nodes:
         names.update(dict.fromkeys(program.state[source] for source in node.all_input_nodes if source in program.state))

@@ -1,4 +1,4 @@
-"""The model zoo: what partition analysis and benchmarks cut and time, with published parameter counts."""
+"""The model zoo: models for partition analysis and benchmarks, with published parameter counts."""
 
 from pipetransformer.graphs.zoo.registry import ZOO, ZooModel, zoo_model
 

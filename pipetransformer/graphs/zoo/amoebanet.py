@@ -53,7 +53,7 @@ _VARIANTS: dict[str, _Variant] = {
 
 
 class AmoebaNetD(nn.Module):
-    """Images [batch, 3, height, width] -> logits [batch, num_classes]. Weights are drawn as in TensorFlow's release.
+    """Images [batch, 3, height, width] -> logits [batch, num_classes]. Weights drawn as in TensorFlow's release.
 
     ``cells="gpipe"`` is TensorFlow's release, GPipe's Table 1 and torchgpipe from 0.0.5 on. ``cells="ftpipe"`` is
     torchgpipe up to 0.0.4 and FTPipe: the same steps, but a normal cell does not pass state 0 on, and each pooling has
@@ -62,6 +62,7 @@ class AmoebaNetD(nn.Module):
     Args:
         num_layers: normal cells, a third of them in each group (L of the papers).
         num_filters: channels of the cells of the first group (F or D of the papers).
+        cells: the variant, as above.
 
     Raises:
         UserError: ``num_layers`` does not divide by 3, ``num_filters`` not by 8, or ``cells`` is unknown.
@@ -176,7 +177,7 @@ class FactorizedReduction(nn.Module):
 
 
 def _operation(name: str, channels: int, *, stride: int, projects_pools: bool) -> nn.Module:
-    """Every operation keeps the channels; with stride 2 it makes ceil(size / 2) of a size, also of an odd one."""
+    """An operation of as many channels; with stride 2 it makes ceil(size / 2) of a size, also of an odd one."""
     bottleneck = channels // 4
     if name == "identity":
         return nn.Identity()

@@ -1,4 +1,4 @@
-"""The zoo by name: how each model is built, how many parameters it must have, and an input that it takes.
+"""The zoo by name: constructor, number of parameters and a fitting input of each model.
 
 None of these is trained elastically: they are cut as graphs, analysed and timed.
 """
@@ -28,11 +28,13 @@ class ZooModel:
     """A model of one input tensor and one output tensor.
 
     Attributes:
-        num_parameters: of ``build()`` without overrides, tied ones counted once.
-        build: keyword overrides scale the model; weights are random and follow from torch's seed.
+        num_parameters: parameters of ``build()`` without overrides, tied ones counted once.
+        kind: sort of input.
+        build: constructor; keyword overrides scale the model; weights are random and follow from torch's seed.
         size: height and width of the images, or tokens of a sequence.
-        vocabulary_size: token ids are below it; 0 for images.
-        small: overrides for ``build`` that make it small enough for a test, and ``small_input`` those for ``example``.
+        small: overrides for ``build`` that make a model for tests.
+        small_input: overrides for ``example`` that go with ``small``.
+        vocabulary_size: bound of the token ids, exclusive; 0 for images.
     """
 
     name: str
@@ -56,7 +58,7 @@ class ZooModel:
 
 
 def zoo_model(name: str) -> ZooModel:
-    """Raises UserError with the known names."""
+    """The model of that name. Raises UserError with the known names."""
     if name in ZOO:
         return ZOO[name]
     near = difflib.get_close_matches(name.lower(), ZOO, n=1)

@@ -31,7 +31,8 @@ def resnet101(
     """Images [batch, 3, height, width] -> logits [batch, num_classes]. Random weights, as timm draws them.
 
     Args:
-        layers, channels: blocks of each group, and channels of the 3x3 convolution in them.
+        layers: blocks of each group.
+        channels: channels of the 3x3 convolution in the blocks of each group.
     """
     model: nn.Module = timm.create_model(
         "resnet101", pretrained=False, num_classes=num_classes, block=_Bottleneck, layers=layers, channels=channels

@@ -18,7 +18,7 @@ from pipetransformer.pipe.planner.memory import cut_bytes, prefix_bytes, rank_by
 from pipetransformer.pipe.planner.partition import partition
 from pipetransformer.pipe.planner.step_simulator import StageCosts, Timeline, simulate
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.plan.schedules import Work, admits, keeps_sends, orders, peak_alive
+from pipetransformer.plan.schedules import Work, keeps_sends, orders, peak_alive, why_not
 from pipetransformer.plan.units import Numbering
 
 __all__ = [
@@ -168,13 +168,13 @@ def _shapes(constraints: Constraints, *, num_active: int) -> Iterator[_Shape]:
         # Note: a plain loop has no schedule, whatever is written in its plan.
         schedules = constraints.schedules if pp > 1 else ((constraints.schedules[0][0], 1),)
         for (schedule, per_rank), num_microbatches in product(schedules, choices):
-            runs = admits(
+            reason = why_not(
                 schedule if pp > 1 else _PLAIN,
                 num_ranks=pp,
                 num_microbatches=num_microbatches,
                 stages_per_rank=per_rank,
             )
-            if runs and pp * per_rank <= num_active and num_microbatches <= share:
+            if reason is None and pp * per_rank <= num_active and num_microbatches <= share:
                 yield _Shape(pp, schedule, per_rank, num_microbatches, share)
 
 
