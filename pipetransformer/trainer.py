@@ -25,7 +25,7 @@ from pipetransformer.engine.layout import Layout, Move, initial_ownership, move
 from pipetransformer.engine.objective import Objective
 from pipetransformer.engine.optim import OptimizerState, learning_rate
 from pipetransformer.engine.step import PhaseSeconds, Probe, Stepper
-from pipetransformer.freeze import FreezeController
+from pipetransformer.freeze import AutoFreeze
 from pipetransformer.pipe.controller import Planning
 from pipetransformer.pipe.planner.choice import AutoPipe, Choice
 from pipetransformer.plan import ParallelPlan
@@ -83,7 +83,7 @@ class Trainer:
             if config.run.replay
             else None
         )
-        self.autofreeze = FreezeController.of(config.freeze, num_blocks=num_blocks, batches_per_epoch=batches_per_epoch)
+        self.autofreeze = AutoFreeze.of(config.freeze, num_blocks=num_blocks, batches_per_epoch=batches_per_epoch)
         self.autopipe = AutoPipe.of(
             config,
             num_blocks=num_blocks,

@@ -10,12 +10,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, ValidationError, model_validator
 
+from pipetransformer.config.entries import DATASETS, POLICIES, Task
+from pipetransformer.config.policies import chosen_policy
 from pipetransformer.config.quantities import Interval
+from pipetransformer.config.registry import CLASS_PATH
+from pipetransformer.config.renamed import RENAMED, with_new_names
 from pipetransformer.config.types import (
     Count,
     CountOrZero,
@@ -23,13 +27,15 @@ from pipetransformer.config.types import (
     FolderName,
     NotNegative,
     NumBytes,
+    OpenShare,
+    Percent,
     Positive,
     Section,
     Share,
     Text,
     Warmup,
 )
-from pipetransformer.config.words import Allowed, explain, reference, text_keys
+from pipetransformer.config.words import Allowed, NameOf, explain, reference, text_keys
 from pipetransformer.config.yaml_text import dump_yaml, parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
 from pipetransformer.plan.schedules import admits, fewest_stages
@@ -38,7 +44,18 @@ __all__ = ["Config", "Interval", "load_config"]
 
 
 _EPOCH = Interval(1, "epoch")
-_PICTURES = ("digits", "cifar10", "cifar100", "image_folder")
+
+
+def _dataset(name: str) -> str:
+    if name not in DATASETS:
+        raise ValueError
+    return name
+
+
+def _policy(name: str) -> str:
+    if name not in POLICIES and not CLASS_PATH.fullmatch(name):
+        raise ValueError
+    return name
 
 
 def _as_tuple(value: object) -> object:
@@ -62,25 +79,7 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    name: Literal[
-        "digits",
-        "cifar10",
-        "cifar100",
-        "image_folder",
-        "cola",
-        "sst2",
-        "mrpc",
-        "stsb",
-        "qqp",
-        "mnli",
-        "qnli",
-        "rte",
-        "wnli",
-        "table",
-        "demo_text",
-        "squad",
-        "demo_qa",
-    ] = Field(
+    name: Annotated[str, AfterValidator(_dataset), NameOf(DATASETS)] = Field(
         description="The dataset: pictures, a task of GLUE, `table` (texts of your own), SQuAD 1.1, or a demo, which "
         "needs no files."
     )
@@ -150,17 +149,19 @@ class TrainConfig(Section):
 
 
 class FreezeConfig(Section):
-    policy: Literal["none", "static", "schedule", "paper", "percentile"] = Field(
+    policy: Annotated[str, AfterValidator(_policy), NameOf(POLICIES)] = Field(
         default="none",
         description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
         "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
         "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
-        "changes. `none`: no block, ever.",
+        "changes. `none`: no block, ever. `package.module:Class`: your own, found from the working directory too (see "
+        "extending.md).",
     )
-    alpha: Annotated[float, Gt(0), Lt(1)] = Field(
-        default=0.5, description="Share of the active blocks to freeze at a decision."
+    options: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
+        default_factory=dict, description="Options of a `package.module:Class`, which checks them itself."
     )
-    percentile: Annotated[float, Ge(0), Le(100)] = Field(
+    alpha: OpenShare = Field(default=0.5, description="Share of the active blocks to freeze at a decision.")
+    percentile: Percent = Field(
         default=50.0, description="A block still changes at or above this percentile of all active blocks' changes."
     )
     every: Every = Field(default=_EPOCH, description="Time between decisions.")
@@ -273,9 +274,7 @@ class RunConfig(Section):
 class Config(Section):
     """A whole configuration. Never changes; ``with_overrides`` gives a changed copy."""
 
-    task: Literal["image_classification", "text_classification", "question_answering"] = Field(
-        description="What is learnt."
-    )
+    task: Task = Field(description="What is learnt.")
     model: ModelConfig = Field(description="what is trained")
     data: DataConfig = Field(description="what it is trained on")
     train: TrainConfig = Field(description="how it is trained")
@@ -291,7 +290,7 @@ class Config(Section):
         """A copy with dotted keys set, checked like a file: ``with_overrides({"run.id": "1000"})``."""
         values = self.model_dump()
         for key, value in overrides.items():
-            set_key(values, key, value)
+            set_key(values, RENAMED.get(key, key), value)
         return _validated(values)
 
     def to_yaml(self) -> str:
@@ -301,19 +300,17 @@ class Config(Section):
     @model_validator(mode="after")
     def _check_across_keys(self) -> Config:
         """Raises UserError, which pydantic lets pass."""
-        images = self.task == "image_classification"
-        if _task_of(self.data.name) != self.task:
-            names = get_args(DataConfig.model_fields["name"].annotation)
-            allowed = [name for name in names if _task_of(name) == self.task]
+        images, dataset = self.task == "image_classification", DATASETS[self.data.name]
+        if dataset.task != self.task:
+            allowed = [name for name, entry in DATASETS.items() if entry.task == self.task]
             raise UserError(
                 f"data.name: {self.data.name} is not for task {self.task}; give one of {', '.join(allowed)}"
             )
         if self.data.augment != "none" and not images:
             raise UserError(f"data.augment: {self.data.augment} is for images; give none")
-        if self.freeze.policy == "static" and self.freeze.max_frozen is None:
-            raise UserError("freeze.max_frozen: missing; policy static freezes this many blocks")
-        if self.data.name == "stsb" and self.train.label_smoothing:
-            raise UserError("train.label_smoothing: stsb has scores, no classes; leave it out")
+        chosen_policy(self.freeze)
+        if dataset.kind == "scores" and self.train.label_smoothing:
+            raise UserError(f"train.label_smoothing: {self.data.name} has scores, no classes; leave it out")
         _check_pipe(self.pipe)
         if self.run.resume and self.run.overwrite:
             raise UserError("run.resume: cannot go with run.overwrite; set one of them to false")
@@ -351,12 +348,6 @@ def _check_pipe(pipe: PipeConfig) -> None:
     raise UserError(f"pipe.microbatches: {microbatches} is not allowed; schedule {schedule} {needs}")
 
 
-def _task_of(dataset: str) -> str:
-    if dataset in ("squad", "demo_qa"):
-        return "question_answering"
-    return "image_classification" if dataset in _PICTURES else "text_classification"
-
-
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read a YAML file, then overrides such as ``train.lr=1e-3``, in order. Raises UserError."""
     values = read_yaml(path)
@@ -366,10 +357,13 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def _validated(values: dict[str, Any]) -> Config:
+    values, given = with_new_names(values)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        raise UserError(explain(error, schema=Config, values=values)) from None
+        line = explain(error, schema=Config, values=values)
+    key, colon, rest = line.partition(":")
+    raise UserError(f"{given.get(key, key)}{colon}{rest}")
 
 
 def config_page() -> str:
