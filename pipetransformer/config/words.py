@@ -66,9 +66,8 @@ def allowed(hint: Any, metadata: Sequence[object] = ()) -> str:
     bounds = [
         f"{word} {getattr(mark, name)}" for mark in metadata for kind, name, word in _BOUNDS if isinstance(mark, kind)
     ]
-    noun: str = _NOUNS.get(origin or hint) or getattr(
-        hint, "__name__", str(hint)
-    )  # of a policy's own options: any type
+    # A user's own policy may have options of any type.
+    noun = str(_NOUNS.get(origin or hint) or getattr(hint, "__name__", hint))
     return " ".join([noun, " and ".join(bounds)]).rstrip()
 
 

@@ -110,9 +110,8 @@ class GlueReader(TextReader):
     def digest(self, split: str) -> str | None:
         location = self._location()
         path = location / self._task.splits[split][0] if isinstance(location, Path) else None
-        return (
-            file_digest(path) if path is not None and path.is_file() else None
-        )  # where it is missing, ``read`` says so
+        # Where the file is missing, ``read`` says so.
+        return file_digest(path) if path is not None and path.is_file() else None
 
     def _location(self) -> Path | str:
         return locate(self.data, default_hub_id=GLUE_HUB_ID)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["PictureReader", "PictureSplit", "QuestionReader", "Reader", "TextReader", "reader_of"]
 
 
-class Reader(ABC):
+class Reader:
     """What is known of a dataset before its samples are read; how they are, its kinds below say.
 
     Attributes:
@@ -64,7 +64,7 @@ class PictureSplit:
     interpolation: str
 
 
-class PictureReader(Reader):
+class PictureReader(Reader, ABC):
     """Of task image_classification."""
 
     channels = 3
@@ -80,7 +80,7 @@ class PictureReader(Reader):
         return [hashlib.sha256(array.tobytes()).hexdigest() for array in self.read(wanted).values()]
 
 
-class TextReader(Reader):
+class TextReader(Reader, ABC):
     """Of task text_classification.
 
     Attributes:
@@ -96,11 +96,14 @@ class TextReader(Reader):
         """The first ``max_samples`` samples of a split. Raises UserError."""
 
     def digest(self, split: str) -> str | None:
-        """Of the file that holds a split; None where there is none: then what is read counts, each time anew."""
+        """SHA-256 of what ``read`` depends on, without reading the samples; None: what is read counts, each time anew.
+
+        Two readers that make something else of one file must not give the same.
+        """
         return None
 
 
-class QuestionReader(Reader):
+class QuestionReader(Reader, ABC):
     """Of task question_answering."""
 
     names = ()
