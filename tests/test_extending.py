@@ -23,7 +23,7 @@ from pipetransformer.config.entries import DATASETS, DatasetEntry
 from pipetransformer.data import Dataset, ImagePreprocessing, describe, known_classes, load_image_data
 from pipetransformer.errors import UserError
 from pipetransformer.launch.node import free_port
-from pipetransformer.models import families
+from pipetransformer.models import build_model, families
 
 CONFIG = """\
 task: image_classification
@@ -181,6 +181,16 @@ def test_a_family_makes_a_model_a_chain_that_passes_its_proof(monkeypatch: pytes
     torch.testing.assert_close(run(chain, inputs, cut=2), own_forward(chain, inputs), rtol=1e-6, atol=1e-6)
     known, _ = wrapped(lambda: timm_model("vit_tiny_patch16_224"))
     assert known.family.name == "timm ViT and DeiT"
+
+
+def test_a_new_family_is_built_as_a_configuration_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_family(example("A model family"), monkeypatch)
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    names = ("model={name: mixer_s32_224, pretrained: false, kwargs: {in_chans: 1}}", "data.image_size=64")
+    built = build_model(load_config(path, names), describe(DataConfig(name="digits")))
+    assert isinstance(built.model, MlpMixer)
+    assert built.model(torch.zeros(1, 1, 64, 64)).shape == (1, 10)
 
 
 def test_a_wrong_family_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
