@@ -7,7 +7,7 @@ from typing import Any
 
 from pipetransformer.errors import UserError
 
-__all__ = ["RENAMED", "with_new_names"]
+__all__ = ["RENAMED", "new_keys", "with_new_names"]
 
 RENAMED: Mapping[str, str] = {"pipe.checkpoint": "pipe.recompute"}
 
@@ -26,7 +26,19 @@ def with_new_names(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
             continue
         new_name = new.rpartition(".")[2]
         if new_name in there:
-            raise UserError(f"{old}: is called {new} now, and both are given; leave {old} out")
+            raise _both(old, new)
         renamed[section] = {new_name if key == name else key: value for key, value in there.items()}
         given[new] = old
     return renamed, given
+
+
+def new_keys(overrides: Mapping[str, object]) -> dict[str, object]:
+    """Dotted keys with their values, under their new names. Raises UserError if one is given under both."""
+    for old, new in RENAMED.items():
+        if old in overrides and new in overrides:
+            raise _both(old, new)
+    return {RENAMED.get(key, key): value for key, value in overrides.items()}
+
+
+def _both(old: str, new: str) -> UserError:
+    return UserError(f"{old}: is called {new} now, and both are given; leave {old} out")

@@ -19,7 +19,7 @@ from pipetransformer.config.entries import DATASETS, POLICIES, Task
 from pipetransformer.config.policies import chosen_policy
 from pipetransformer.config.quantities import Interval
 from pipetransformer.config.registry import CLASS_PATH
-from pipetransformer.config.renamed import RENAMED, with_new_names
+from pipetransformer.config.renamed import new_keys, with_new_names
 from pipetransformer.config.types import (
     Count,
     CountOrZero,
@@ -289,8 +289,8 @@ class Config(Section):
     def with_overrides(self, overrides: Mapping[str, object]) -> Config:
         """A copy with dotted keys set, checked like a file: ``with_overrides({"run.id": "1000"})``."""
         values = self.model_dump()
-        for key, value in overrides.items():
-            set_key(values, RENAMED.get(key, key), value)
+        for key, value in new_keys(overrides).items():
+            set_key(values, key, value)
         return _validated(values)
 
     def to_yaml(self) -> str:
