@@ -35,8 +35,8 @@ from pipetransformer.graphs.graph import GraphPipeline, trace
 from pipetransformer.graphs.zoo import zoo_model
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
-from pipetransformer.process.world import World, synchronize
-from pipetransformer.run.totals import peak_memory_bytes, reset_peak_memory
+from pipetransformer.process.device import peak_memory_bytes, reset_peak_memory, synchronize
+from pipetransformer.process.world import World
 
 NAME = "amoebanet-memory"
 _BUILD = zoo_model("amoebanet_4x512_c10").build

@@ -26,8 +26,8 @@ from pipetransformer.graphs.zoo import zoo_model
 from pipetransformer.graphs.zoo.words import zipf_ids
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
-from pipetransformer.pipe.measure.profile import device_name
 from pipetransformer.pipe.planner.costs import Link
+from pipetransformer.process.device import device_name
 
 # As FTPipe ran them: micro-batch and levels of the module tree.
 SETTINGS = {"gpt2": (1, 3), "amoebanet_4x512_c10": (4, None)}

@@ -32,11 +32,13 @@ from pipetransformer.adapter import LiveBytes
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import Batch, epoch_batches
 from pipetransformer.launch.entry import run_guarded
-from pipetransformer.pipe.measure.profile import Workload, full_batches, measure_profile
+from pipetransformer.pipe.measure.profile import measure_profile
+from pipetransformer.pipe.measure.workload import Workload, full_batches
 from pipetransformer.pipe.planner.search import predict
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.schedules import SCHEDULES, fewest_stages
-from pipetransformer.process.world import World, close_world, init_world, led_by
+from pipetransformer.process.collectives import led_by
+from pipetransformer.process.world import World, close_world, init_world
 from pipetransformer.run.job import Job, build_job
 
 CONFIGS = Path(__file__).resolve().parent.parent / "config"

@@ -34,9 +34,9 @@ from pipetransformer.config import Config, load_config
 from pipetransformer.data import alone, epoch_batches
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
-from pipetransformer.process.world import World, close_world, init_world, synchronize
+from pipetransformer.process.device import peak_memory_bytes, reset_peak_memory, synchronize
+from pipetransformer.process.world import World, close_world, init_world
 from pipetransformer.run.job import build_job
-from pipetransformer.run.totals import peak_memory_bytes, reset_peak_memory
 from pipetransformer.trainer import Trainer
 
 CONFIGS = Path(__file__).resolve().parent.parent / "config"

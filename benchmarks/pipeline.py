@@ -35,7 +35,8 @@ from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
 from pipetransformer.models import Chain, Stage
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.process.world import World, close_world, init_world, led_by, slowest
+from pipetransformer.process.collectives import led_by, slowest
+from pipetransformer.process.world import World, close_world, init_world
 from pipetransformer.run.job import build_job
 
 CONFIG = Path(__file__).resolve().parent.parent / "config" / "train_config_digits_no_freeze.yaml"

@@ -32,11 +32,14 @@ from pipetransformer.data import Batch, cache_folder, epoch_batches
 from pipetransformer.engine.step import PhaseSeconds
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
-from pipetransformer.pipe.measure.profile import Workload, measure_profile
+from pipetransformer.pipe.measure.profile import measure_profile
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.search import Constraints, best_plan, predict, unit_costs
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.process.world import World, close_world, init_world, led_by, slowest, synchronize
+from pipetransformer.process.collectives import led_by, slowest
+from pipetransformer.process.device import synchronize
+from pipetransformer.process.world import World, close_world, init_world
 from pipetransformer.run.job import Job, build_job
 
 CONFIG = Path(__file__).resolve().parent.parent / "config" / "train_config_digits_no_freeze.yaml"

@@ -36,7 +36,8 @@ from pipetransformer.errors import UserError
 from pipetransformer.graphs.zoo import zoo_model
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
-from pipetransformer.process.world import World, close_world, init_world, led_by, slowest
+from pipetransformer.process.collectives import led_by, slowest
+from pipetransformer.process.world import World, close_world, init_world
 
 NAME = "resnet101-accuracy"
 # Pixels as CIFAR-100's own statistics have them.

@@ -29,7 +29,8 @@ from pipetransformer.config import load_config
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.process.world import close_world, init_world, synchronize
+from pipetransformer.process.device import synchronize
+from pipetransformer.process.world import close_world, init_world
 from pipetransformer.run.tracking import Transition
 from pipetransformer.trainer import Trainer
 

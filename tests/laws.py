@@ -24,7 +24,6 @@ from pipetransformer.config import Config, load_config
 from pipetransformer.data import alone, epoch_batches
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
-from pipetransformer.run.checkpoint import gather_weights
 from pipetransformer.run.job import build_job
 from pipetransformer.trainer import Trainer
 
@@ -159,18 +158,10 @@ def configuration_file(model: str) -> Path:
     return REPOSITORY / f"config/train_config_{name}_no_freeze.yaml"
 
 
-class KeepingTrainer(Trainer):
-    """Keeps the final weights instead of writing them."""
-
-    weights: Weights | None = None
-    saves = False
-
-    def _save_model(self, name: str) -> None:
-        weights = gather_weights(self.chain, self.ownership, world=self.world)
-        if weights is not None:
-            self.weights = {key: value.numpy() for key, value in weights.items()}
-        if self.saves:
-            super()._save_model(name)
+def final_weights(trainer: Trainer) -> Weights | None:
+    """Collective. All weights of a run that has ended, on rank 0; None on the others."""
+    weights = trainer.engine.weights()
+    return None if weights is None else {name: value.numpy() for name, value in weights.items()}
 
 
 def elastic_run(
@@ -179,8 +170,6 @@ def elastic_run(
     data: str,
     folder: str,
     bug: AbstractContextManager[object] | None = None,
-    *,
-    saves: bool = False,
 ) -> tuple[Weights | None, dict[int, Weights]]:
     """The job under test on one rank: (all weights on rank 0, this rank's gradients by step)."""
     replay = Path(folder) / f"replay_{world.rank}.jsonl"
@@ -190,23 +179,17 @@ def elastic_run(
     gradients: dict[int, Weights] = {}
 
     def probe(step: int, named: Mapping[str, torch.Tensor]) -> None:
-        last = trainer.total_steps - 1
+        last = trainer.calendar.total_steps - 1
         if step in (0, last):
             gradients[0 if step == 0 else -1] = {name: g.detach().numpy().copy() for name, g in named.items()}
 
     config = configuration(case.model, [*overrides, "run.overwrite=true"])
     with bug or nullcontext():
-        trainer = KeepingTrainer(config, world, probe=probe, timed=False)
-        trainer.saves = saves
+        trainer = Trainer(config, world, probe=probe, timed=False)
         if case.precision == "float32":
-            grow_biases(trainer.chain.model)
+            grow_biases(trainer.job.chain.model)
         trainer.run()
-    return trainer.weights, gradients
-
-
-def saving_run(world: World, case: Case, data: str, folder: str) -> tuple[Weights | None, dict[int, Weights]]:
-    """``elastic_run`` that also leaves the model in ``folder/elastic/model/final``."""
-    return elastic_run(world, case, data, folder, saves=True)
+    return final_weights(trainer), gradients
 
 
 def grow_biases(network: torch.nn.Module) -> None:

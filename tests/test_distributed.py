@@ -10,7 +10,8 @@ import torch.distributed as dist
 from ranks import RankPool
 
 from pipetransformer.errors import UserError
-from pipetransformer.process.world import World, led_by
+from pipetransformer.process.collectives import led_by
+from pipetransformer.process.world import World
 
 
 def led(world: World, seconds: float, how: str) -> str:

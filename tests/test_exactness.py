@@ -26,7 +26,6 @@ from laws import (
     gradient_deviation,
     plain_outputs,
     reference,
-    saving_run,
 )
 from ranks import RankPool
 from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_stsb, tiny_text_model
@@ -144,7 +143,7 @@ def test_elastic_is_plain_for_every_family_and_task(
     world_size, moves, cached = FAMILY_LAYOUTS[layout]
     case = Case(model, world_size, moves, 4, cached=cached)
     weights, gradients = reference(case, texts)
-    answers = ranks.run(world_size, saving_run, case, texts, str(tmp_path))
+    answers = ranks.run(world_size, elastic_run, case, texts, str(tmp_path))
     assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
     assert deviation(answers[0][0], weights) < 1e-10
     assert_saved_model_is_plain(case, texts, tmp_path / "elastic" / "model" / "final", weights)

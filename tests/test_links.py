@@ -15,7 +15,8 @@ from ranks import RankPool
 from pipetransformer.commands.ranks import measure_link
 from pipetransformer.data import alone, epoch_batches
 from pipetransformer.pipe.measure.links import between_seconds, send_seconds
-from pipetransformer.pipe.measure.profile import Workload, measure_profile
+from pipetransformer.pipe.measure.profile import measure_profile
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.costs import JobCosts, Link
 from pipetransformer.process.world import World
 from pipetransformer.run.job import build_job

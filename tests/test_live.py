@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from laws import STATIC, Case, KeepingTrainer, Weights, configuration, deviation, elastic_run, reference, write_replay
+from laws import STATIC, Case, Weights, configuration, deviation, elastic_run, final_weights, reference, write_replay
 from ranks import RankPool
 
 from pipetransformer.cache import advance
-from pipetransformer.freeze import FreezeDecision
 from pipetransformer.process.world import World
-from pipetransformer.run.report import Report
+from pipetransformer.run import events
+from pipetransformer.trainer import Trainer
 
 PAPER = ["freeze.policy=paper", "freeze.every=4 steps", "freeze.alpha=0.4", "pipe.initial_length=2"]
 
@@ -40,21 +40,18 @@ def live_run(
 
     case = Case("vit", world.size, STATIC[1])
     overrides = [*case.overrides(""), *extra, f"run.dir={folder}", "run.id=live", f"run.resume={str(resume).lower()}"]
-    trainer = KeepingTrainer(configuration("vit", overrides), world, probe=probe)
-    decided = Report.decided
 
-    def noting(self: Report, decision: FreezeDecision) -> None:
-        decisions.append((decision.step, decision.frozen, [round(n, 9) for n in decision.norms or ()]))
-        decided(self, decision)
+    def note(event: events.Event) -> None:
+        if isinstance(event, events.Decided):
+            decision = event.decision
+            decisions.append((decision.step, decision.frozen, [round(n, 9) for n in decision.norms or ()]))
 
-    Report.decided = noting  # type: ignore[method-assign]
+    trainer = Trainer(configuration("vit", overrides), world, probe=probe, listeners=[note])
     try:
         trainer.run()
     except _Stop:
         return None, decisions
-    finally:
-        Report.decided = decided  # type: ignore[method-assign]
-    return trainer.weights, decisions
+    return final_weights(trainer), decisions
 
 
 @pytest.mark.parametrize("policy", [PAPER, PERCENTILE])
@@ -94,14 +91,17 @@ class Held:
 def holdings(world: World, folder: str, num_transitions: int) -> list[Held]:
     """What this rank holds after every transition of a run with many."""
     found: list[Held] = []
+    entered: list[int] = []
     process = psutil.Process()
 
-    class Counting(KeepingTrainer):
-        def _enter(self, *arguments: object, **named: object) -> None:
-            super()._enter(*arguments, **named)  # type: ignore[arg-type]
+    def count(event: events.Event) -> None:
+        if isinstance(event, events.DecisionEnds) and entered:
+            entered.clear()
             descriptors, children = len(os.listdir("/proc/self/fd")), len(process.children())
             memory = process.memory_full_info().uss
             found.append(Held(threading.active_count(), descriptors, children, memory))
+        elif isinstance(event, events.Moved):
+            entered.append(event.step)
 
     moves = tuple((step, 2 if step else 0, (4, 2, 1, 2)[step % 4]) for step in range(num_transitions + 1))
     case = Case("vit", world.size, moves, 4, cached=True)
@@ -109,7 +109,7 @@ def holdings(world: World, folder: str, num_transitions: int) -> list[Held]:
     write_replay(replay, case.plans())
     length = f"train.epochs={num_transitions // 5 + 1}"
     overrides = [*case.overrides(""), length, f"run.replay={replay}", f"run.dir={folder}", "run.id=many"]
-    Counting(configuration("vit", overrides), world, timed=False).run()
+    Trainer(configuration("vit", overrides), world, timed=False, listeners=[count]).run()
     return found
 
 
@@ -126,18 +126,18 @@ def test_nothing_grows_with_the_number_of_transitions(ranks: RankPool, tmp_path:
 def advanced_twice(world: World, folder: str) -> tuple[float, float]:
     """(largest difference, largest value) of a boundary stored in batches of 7 and of 50 rows."""
     overrides = [*Case("vit", 1, STATIC[1], precision="float32").overrides(""), f"run.dir={folder}", "run.id=a"]
-    trainer = KeepingTrainer(configuration("vit", overrides), world, timed=False)
-    trainer.chain.freeze(3)
+    trainer = Trainer(configuration("vit", overrides), world, timed=False)
+    trainer.job.chain.freeze(3)
     assert not trainer.autocache.reserve()
     store = trainer.autocache.store("train")
     assert store is not None
-    ids = np.arange(len(trainer.train_data))
+    ids = np.arange(len(trainer.job.datasets["train"]))
     read = []
     for rows in (7, 50):
         advance(
             store,
-            trainer.train_data,
-            trainer.chain,
+            trainer.job.datasets["train"],
+            trainer.job.chain,
             source=None,
             target=3,
             own=None,
@@ -158,9 +158,9 @@ def test_the_cache_depends_on_its_batch_by_rounding_only(ranks: RankPool, tmp_pa
 def bfloat16_run(world: World, folder: str, precision: str) -> Weights | None:
     overrides = [*Case("vit", 2, STATIC[2]).overrides(""), "pipe.initial_length=2", f"train.precision={precision}"]
     config = configuration("vit", [*overrides, f"run.dir={folder}", f"run.id={precision}"])
-    trainer = KeepingTrainer(config, world)
+    trainer = Trainer(config, world)
     trainer.run()
-    return trainer.weights
+    return final_weights(trainer)
 
 
 def test_bfloat16_trains_near_float32_with_float32_weights(ranks: RankPool, tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ import pytest
 from laws import (
     STATIC,
     Case,
-    KeepingTrainer,
     configuration,
     configuration_file,
     deviation,
+    final_weights,
     gradient_deviation,
     reference,
     write_replay,
@@ -32,6 +32,7 @@ from torch.distributed import TCPStore
 
 from pipetransformer.launch.node import free_port
 from pipetransformer.process.world import World
+from pipetransformer.trainer import Trainer
 
 MOVES = ((0, 0, 2), (5, 2, 1), (10, 4, 2), (15, 1, 1))
 
@@ -45,14 +46,14 @@ def node_run(world: World, case: Case, data: str, folder: str, num_nodes: int) -
     gradients: dict[int, dict[str, np.ndarray]] = {}
 
     def probe(step: int, named: object) -> None:
-        if step in (0, trainer.total_steps - 1):
+        if step in (0, trainer.calendar.total_steps - 1):
             gradients[0 if step == 0 else -1] = {name: g.detach().numpy().copy() for name, g in named.items()}
 
     overrides = [*case.overrides(data), f"run.replay={replay}", f"run.dir={folder}", "run.id=x", "run.overwrite=true"]
-    trainer = KeepingTrainer(configuration(case.model, overrides), world, probe=probe, timed=False)
+    trainer = Trainer(configuration(case.model, overrides), world, probe=probe, timed=False)
     trainer.run()
     totals = trainer.report.totals
-    return trainer.weights, gradients, totals.hits, totals.misses
+    return final_weights(trainer), gradients, totals.hits, totals.misses
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,8 @@ from torch import Tensor, nn
 
 from pipetransformer.adapter import gradient_norms
 from pipetransformer.config import TrainConfig
-from pipetransformer.engine.optim import (
-    OptimizerState,
-    build_optimizer,
-    clip_,
-    empty_state,
-    learning_rate,
-    state_keys,
-    take_state,
-)
+from pipetransformer.dp.optimizer_state import OptimizerState, empty_state, state_keys, take_state
+from pipetransformer.engine.optim import build_optimizer, clip_, learning_rate
 from pipetransformer.process.world import World
 
 OPTIMIZERS = [{"optimizer": "adamw"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "sgd", "momentum": 0.0}]

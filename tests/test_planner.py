@@ -1,4 +1,4 @@
-"""AutoPipe: every plan is valid, none is cheaper, and each switch of the configuration keeps what it says."""
+"""The planner: every plan is valid, none is cheaper, and each switch of the configuration keeps what it says."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.pipe.planner import memory
 from pipetransformer.pipe.planner import search as planner
-from pipetransformer.pipe.planner.choice import AutoPipe, cached_choices
+from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 from pipetransformer.pipe.planner.search import Constraints, best_plan, divisors, microbatch_choices
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.plan.prefix import cached_choices
 from pipetransformer.plan.schedules import admits, orders
 
 NUM_JOBS = 300
@@ -102,7 +103,7 @@ def random_case(random: Random) -> dict[str, object]:
         "costs": random_job(random, num_blocks + 2),
         "constraints": constraints,
         "num_blocks": num_blocks,
-        "calibration": {pp: random.uniform(0.5, 2) for pp in pipeline_lengths if random.random() < 0.5},
+        "corrections": {pp: random.uniform(0.5, 2) for pp in pipeline_lengths if random.random() < 0.5},
     }
 
 
@@ -208,7 +209,7 @@ def search(
     costs: JobCosts,
     constraints: Constraints,
     num_blocks: int,
-    calibration: Mapping[int, float],
+    corrections: Mapping[int, float],
 ) -> tuple[float, int, int, tuple[int, ...]] | None:
     """The least (seconds, pp, M, boundaries): every pp, every M, and of their cuts the most even one that fits."""
     found = []
@@ -225,7 +226,7 @@ def search(
             for boundaries in combinations(range(first + 1, num_blocks + 2), pp - 1):
                 plan = ParallelPlan(frozen, pp, dp, boundaries, m, schedule, cached, num_blocks)
                 each, seconds, num_bytes = predict(
-                    plan, costs, batch=constraints.global_batch_size, correction=calibration.get(pp, 1.0)
+                    plan, costs, batch=constraints.global_batch_size, correction=corrections.get(pp, 1.0)
                 )
                 if constraints.memory_limit is None or num_bytes <= constraints.memory_limit:
                     cuts.append((max(each), -min(each), boundaries, seconds))
@@ -257,8 +258,8 @@ def test_every_weighed_plan_is_valid_and_told_as_it_is() -> None:
     random, seen = Random(1), set()
     for _ in range(NUM_JOBS):
         case = random_case(random)
-        constraints, calibration = case["constraints"], case["calibration"]
-        assert isinstance(constraints, Constraints) and isinstance(calibration, dict)
+        constraints, corrections = case["constraints"], case["corrections"]
+        assert isinstance(constraints, Constraints) and isinstance(corrections, dict)
         best, weighed = best_plan(**case)  # type: ignore[arg-type]
         assert list(weighed) == sorted(weighed, key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches))
         assert best == next(iter(weighed), None)
@@ -275,7 +276,7 @@ def test_every_weighed_plan_is_valid_and_told_as_it_is() -> None:
                 plan,
                 case["costs"],  # type: ignore[arg-type]
                 batch=constraints.global_batch_size,
-                correction=calibration.get(plan.pp, 1.0),
+                correction=corrections.get(plan.pp, 1.0),
             )
             assert prediction.step_seconds == seconds
             if plan.stages_per_rank == 1:
@@ -341,7 +342,7 @@ def test_a_plain_loop_splits_its_batch_for_memory(memory_limit: int | None, expe
         world_size=2, global_batch_size=16, schedules=(("1f1b", 1),), microbatches=None, pipeline_lengths=(1,),
         memory_limit=memory_limit,
     )  # fmt: skip
-    best, _ = best_plan(0, cached=None, costs=even_job(4), constraints=constraints, num_blocks=2, calibration={})
+    best, _ = best_plan(0, cached=None, costs=even_job(4), constraints=constraints, num_blocks=2, corrections={})
     assert (best and best.plan.num_microbatches) == expected
 
 
@@ -362,7 +363,7 @@ def test_a_fixed_cut_moves_only_where_a_stage_would_be_empty(
         world_size=3, global_batch_size=12, schedules=(("gpipe", 1),), microbatches=4, pipeline_lengths=(3,),
         memory_limit=None, fixed_cut=cut,
     )  # fmt: skip
-    best, _ = best_plan(frozen, cached=None, costs=even_job(8), constraints=constraints, num_blocks=6, calibration={})
+    best, _ = best_plan(frozen, cached=None, costs=even_job(8), constraints=constraints, num_blocks=6, corrections={})
     assert (best and best.plan.boundaries) == expected
 
 
@@ -371,12 +372,12 @@ def test_divisors(number: int, expected: tuple[int, ...]) -> None:
     assert divisors(number) == expected
 
 
-# The controller
+# The choice
 
 JOB = even_job(8, update_ns_per_byte=1.0)  # 6 blocks; pp = 1 is the fastest, since no pipeline fills
 
 
-def autopipe(*, world_size: int = 4, num_blocks: int = 6, **sections: dict[str, object]) -> AutoPipe:
+def make_planner(*, world_size: int = 4, num_blocks: int = 6, **sections: dict[str, object]) -> Planner:
     config = Config.model_validate(
         {
             "task": "image_classification",
@@ -386,19 +387,19 @@ def autopipe(*, world_size: int = 4, num_blocks: int = 6, **sections: dict[str, 
             **sections,
         }
     )
-    return AutoPipe.of(config, num_blocks=num_blocks, world_size=world_size, local_size=world_size)
+    return Planner.of(config, num_blocks=num_blocks, world_size=world_size, local_size=world_size)
 
 
-def plan_after(controller: AutoPipe, frozen: int, current: ParallelPlan, *, costs: JobCosts = JOB) -> ParallelPlan:
+def plan_after(controller: Planner, frozen: int, current: ParallelPlan, *, costs: JobCosts = JOB) -> ParallelPlan:
     choice = controller.next_plan(
-        frozen, cached_options={None: 0.0}, remaining_steps=100, current=current, costs=costs, calibration={}
+        frozen, cached_options={None: 0.0}, remaining_steps=100, current=current, costs=costs, corrections={}
     )
     return choice.plan
 
 
 @pytest.mark.parametrize(("initial_length", "first"), [("auto", 1), (1, 1), (2, 2), (4, 4)])
 def test_initial_length_holds_for_the_first_plan_alone(initial_length: object, first: int) -> None:
-    controller = autopipe(pipe={"initial_length": initial_length})
+    controller = make_planner(pipe={"initial_length": initial_length})
     plan = controller.first_plan(JOB, {}).plan
     assert (plan.pp, plan.dp) == (first, 4 // first)
     assert plan_after(controller, 0, plan).pp == first
@@ -407,7 +408,7 @@ def test_initial_length_holds_for_the_first_plan_alone(initial_length: object, f
 
 
 def test_without_autodp_the_mesh_stays_and_the_cut_moves() -> None:
-    controller = autopipe(pipe={"initial_length": 2}, dp={"enabled": False})
+    controller = make_planner(pipe={"initial_length": 2}, dp={"enabled": False})
     first = controller.first_plan(JOB, {}).plan
     second = plan_after(controller, 3, first)
     assert (first.boundaries, second.boundaries) == ((4,), (6,))
@@ -415,7 +416,7 @@ def test_without_autodp_the_mesh_stays_and_the_cut_moves() -> None:
 
 
 def test_without_autopipe_the_cut_and_the_microbatches_stay() -> None:
-    controller = autopipe(pipe={"initial_length": 2, "enabled": False})
+    controller = make_planner(pipe={"initial_length": 2, "enabled": False})
     first = controller.first_plan(JOB, {}).plan
     dear = replace(JOB, send=Link(10**9, 0.0))  # would ask for another M
     assert plan_after(controller, 3, first, costs=dear) == replace(first, frozen=3, boundaries=(5,))
@@ -427,7 +428,7 @@ def test_without_autopipe_the_cut_and_the_microbatches_stay() -> None:
 def test_a_kept_pipeline_keeps_a_unit_a_stage(
     section: dict[str, dict[str, object]], num_blocks: int, max_frozen: int
 ) -> None:
-    controller = autopipe(num_blocks=num_blocks, **{"pipe": {"initial_length": 4}, **section})
+    controller = make_planner(num_blocks=num_blocks, **{"pipe": {"initial_length": 4}, **section})
     job = even_job(num_blocks + 2)
     first = controller.first_plan(job, {}).plan
     assert controller.max_frozen(first) == max_frozen
@@ -437,38 +438,38 @@ def test_a_kept_pipeline_keeps_a_unit_a_stage(
 
 @pytest.mark.parametrize(("remaining_steps", "cached"), [(1, None), (1000, 4)])
 def test_an_advance_is_taken_where_it_pays(remaining_steps: int, cached: int | None) -> None:
-    controller = autopipe()
+    controller = make_planner()
     choice = controller.next_plan(
         4,
         cached_options={None: 0.0, 4: 10e-6},  # the prefix of 5 units takes 10 ns a row, 8 rows: 0.4 us a step
         remaining_steps=remaining_steps,
         current=controller.first_plan(JOB, {}).plan,
         costs=JOB,
-        calibration={},
+        corrections={},
     )
     assert choice.plan.cached == cached
     assert {option for *_, option, _ in choice.weighed} == {None, 4}
 
 
-def test_calibration_decides_between_lengths() -> None:
-    assert autopipe().first_plan(JOB, {1: 100.0, 4: 100.0}).plan.pp == 2
+def test_corrections_decide_between_lengths() -> None:
+    assert make_planner().first_plan(JOB, {1: 100.0, 4: 100.0}).plan.pp == 2
 
 
 def test_static_layouts_are_one_a_length() -> None:
-    layouts = autopipe(pipe={"initial_length": 2}).static_layouts(JOB)
+    layouts = make_planner(pipe={"initial_length": 2}).static_layouts(JOB)
     assert [(p.plan.frozen, p.plan.pp, p.plan.cached) for p in layouts] == [(0, 1, None), (0, 2, None), (0, 4, None)]
 
 
 def test_what_cannot_fit_is_one_line() -> None:
-    controller = autopipe(pipe={"memory_limit": 50})
+    controller = make_planner(pipe={"memory_limit": 50})
     with pytest.raises(
         UserError, match=r"\Apipe\.memory_limit: 50 bytes hold no layout [^\n]*; give at least \d+\Z"
     ) as told:
         controller.first_plan(JOB, {})
     least = int(str(told.value).rpartition(" ")[2])
-    autopipe(pipe={"memory_limit": least}).first_plan(JOB, {})
+    make_planner(pipe={"memory_limit": least}).first_plan(JOB, {})
     with pytest.raises(UserError, match=f"give at least {least}"):
-        autopipe(pipe={"memory_limit": least - 1}).first_plan(JOB, {})
+        make_planner(pipe={"memory_limit": least - 1}).first_plan(JOB, {})
 
 
 @pytest.mark.parametrize(
@@ -498,7 +499,7 @@ def test_each_reason_why_nothing_fits_has_its_own_line(changes: dict[str, Any], 
         world_size=4, global_batch_size=32, schedules=(("1f1b", 1),), microbatches=None, pipeline_lengths=(1, 2, 4),
         memory_limit=None,
     )  # fmt: skip
-    controller = AutoPipe(replace(first, **changes), num_blocks=6, local_size=4)
+    controller = Planner(replace(first, **changes), num_blocks=6, local_size=4)
     with pytest.raises(UserError) as told:
         controller.first_plan(JOB, {})
     assert str(told.value).startswith(line) and "\n" not in str(told.value)
@@ -529,12 +530,12 @@ FREE = Constraints(
 
 def test_a_prefix_is_computed_where_reads_take_longer() -> None:
     """Also where the cache holds activations already; and read where they take less."""
-    controller = AutoPipe(FREE, num_blocks=6, local_size=4)
+    controller = Planner(FREE, num_blocks=6, local_size=4)
     first = controller.first_plan(JOB, {}).plan
     options = dict.fromkeys(cached_choices(4, held=4), 0.0)
     for read, expected in ((Link(0, 1e9), None), (Link(0, 0.0), 4)):
         choice = controller.next_plan(
-            4, cached_options=options, remaining_steps=100, current=first, costs=replace(JOB, read=read), calibration={}
+            4, cached_options=options, remaining_steps=100, current=first, costs=replace(JOB, read=read), corrections={}
         )
         assert choice is not None and choice.plan.cached == expected
 
@@ -543,7 +544,7 @@ def test_a_prefix_is_computed_where_reads_take_longer() -> None:
 def test_nothing_fits_where_the_prefix_alone_does_not(limit: int) -> None:
     for pp in (1, 2):
         allowed = replace(FREE, pipeline_lengths=(pp,), memory_limit=sum(JOB.parameter_bytes[:4]) + limit)
-        assert best_plan(3, cached=None, costs=JOB, constraints=allowed, num_blocks=6, calibration={}) == (None, ())
+        assert best_plan(3, cached=None, costs=JOB, constraints=allowed, num_blocks=6, corrections={}) == (None, ())
 
 
 def test_several_stages_a_rank_are_cut_for_memory_where_the_fastest_cut_does_not_fit() -> None:

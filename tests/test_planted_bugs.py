@@ -13,9 +13,9 @@ import torch
 from laws import SHRINK_AND_GROW, STATIC, TWO_RANKS, Case, Weights, deviation, elastic_run, reference
 from ranks import RankPool
 
-from pipetransformer import trainer as trainer_module
 from pipetransformer.cache import AutoCache
 from pipetransformer.dp import GradientReducer
+from pipetransformer.engine import Engine
 from pipetransformer.engine import step as step_module
 from pipetransformer.engine.objective import Objective
 from pipetransformer.process.world import World
@@ -38,15 +38,16 @@ def dropped_reduction() -> Iterator[None]:
 
 
 def _after_move(change: Any) -> Any:
-    move = trainer_module.move
+    enter = Engine.enter
 
-    def changed(old: Any, *arguments: Any, **named: Any) -> Any:
-        layout, moved = move(old, *arguments, **named)
-        if old is not None:
-            change(layout)
-        return layout, moved
+    def changed(self: Engine, plan: Any, **named: Any) -> Any:
+        is_first = self._layout is None
+        moved = enter(self, plan, **named)
+        if not is_first:
+            change(self.layout)
+        return moved
 
-    return mock.patch.object(trainer_module, "move", changed)
+    return mock.patch.object(Engine, "enter", changed)
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from pipetransformer.config import DataConfig, load_config
 from pipetransformer.data import Batch, channels_of, describe, known_classes
 from pipetransformer.data.glue import GLUE
 from pipetransformer.pipe.measure import profile as measure
-from pipetransformer.pipe.measure.profile import Workload, costs_key, measure_profile
+from pipetransformer.pipe.measure.profile import costs_key, measure_profile
 from pipetransformer.pipe.measure.profile_file import Profile
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.process.world import World
 from pipetransformer.simulation.schema import costs_of, load_simulation
 

@@ -175,7 +175,7 @@ def peak_bytes(world: World, mode: str, schedule: str, folder: str) -> int:
     trainer = Trainer(configuration("vit", overrides), world, timed=False)
     with mock.patch.object(execute._PipelineExecutor, "train", measured):
         trainer.run()
-    weights = sum(p.numel() * p.element_size() for p in trainer._layout.parameters.values())
+    weights = sum(p.numel() * p.element_size() for p in trainer.engine.chain.model.parameters() if not p.is_meta)
     return peaks[1] - weights
 
 

@@ -8,14 +8,15 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from laws import NUM_BLOCKS, STATIC, Case, KeepingTrainer, Weights, configuration, deviation, reference
+from laws import NUM_BLOCKS, STATIC, Case, Weights, configuration, deviation, final_weights, reference
 from ranks import RankPool
 
 from pipetransformer.engine.step import PhaseSeconds
-from pipetransformer.pipe.measure.profile import Workload
 from pipetransformer.pipe.measure.profile_file import Profile
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 from pipetransformer.process.world import World
+from pipetransformer.trainer import Trainer
 
 CASE = Case("vit", 2, STATIC[2])
 DECIDES_BUT_NEVER_FREEZES = ("freeze.policy=schedule", "freeze.alpha=0.5", "freeze.max_frozen=0")
@@ -34,17 +35,17 @@ def run_with_slow_rank(world: World, folder: str, slow: float) -> Weights | None
     """A live run whose second stage is said to take ``slow`` times as long as the first."""
     overrides = [*CASE.overrides(""), *SETTINGS, f"run.dir={folder}", "run.id=slow"]
     with mock.patch("pipetransformer.pipe.controller.measure_profile", even_costs):
-        trainer = KeepingTrainer(configuration("vit", overrides), world)
-        planning, spent = trainer.planning, trainer.planning.spent
+        trainer = Trainer(configuration("vit", overrides), world)
+        autopipe, spent = trainer.autopipe, trainer.autopipe.spent
 
         def told(_: PhaseSeconds) -> None:
             seconds = slow if world.rank == 1 else 1.0
             spent(PhaseSeconds(forward=seconds, backward=seconds))
-            planning._fastest_move = 0.0  # the few steps of so small a model gain less than a transition takes
+            autopipe._fastest_move = 0.0  # the few steps of so small a model gain less than a transition takes
 
-        planning.spent = told  # type: ignore[method-assign]
+        autopipe.spent = told  # type: ignore[method-assign]
         trainer.run()
-    return trainer.weights
+    return final_weights(trainer)
 
 
 @pytest.mark.parametrize(("slow", "moves"), [(3.0, [(10, "measured", [5])]), (1.0, [])])

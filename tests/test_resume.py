@@ -16,16 +16,17 @@ from laws import (
     STATIC,
     TWO_RANKS,
     Case,
-    KeepingTrainer,
     Weights,
     configuration,
     deviation,
+    final_weights,
     reference,
     write_replay,
 )
 from ranks import RankPool
 
 from pipetransformer.process.world import World
+from pipetransformer.trainer import Trainer
 
 
 class _Stop(Exception):
@@ -45,12 +46,12 @@ def interrupted_run(
         if step == stop_after:
             raise _Stop
 
-    trainer = KeepingTrainer(config, world, probe=probe, timed=False)
+    trainer = Trainer(config, world, probe=probe, timed=False)
     try:
         trainer.run()
     except _Stop:
         return None, None
-    return trainer.weights, trainer.report.resumed_from
+    return final_weights(trainer), trainer.report.resumed_from
 
 
 CASES = {
@@ -100,9 +101,9 @@ def run_to_the_bit(world: World, case: Case, folder: str, replay: str | None, dr
         *("freeze.policy=schedule", "freeze.every=5 steps", "freeze.alpha=0.4", "pipe.initial_length=2"),
         *([] if replay is None else [f"run.replay={replay}"]),
     ]
-    trainer = KeepingTrainer(configuration("vit", overrides), world, timed=True)
+    trainer = Trainer(configuration("vit", overrides), world, timed=True)
     trainer.run()
-    return trainer.weights
+    return final_weights(trainer)
 
 
 def test_same_seed_and_same_plans_give_the_same_bits(ranks: RankPool, tmp_path: Path) -> None:
@@ -132,9 +133,9 @@ def whole_batches_run(world: World, case: Case, folder: str) -> Weights | None:
     replay = Path(folder) / f"replay_{world.rank}.jsonl"
     write_replay(replay, case.plans())
     overrides = [*case.overrides(""), f"run.replay={replay}", f"run.dir={folder}", "data.max_train_samples=128"]
-    trainer = KeepingTrainer(configuration("vit", overrides), world, timed=False)
+    trainer = Trainer(configuration("vit", overrides), world, timed=False)
     trainer.run()
-    return trainer.weights
+    return final_weights(trainer)
 
 
 SPINNING = """

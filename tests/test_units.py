@@ -14,7 +14,6 @@ from laws import (
     STATIC,
     TWO_RANKS,
     Case,
-    KeepingTrainer,
     configuration,
     configuration_file,
     deviation,
@@ -28,31 +27,18 @@ from test_resume import interrupted_run
 from pipetransformer.config import load_config
 from pipetransformer.engine import step
 from pipetransformer.errors import UserError
-from pipetransformer.pipe.planner.choice import AutoPipe
+from pipetransformer.pipe.planner.checks import check_layout
+from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
 from pipetransformer.pipe.planner.partition import bottleneck
 from pipetransformer.pipe.planner.search import Constraints, best_plan
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.units import Numbering
 from pipetransformer.process.world import World
-from pipetransformer.run.job import check_layout
+from pipetransformer.run import events
+from pipetransformer.trainer import Trainer
 
 HALF, BLOCK = "pipe.units=half", "pipe.units=block"
-
-
-class NormTrainer(KeepingTrainer):
-    """Keeps the gradient norms that AutoFreeze would be asked with at the end."""
-
-    norms: tuple[list[float], int] = ([], 0)
-    most_kept = 0
-
-    def _run_steps(self, stop: int) -> None:
-        super()._run_steps(stop)
-        self.most_kept = max(self.most_kept, len(self.stepper._squares))
-
-    def _finish(self) -> None:
-        self.norms = self.stepper.take_norms(self._layout)
-        super()._finish()
 
 
 def norms_of(world: World, case: Case, folder: str) -> tuple[list[float], int]:
@@ -60,11 +46,21 @@ def norms_of(world: World, case: Case, folder: str) -> tuple[list[float], int]:
     write_replay(replay, case.plans())
     overrides = [*case.overrides(""), f"pipe.units={case.units}", "freeze.policy=paper", f"run.replay={replay}"]
     overrides += [f"run.dir={folder}", "run.id=norms", "run.overwrite=true"]
-    trainer = NormTrainer(configuration(case.model, overrides), world, timed=False)
+    norms: list[tuple[list[float], int]] = []
+    kept: list[int] = []
+
+    def listen(event: events.Event) -> None:
+        """Takes the gradient norms that AutoFreeze would be asked with at the end."""
+        if isinstance(event, events.Trained):
+            kept.append(len(trainer.engine.stepper._squares))
+        elif isinstance(event, events.Finished):
+            norms.append(trainer.engine.take_norms())
+
+    trainer = Trainer(configuration(case.model, overrides), world, timed=False, listeners=[listen])
     with mock.patch.object(step, "_STEPS_TOGETHER", 3):
         trainer.run()
-    assert trainer.most_kept < 3, "a run that nobody asks for norms keeps them all"
-    return trainer.norms
+    assert max(kept) < 3, "a run that nobody asks for norms keeps them all"
+    return norms[0]
 
 
 def test_the_norm_of_a_block_is_that_of_both_halves(ranks: RankPool, tmp_path: Path) -> None:
@@ -117,7 +113,7 @@ def test_a_live_run_in_halves_measures_plans_and_freezes(ranks: RankPool, tmp_pa
 def live_plans(world: World, folder: str) -> list[ParallelPlan]:
     overrides = [*Case("vit", 2, STATIC[2]).overrides(""), HALF, "pipe.initial_length=2", "freeze.policy=schedule"]
     overrides += ["freeze.every=5 steps", "freeze.alpha=0.4", f"run.dir={folder}", "run.id=live"]
-    trainer = KeepingTrainer(configuration("vit", overrides), world)
+    trainer = Trainer(configuration("vit", overrides), world)
     trainer.run()
     events = [json.loads(line) for line in (Path(folder) / "live" / "events.jsonl").read_text().splitlines()]
     return [ParallelPlan.from_dict(event["plan"]) for event in events if event["event"] == "plan"]
@@ -152,7 +148,7 @@ def slowest_stage(job: JobCosts, *, num_blocks: int, frozen: int, pp: int) -> in
     """Of the planner's cut, communication included; None where no cut has a unit for each stage."""
     ((rows, unit),) = job.by_rows.items()
     constraints = Constraints(pp, rows * pp, (("gpipe", 1),), pp, (pp,), None)
-    best, _ = best_plan(frozen, cached=None, costs=job, constraints=constraints, num_blocks=num_blocks, calibration={})
+    best, _ = best_plan(frozen, cached=None, costs=job, constraints=constraints, num_blocks=num_blocks, corrections={})
     if best is None:
         return None
     first = best.plan.first_active
@@ -180,6 +176,6 @@ def test_halves_never_balance_worse_than_blocks() -> None:
 def test_a_kept_pipeline_leaves_a_half_for_each_stage(schedule: str, stages_per_rank: int, most: int) -> None:
     """Of 10 blocks: 3 stages need the head and the halves of one block, 6 stages the head and five halves."""
     kept = ["pipe.initial_length=3", "pipe.microbatches=3", f"pipe.schedule={schedule}", "dp.enabled=false"]
-    pipe = AutoPipe.of(load_config(configuration_file("vit"), [HALF, *kept]), num_blocks=10, world_size=3, local_size=3)
+    pipe = Planner.of(load_config(configuration_file("vit"), [HALF, *kept]), num_blocks=10, world_size=3, local_size=3)
     cuts = tuple(range(1, 3 * stages_per_rank))
     assert pipe.max_frozen(ParallelPlan(0, 3, 1, cuts, 3, schedule, None, 10, stages_per_rank, 2)) == most

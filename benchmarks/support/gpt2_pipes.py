@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pipetransformer.graphs.graph import Graph
 from pipetransformer.graphs.graph.pipeline import GraphPipeline
 from pipetransformer.graphs.zoo.plain_gpt import PlainGPT
-from pipetransformer.process.world import synchronize
+from pipetransformer.process.device import synchronize
 from support.torchgpipe import build_gpipe, threads
 
 __all__ = ["Batch", "Ours", "Pipe", "Torchgpipe", "block_cuts", "layers_of"]

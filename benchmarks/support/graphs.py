@@ -25,7 +25,9 @@ from pipetransformer.graphs.graph import Graph, GraphCosts, GraphPipeline, profi
 from pipetransformer.launch.arguments import Parser, count
 from pipetransformer.pipe.measure.links import send_seconds
 from pipetransformer.pipe.planner.costs import Link
-from pipetransformer.process.world import World, led_by, now_ns, slowest
+from pipetransformer.process.collectives import led_by, slowest
+from pipetransformer.process.device import now_ns
+from pipetransformer.process.world import World
 
 __all__ = [
     "GraphBench",

@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 
-from pipetransformer.pipe.measure.profile import device_name
+from pipetransformer.process.device import device_name
 
 __all__ = ["RESULTS", "environment", "save", "spread"]
 

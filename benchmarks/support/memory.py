@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from pipetransformer.adapter import LiveBytes
-from pipetransformer.process.world import synchronize
+from pipetransformer.process.device import synchronize
 
 __all__ = ["Growth", "peak_growth"]
 

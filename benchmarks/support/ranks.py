@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from pipetransformer.errors import UserError
-from pipetransformer.process.world import slowest
+from pipetransformer.process.collectives import slowest
 
 __all__ = ["is_rank", "launch", "slowest"]
 

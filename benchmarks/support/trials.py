@@ -25,12 +25,14 @@ from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed
 from pipetransformer.engine.optim import build_optimizer
 from pipetransformer.models import Stage
-from pipetransformer.pipe.measure.profile import Workload, measure_profile
+from pipetransformer.pipe.measure.profile import measure_profile
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.process.world import World, led_by, slowest, synchronize
+from pipetransformer.process.collectives import led_by, slowest
+from pipetransformer.process.device import peak_memory_bytes, reset_peak_memory, synchronize
+from pipetransformer.process.world import World
 from pipetransformer.run.job import Job, build_job
-from pipetransformer.run.totals import peak_memory_bytes, reset_peak_memory
 from support.steps import PlanSteps
 
 __all__ = ["Probe", "RankJob", "Steps", "Trial", "measure_costs", "probe_frozen", "time_steps"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -16,9 +16,11 @@ from pipetransformer.cache.shared import ActivationCache, open_cache
 from pipetransformer.cache.store import ActivationStore, StoreLayout
 from pipetransformer.data import Dataset, samples_of_nodes
 from pipetransformer.models import Chain
+from pipetransformer.plan.prefix import PrefixWork, cached_choices
+from pipetransformer.process.world import World
 
 if TYPE_CHECKING:
-    from pipetransformer.config import CacheConfig
+    from pipetransformer.config import CacheConfig, Config
 
 __all__ = ["Advance", "AutoCache"]
 
@@ -57,7 +59,7 @@ class AutoCache:
         config: CacheConfig,
         *,
         chain: Chain,
-        datasets: dict[str, Dataset],
+        datasets: Mapping[str, Dataset],
         rank: int,
         local_rank: int,
         local_size: int,
@@ -76,6 +78,19 @@ class AutoCache:
         if config.enabled and datasets["train"].augmented:
             self.declined = "augmented training inputs are not cached"
 
+    @classmethod
+    def of(cls, config: Config, *, chain: Chain, datasets: Mapping[str, Dataset], world: World) -> AutoCache:
+        return cls(
+            config.cache,
+            chain=chain,
+            datasets=datasets,
+            rank=world.rank,
+            local_rank=world.local_rank,
+            local_size=world.local_size,
+            num_nodes=world.num_nodes,
+            advance_rows=-(-config.train.batch_size // world.size),
+        )
+
     @property
     def num_bytes(self) -> int:
         return self._cache.num_bytes if self._cache is not None else 0
@@ -88,25 +103,22 @@ class AutoCache:
         slots = ids if layout.slots is None else layout.slots[ids]
         return int(layout.num_tokens[slots[slots >= 0]].sum()) * layout.row_bytes
 
-    def outside_seconds(
-        self, frozen: int, cached: int | None, *, evaluations: int, forward: Callable[[int, int, int, int], float]
-    ) -> float:
-        """Predicted seconds outside of training steps if boundary ``cached`` is read with ``frozen`` blocks frozen.
+    def offers(self, frozen: int, *, evaluations: int) -> dict[int | None, tuple[PrefixWork, ...]]:
+        """The boundaries that ``frozen`` blocks could be read at (None: no cache), each with its work outside of steps:
+        the advance pass to get there, and the prefix that the remaining ``evaluations`` compute."""
+        choices = (None,) if self.declined else cached_choices(frozen, held=self.boundary)
+        return {cached: self._work(frozen, cached, evaluations=evaluations) for cached in choices}
 
-        That is the advance pass to get there, and the prefix that the remaining ``evaluations`` compute.
-
-        Args:
-            forward: ``(first unit, stop, padded length, samples) -> seconds`` of the frozen forward on all ranks.
-        """
+    def _work(self, frozen: int, cached: int | None, *, evaluations: int) -> tuple[PrefixWork, ...]:
         stop, from_here, from_cached = map(self._chain.numbering.behind, (frozen, self.boundary or 0, cached or 0))
-        seconds = 0.0
+        work = list[PrefixWork]()
         for split, dataset in self._datasets.items():
             for length, count in zip(*np.unique(dataset.lengths, return_counts=True)):
                 if split != "train":
-                    seconds += evaluations * forward(from_cached, stop, int(length), int(count))
+                    work.append(PrefixWork(from_cached, stop, int(length), int(count), times=evaluations))
                 if cached is not None and cached != self.boundary:
-                    seconds += forward(from_here, from_cached, int(length), int(count))
-        return seconds
+                    work.append(PrefixWork(from_here, from_cached, int(length), int(count)))
+        return tuple(work)
 
     def store(self, split: str) -> ActivationStore | None:
         return self._cache.stores[split] if self._cache is not None else None

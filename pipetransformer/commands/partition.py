@@ -18,7 +18,7 @@ from pipetransformer.graphs.analysis.cut import analyse_model
 from pipetransformer.graphs.zoo import ZooModel, zoo_model
 from pipetransformer.graphs.zoo.words import WIKITEXT, file_words, token_ids, wikitext_words, zipf_ids
 from pipetransformer.launch.arguments import count
-from pipetransformer.pipe.measure.profile import device_name
+from pipetransformer.process.device import device_name
 
 __all__ = ["add_arguments", "run"]
 

@@ -15,9 +15,9 @@ from pipetransformer.errors import UserError
 from pipetransformer.launch.arguments import count
 from pipetransformer.pipe.measure.profile import costs_key
 from pipetransformer.pipe.measure.profile_file import Profile, load_profile, save_profile
-from pipetransformer.pipe.planner.choice import AutoPipe
+from pipetransformer.pipe.planner.checks import check_layout
+from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.search import Prediction
-from pipetransformer.run.job import check_layout
 
 __all__ = ["add_arguments", "run"]
 
@@ -79,18 +79,18 @@ def plans(config: Config, profile: Profile, *, world_size: int, local_size: int)
     """
     costs = profile.job.for_ranks(world_size)
     num_blocks = (len(costs.parameter_bytes) - 2) // config.pipe.units_per_block
-    controller = AutoPipe.of(
+    planner = Planner.of(
         config,
         num_blocks=num_blocks,
         world_size=world_size,
         local_size=local_size,
         device_memory=profile.device_memory,
     )
-    controller.first_plan(costs, {})  # where none fits, this tells so
+    planner.first_plan(costs, {})  # where none fits, this tells so
     return tuple(
         found
         for frozen in range(num_blocks + 1)
-        if (found := controller.steady_plan(frozen, costs=costs, has_cache=config.cache.enabled)) is not None
+        if (found := planner.steady_plan(frozen, costs=costs, has_cache=config.cache.enabled)) is not None
     )
 
 

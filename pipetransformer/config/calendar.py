@@ -1,4 +1,4 @@
-"""When something other than a step is due: pure arithmetic of step numbers."""
+"""The steps at which something other than a step is due: pure arithmetic."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipetransformer.config import Interval
+    from pipetransformer.config import Config, Interval
 
-__all__ = ["Agenda"]
+__all__ = ["Calendar"]
 
 
 @dataclass(frozen=True, slots=True)
-class Agenda:
+class Calendar:
     """Steps count from 0; "at step s" is after s steps, before the next.
 
     Attributes:
-        eval_every, checkpoint_every: intervals; no checkpoint at all where that is None.
+        eval_every: the interval of evaluations.
+        checkpoint_every: the interval of checkpoints; None for no checkpoint at all.
     """
 
     batches_per_epoch: int
     epochs: int
     eval_every: Interval
     checkpoint_every: Interval | None
+
+    @classmethod
+    def of(cls, config: Config, *, batches_per_epoch: int) -> Calendar:
+        return cls(batches_per_epoch, config.train.epochs, config.train.eval_every, config.checkpoint.every)
 
     @property
     def total_steps(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from pipetransformer.data import Dataset, epoch_batches
 from pipetransformer.engine.feed import Feed
 from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
-from pipetransformer.process.world import first_of_ranks
+from pipetransformer.process.collectives import first_of_ranks
 
 __all__ = ["NotFinite", "evaluate", "evaluate_splits"]
 
@@ -27,7 +27,7 @@ class NotFinite(Exception):
 
 def evaluate_splits(
     layout: Layout,
-    feeds: Mapping[str, Feed],
+    feed_of: Callable[[str], Feed],
     datasets: Mapping[str, Dataset],
     objective: Objective,
     *,
@@ -36,13 +36,16 @@ def evaluate_splits(
 ) -> dict[str, float]:
     """Collective. The metrics of all splits but ``train``; those of others than ``eval`` carry the split's name.
 
+    Args:
+        feed_of: this rank's inputs of a split.
+
     Raises:
         NotFinite: if a loss is not.
     """
     metrics: dict[str, float] = {}
     for split in (split for split in datasets if split != "train"):
         suffix = "" if split == "eval" else f"_{split}"
-        found = evaluate(layout, feeds[split], datasets[split], objective, batch_size=batch_size, num_nodes=num_nodes)
+        found = evaluate(layout, feed_of(split), datasets[split], objective, batch_size=batch_size, num_nodes=num_nodes)
         metrics |= {f"{name}{suffix}": value for name, value in found.items()}
     return metrics
 

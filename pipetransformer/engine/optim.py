@@ -1,4 +1,4 @@
-"""Optimizer, learning-rate schedule and clipping; optimizer state by parameter name, so that it can move."""
+"""Optimizer, learning-rate schedule and clipping."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from pipetransformer.adapter import scale_gradients_
 if TYPE_CHECKING:
     from pipetransformer.config import TrainConfig
 
-__all__ = ["OptimizerState", "build_optimizer", "clip_", "empty_state", "learning_rate", "state_keys", "take_state"]
-
-OptimizerState = dict[str, dict[str, Tensor]]
-"""Per parameter name: the tensors that the optimizer keeps for it."""
+__all__ = ["build_optimizer", "clip_", "learning_rate"]
 
 
 def build_optimizer(
@@ -41,32 +38,6 @@ def build_optimizer(
             # Note: fused SGD takes no mixture of first and later steps; from a zero buffer both are the same.
             optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
     return optimizer
-
-
-def state_keys(train: TrainConfig) -> tuple[str, ...]:
-    """What the optimizer keeps for a parameter after its first step, in a fixed order."""
-    if train.optimizer == "adamw":
-        return ("exp_avg", "exp_avg_sq", "step")
-    return ("momentum_buffer",) if train.momentum else ()
-
-
-def empty_state(train: TrainConfig, parameter: Tensor, *, device: torch.device) -> dict[str, Tensor]:
-    """Uninitialised state of one parameter, to be filled by a transfer or a checkpoint."""
-    return {
-        key: torch.zeros((), dtype=torch.float32, device=device)
-        if key == "step"
-        else torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-        for key in state_keys(train)
-    }
-
-
-def take_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> OptimizerState:
-    """The optimizer's tensors by parameter name; nothing for parameters that were never stepped."""
-    return {
-        name: {key: value for key, value in optimizer.state[p].items() if isinstance(value, Tensor)}
-        for name, p in parameters.items()
-        if p in optimizer.state
-    }
 
 
 def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:

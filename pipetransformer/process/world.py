@@ -6,34 +6,15 @@ Ranks come from torchrun (see ``launch.py``); an entry that runs alone is a worl
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
-from threading import Thread
-from time import perf_counter_ns
-from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from pipetransformer.errors import UserError
 
-__all__ = [
-    "World",
-    "close_world",
-    "device_memory",
-    "first_of_ranks",
-    "init_world",
-    "led_by",
-    "now_ns",
-    "slowest",
-    "synchronize",
-]
-
-
-Result = TypeVar("Result")
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two questions whether the leaders are ready
+__all__ = ["World", "close_world", "init_world"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,83 +73,6 @@ def init_world(*, timeout_seconds: float) -> World:
 def close_world() -> None:
     """Leave all groups. For the end of a job that succeeded: after a failure this may wait for peers (``shutdown``)."""
     dist.destroy_process_group()
-
-
-def device_memory(device: torch.device) -> int | None:
-    """Bytes of a GPU that plans may fill, a tenth kept for what they do not count; None on a CPU."""
-    return int(0.9 * torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
-
-
-def first_of_ranks(number: int | None) -> tuple[int, int] | None:
-    """Collective. The smallest (number, rank) of the ranks that give a number; None if none does."""
-    size, nothing = dist.get_world_size(), 2**62
-    found = torch.tensor(nothing if number is None else number * size + dist.get_rank())
-    dist.all_reduce(found, op=dist.ReduceOp.MIN)
-    return None if int(found) == nothing else divmod(int(found), size)
-
-
-def slowest(seconds: float) -> float:
-    """Collective. The most that any rank took."""
-    most = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    return float(most)
-
-
-def led_by(leader: int, action: Callable[[], Result]) -> Result:
-    """Collective. Every rank names its leader, which calls ``action``; all get their own leader's result.
-
-    The action may take longer than a collective may: the ranks ask each other until all leaders are ready. Meanwhile it
-    runs in a thread, which an interrupted process does not unwind; alone, in the caller's.
-
-    Raises:
-        UserError: on every rank, if any leader's action raises one.
-    """
-    if dist.get_world_size() == 1:
-        return action()
-    answer: Future[Result] | None = None
-    if dist.get_rank() == leader:
-        answer = Future()
-        # A daemon: whoever is interrupted need not wait for its end.
-        Thread(target=_fulfil, args=(answer, action), daemon=True).start()
-    pause = _SHORTEST_PAUSE
-    while True:
-        if answer is not None:
-            wait([answer], timeout=pause)
-        is_ready = torch.tensor(int(answer is None or answer.done()))
-        dist.all_reduce(is_ready, op=dist.ReduceOp.MIN)
-        if is_ready:
-            break
-        pause = min(2 * pause, _LONGEST_PAUSE)
-    outcome: tuple[object, str | None] = (None, None)
-    if answer is not None:
-        try:
-            outcome = (answer.result(), None)
-        except UserError as error:
-            outcome = (None, str(error))
-    gathered = [outcome] * dist.get_world_size()
-    dist.all_gather_object(gathered, outcome)
-    if (error_line := next((line for _, line in gathered if line is not None), None)) is not None:
-        raise UserError(error_line)
-    return cast(Result, gathered[leader][0])
-
-
-def _fulfil(answer: Future[Result], action: Callable[[], Result]) -> None:
-    try:
-        answer.set_result(action())
-    except BaseException as error:
-        answer.set_exception(error)
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits for what was launched on ``device``, so that a clock read next tells how long it took."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def now_ns(device: torch.device) -> int:
-    """A clock that tells when what was launched on ``device`` is done."""
-    synchronize(device)
-    return perf_counter_ns()
 
 
 def _device(local_rank: int, *, local_size: int) -> torch.device:

@@ -1,28 +1,25 @@
-"""What a run tells and leaves: events, live figures, totals and the summary. All decisions are taken elsewhere."""
+"""The report of a run: a listener that turns events into the event log, live figures, totals and the summary.
+
+All decisions are taken elsewhere.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from time import perf_counter
 from typing import IO, Any
 
-import torch
 import torch.distributed as dist
 
-from pipetransformer.cache import Advance
 from pipetransformer.config import Config
-from pipetransformer.engine.executor import StepInput
-from pipetransformer.engine.layout import Move
-from pipetransformer.engine.objective import Objective
-from pipetransformer.engine.step import PhaseSeconds
-from pipetransformer.freeze import FreezeDecision
-from pipetransformer.pipe.measure.static_layouts import Calibration
-from pipetransformer.plan import ParallelPlan
+from pipetransformer.process.device import peak_memory_bytes
 from pipetransformer.process.world import World
+from pipetransformer.run import events
 from pipetransformer.run.compute_floor import ComputeFloor
-from pipetransformer.run.job import RunFolder, make_run_folder
-from pipetransformer.run.totals import Totals, peak_memory_bytes
+from pipetransformer.run.folder import RunFolder, make_run_folder
+from pipetransformer.run.step_figures import gather_steps
+from pipetransformer.run.totals import Totals
 from pipetransformer.run.tracking import (
     CacheBytes,
     CacheUse,
@@ -30,19 +27,22 @@ from pipetransformer.run.tracking import (
     Tracker,
     Transition,
     evaluation_metrics,
-    train_metrics,
 )
 
 __all__ = ["Report"]
 
 
 class Report:
-    """One rank's part in telling the run's story; rank 0 writes it.
+    """One rank's part in telling the run's story; rank 0 writes it. Nothing is written before ``Opened``.
+
+    Args:
+        started: when the process began to work on the job, by ``perf_counter``.
+        best_by: the metric that ranks evaluations.
 
     Attributes:
-        folder: where the run's files go. totals: what has been added up so far.
-
-    Nothing is written before ``open``.
+        folder: the place of the run's files.
+        totals: sums so far.
+        resumed_from: the checkpoint that the run went on from, or None.
     """
 
     def __init__(
@@ -52,23 +52,40 @@ class Report:
         self.totals = Totals()
         self.resumed_from: str | None = None
         self._config, self._world, self._total_steps = config, world, total_steps
-        self._started = started
-        self._best_by = best_by
+        self._started, self._best_by = started, best_by
         self._floor: ComputeFloor | None = None
-        self._hits = self._misses = 0
-        self._since_steps = 0
-        self._wall_before = 0.0
+        self._hits = self._misses = self._since_steps = 0
+        self._wall_before = self._last_transition_s = 0.0
+        self._decision_started = self._booked_before = 0.0
         self._has_declined = False
         self._held = (0, 0)
         self._lock: IO[str] | None = None
-        self._last_transition_s = 0.0
-        self.tracker = Tracker(None)
+        self._tracker = Tracker(None)
 
-    def open(self) -> None:
+    def __call__(self, event: events.Event) -> None:
+        """Takes note of an event; collective where that asks other ranks."""
+        _HEARD[type(event)](self, event)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The report's part of a checkpoint."""
+        self.totals.floor_s = self._floor.seconds if self._floor is not None else 0.0
+        self.totals.wall_s = self._wall_seconds()
+        return self.totals.state_dict()
+
+    def _wall_seconds(self) -> float:
+        return self._wall_before + perf_counter() - self._started
+
+    # ---- set-up ----------------------------------------------------------------------------------------------------
+
+    def _measuring_starts(self, event: events.MeasuringStarts) -> None:
+        if self._world.rank == 0:
+            print("measuring the model's units and the step time of every static layout ...", flush=True)
+
+    def _opened(self, event: events.Opened) -> None:
         """Collective. Makes the run's folder and starts to write."""
         config, folder = self._config, self.folder
         self._lock = make_run_folder(folder, config)
-        self.tracker = Tracker.for_rank(
+        self._tracker = Tracker.for_rank(
             self._world.rank,
             run_dir=folder.path,
             run_id=folder.run_id,
@@ -79,37 +96,48 @@ class Report:
             resumed=folder.is_resumed,
         )
 
-    def calibrated(self, calibration: Calibration) -> None:
-        """Tells what was measured and starts the compute floor from it."""
-        measured = calibration.measurements
+    def _measured(self, event: events.Measured) -> None:
+        """Tells the measurements, and starts the compute floor from them."""
+        layouts, costs = event.layouts, event.costs
         self._floor = ComputeFloor(
-            step_seconds=calibration.floor_seconds,
-            costs=measured.by_length,
-            timed_samples=calibration.timed_samples,
+            step_seconds=layouts.floor_seconds,
+            costs=costs.by_length,
+            timed_samples=layouts.timed_samples,
             world_size=self._world.size,
-            memcpy_bytes_per_second=measured.memcpy_bytes_per_second,
+            memcpy_bytes_per_second=costs.memcpy_bytes_per_second,
         )
         told = ", ".join(
-            f"pp {pp} x dp {plan.dp} (M {plan.num_microbatches}) {calibration.mean_seconds[pp] * 1e3:.0f} ms"
-            for pp, plan in calibration.static_plans.items()
+            f"pp {pp} x dp {plan.dp} (M {plan.num_microbatches}) {layouts.mean_seconds[pp] * 1e3:.0f} ms"
+            for pp, plan in layouts.plans.items()
         )
-        self.tracker.line(f"static layouts, a full step of mean length: {told}; best is pp {calibration.best_pp}")
-        self.tracker.event(
+        self._tracker.line(f"static layouts, a full step of mean length: {told}; best is pp {layouts.best_pp}")
+        self._tracker.event(
             "calibration",
-            static_seconds=calibration.static_seconds,
-            static_plans={pp: plan.as_dict() for pp, plan in calibration.static_plans.items()},
-            best_pp=calibration.best_pp,
-            corrections=calibration.corrections,
-            unit_costs=measured.by_length,
-            job_costs=measured.job,
+            static_seconds=layouts.seconds,
+            static_plans={pp: plan.as_dict() for pp, plan in layouts.plans.items()},
+            best_pp=layouts.best_pp,
+            corrections=layouts.corrections,
+            unit_costs=costs.by_length,
+            job_costs=costs.job,
         )
 
-    def trains(self, plan: ParallelPlan) -> None:
-        """Set-up is over."""
+    def _resumed(self, event: events.Resumed) -> None:
+        """Goes on from a checkpoint's totals, and tells the settings that were others then."""
+        changes = self.folder.changes
+        self._tracker.event("resume", step=event.step, resumed_from=event.checkpoint, changes=changes)
+        for change in changes:
+            self._tracker.line(f"resumed with another setting: {change}")
+        self.totals = Totals.from_state_dict(event.totals)
+        self.resumed_from = event.checkpoint
+        self._wall_before = self.totals.wall_s
+        if self._floor is not None:
+            self._floor.seconds = self.totals.floor_s
+
+    def _training_starts(self, event: events.TrainingStarts) -> None:
         self.totals.setup_s += perf_counter() - self._started
-        config = self._config
+        config, plan = self._config, event.plan
         come_from = f"from {self.resumed_from}" if self.resumed_from else "from the start"
-        self.tracker.event(
+        self._tracker.event(
             "run",
             run_id=self.folder.run_id,
             world_size=self._world.size,
@@ -117,41 +145,48 @@ class Report:
             total_steps=self._total_steps,
             resumed_from=self.resumed_from,
         )
-        self.tracker.line(
+        self._tracker.line(
             f"run {self.folder.run_id}: {config.model.name} ({plan.num_blocks} blocks) on {config.data.name}, "
             f"{self._total_steps} steps {come_from} with pp {plan.pp} x dp {plan.dp}, M {plan.num_microbatches}"
             f"{' (pipe.initial_length)' if isinstance(config.pipe.initial_length, int) else ''}, "
             f"{plan.frozen} blocks frozen; set-up took {self.totals.setup_s:.1f} s"
         )
 
-    def measures(self) -> None:
-        """Set-up's longest part begins."""
-        if self._world.rank == 0:
-            print("measuring the model's units and the step time of every static layout ...", flush=True)
-
-    def never_freezes(self) -> None:
-        """The policy is not asked once in this run."""
-        self.tracker.line(
+    def _never_freezes(self, event: events.NeverFreezes) -> None:
+        self._tracker.line(
             "nothing will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this run"
         )
 
-    def decided(self, decision: FreezeDecision) -> None:
-        """AutoFreeze was asked."""
-        self.tracker.event("freeze_decision", **asdict(decision))
+    # ---- decisions and transitions ---------------------------------------------------------------------------------
 
-    def adopts(self, step: int, plan: ParallelPlan, *, reason: str, evidence: dict[str, Any]) -> None:
-        """A plan is taken: the event that ``run.replay`` reads, with what speaks for it."""
-        self.tracker.event("plan", step=step, plan=plan.as_dict(), reason=reason, **evidence)
+    def _decision_starts(self, event: events.DecisionStarts) -> None:
+        self._decision_started, self._booked_before = perf_counter(), self.totals.train_s
 
-    def moved(self, step: int, epoch: int, old: ParallelPlan, plan: ParallelPlan, move: Move, *, reason: str) -> None:
-        """A transition during training has been made."""
+    def _decided(self, event: events.Decided) -> None:
+        self._tracker.event("freeze_decision", **asdict(event.decision))
+
+    def _held_back(self, event: events.Held) -> None:
+        """Told once for each pair of numbers."""
+        frozen, wanted = event.frozen, event.wanted
+        self._tracker.event("held", step=event.step, frozen=frozen, wanted=wanted, reason=event.reason)
+        if (frozen, wanted) != self._held:
+            self._held = (frozen, wanted)
+            self._tracker.line(
+                f"step {event.step}: {frozen} blocks are frozen where AutoFreeze wants {wanted}: {event.reason}"
+            )
+
+    def _adopted(self, event: events.Adopted) -> None:
+        self._tracker.event("plan", step=event.step, plan=event.plan.as_dict(), reason=event.reason, **event.evidence)
+
+    def _moved(self, event: events.Moved) -> None:
+        old, plan, move = event.old, event.plan, event.move
         self.totals.add_train(move.seconds)
         self.totals.transition_s += move.seconds
         self._last_transition_s = move.seconds
         self.totals.transitions.append(
             Transition(
-                step=step,
-                epoch=epoch,
+                step=event.step,
+                epoch=event.epoch,
                 frozen=plan.frozen,
                 pp=plan.pp,
                 dp=plan.dp,
@@ -159,63 +194,60 @@ class Report:
                 boundaries=plan.boundaries,
                 seconds=move.seconds,
                 bytes_moved=move.num_bytes,
-                reason=reason,
+                reason=event.reason,
             )
         )
-        self.tracker.event(
+        self._tracker.event(
             "transition",
-            step=step,
-            epoch=epoch,
+            step=event.step,
+            epoch=event.epoch,
             plan=plan.as_dict(),
             seconds=move.seconds,
             bytes_moved=move.num_bytes,
-            reason=reason,
+            reason=event.reason,
         )
-        self.tracker.line(
-            f"step {step}: frozen {old.frozen} -> {plan.frozen}, pp {old.pp} -> {plan.pp}, dp {old.dp} -> {plan.dp}, "
-            f"M {old.num_microbatches} -> {plan.num_microbatches}, moved {move.num_bytes / 1e6:.1f} MB "
-            f"in {move.seconds:.3f} s ({reason})"
+        self._tracker.line(
+            f"step {event.step}: frozen {old.frozen} -> {plan.frozen}, pp {old.pp} -> {plan.pp}, "
+            f"dp {old.dp} -> {plan.dp}, M {old.num_microbatches} -> {plan.num_microbatches}, "
+            f"moved {move.num_bytes / 1e6:.1f} MB in {move.seconds:.3f} s ({event.reason})"
         )
 
-    def held(self, step: int, *, frozen: int, wanted: int, reason: str) -> None:
-        """Fewer blocks freeze than AutoFreeze wants."""
-        self.tracker.event("held", step=step, frozen=frozen, wanted=wanted, reason=reason)
-        if (frozen, wanted) != self._held:
-            self._held = (frozen, wanted)
-            self.tracker.line(f"step {step}: {frozen} blocks are frozen where AutoFreeze wants {wanted}: {reason}")
-
-    def spent_deciding(self, seconds: float) -> None:
-        """What a decision took beside the move and the advance pass: it, too, is a cost of being elastic."""
-        self.totals.add_train(seconds)
-        self.totals.transition_s += seconds
-
-    def advanced(self, step: int, boundary: int, advance: Advance, *, num_bytes: int, refill: bool) -> None:
-        """An advance pass is done; ``refill``: before training goes on from a checkpoint, a part of set-up."""
+    def _advanced(self, event: events.Advanced) -> None:
+        advance, num_bytes = event.advance, event.num_bytes
         self.totals.cache_bytes = max(self.totals.cache_bytes, num_bytes)
-        if not refill:
+        if not event.is_refill:
             self.totals.add_train(advance.seconds)
             self.totals.cache_advance_s += advance.seconds
-        if self._floor is not None and not refill:
+        if self._floor is not None and not event.is_refill:
             for (first, length), count in advance.samples.items():
                 self._floor.add_advance(length=length, num_samples=count, first=first, stop=advance.stop)
-        self.tracker.event(
-            "advance", step=step, boundary=boundary, seconds=advance.seconds, samples=advance.num_samples
+        self._tracker.event(
+            "advance", step=event.step, boundary=event.boundary, seconds=advance.seconds, samples=advance.num_samples
         )
-        self.tracker.line(
-            f"step {step}: cached {advance.num_samples} samples at block {boundary} in {advance.seconds:.2f} s "
-            f"({num_bytes / 1e6:.0f} MB of host memory a node)"
+        self._tracker.line(
+            f"step {event.step}: cached {advance.num_samples} samples at block {event.boundary} "
+            f"in {advance.seconds:.2f} s ({num_bytes / 1e6:.0f} MB of host memory a node)"
         )
 
-    def declined(self, step: int, reason: str) -> None:
-        """There is no cache; told once."""
+    def _cache_declined(self, event: events.CacheDeclined) -> None:
+        """Told once."""
         if self._has_declined:
             return
         self._has_declined = True
-        self.tracker.event("cache_declined", step=step, reason=reason)
-        self.tracker.line(f"step {step}: no cache: {reason}; frozen blocks are computed in each step")
+        self._tracker.event("cache_declined", step=event.step, reason=event.reason)
+        self._tracker.line(f"step {event.step}: no cache: {event.reason}; frozen blocks are computed in each step")
 
-    def stepped(self, plan: ParallelPlan, batch: StepInput, *, read_bytes: int) -> None:
-        """After each step; ``read_bytes`` were read from the cache for the global batch."""
+    def _decision_ends(self, event: events.DecisionEnds) -> None:
+        """A decision takes time beside the move and the advance pass: that, too, is a cost of being elastic."""
+        seconds = perf_counter() - self._decision_started - (self.totals.train_s - self._booked_before)
+        self.totals.add_train(seconds)
+        self.totals.transition_s += seconds
+
+    # ---- steps and evaluations -------------------------------------------------------------------------------------
+
+    def _stepped(self, event: events.Stepped) -> None:
+        """Moves the bar, which costs a microsecond; the last step is told with its figures."""
+        plan, batch = event.plan, event.batch
         if batch.hidden is not None and plan.cached is not None:
             if batch.enters:
                 self._hits += batch.num_real
@@ -228,139 +260,84 @@ class Report:
                 num_samples=batch.global_count,
                 first_active=plan.first_active,
                 enters=batch.enters,
-                read_bytes=read_bytes,
+                read_bytes=event.read_bytes,
+            )
+        if event.step < self._total_steps:
+            self._tracker.step(
+                event.step,
+                total_steps=self._total_steps,
+                epoch=event.epoch + 1,
+                num_epochs=self._config.train.epochs,
+                frozen=plan.frozen,
+                pp=plan.pp,
+                dp=plan.dp,
             )
 
-    def progressed(self, step: int, *, epoch: int, plan: ParallelPlan) -> None:
-        """Moves the bar; costs a microsecond. The last step is told by ``flush``, with its figures."""
-        if step == self._total_steps:
-            return
-        self.tracker.step(
-            step,
-            total_steps=self._total_steps,
-            epoch=epoch + 1,
-            num_epochs=self._config.train.epochs,
-            frozen=plan.frozen,
-            pp=plan.pp,
-            dp=plan.dp,
-        )
-
-    def flush(
-        self, step: int, *, plan: ParallelPlan, objective: Objective, phases: PhaseSeconds, seconds: float
-    ) -> None:
-        """Collective. Records the steps since the last flush, which took ``seconds``."""
-        if self._since_steps == 0:
-            return
-        mine = torch.tensor(
-            [
-                *(float(objective.loss_sum), float(objective.num_correct), float(objective.num_samples)),
-                *(float(self._hits), float(self._misses)),
-                *phases.as_list(),
-            ],
-            dtype=torch.float64,
-        )
-        gathered = [torch.empty_like(mine) for _ in range(self._world.size)]
-        dist.all_gather(gathered, mine)
-        table = torch.stack(gathered)
-        loss_sum, correct, samples, hits, misses = table[:, :5].sum(dim=0).tolist()
-        self.totals.hits += int(hits)
-        self.totals.misses += int(misses)
-        hit_rate = hits / (hits + misses) if hits + misses else None
-        by_phase = {n: column.tolist() for n, column in zip(PhaseSeconds.names(), table[:, 5:].T, strict=True)}
-        steps, samples = self._since_steps, max(samples, 1.0)
-        rate = samples / seconds if seconds else 0.0
-        slowest = {name: max(column) / steps for name, column in by_phase.items()}
-        self.tracker.event(
+    def _paused(self, event: events.Paused) -> None:
+        """Collective. Records the steps since the last pause."""
+        found = gather_steps(event, num_steps=self._since_steps, hits=self._hits, misses=self._misses)
+        self.totals.hits += found.hits
+        self.totals.misses += found.misses
+        self._tracker.event(
             "steps",
-            step=step,
-            num_steps=steps,
-            seconds=seconds,
-            loss=loss_sum / samples,
-            accuracy=correct / samples,
-            samples_per_s=rate,
-            hits=int(hits),
-            misses=int(misses),
-            phase_seconds_by_rank=by_phase,
+            step=event.step,
+            num_steps=found.num_steps,
+            seconds=found.seconds,
+            loss=found.loss,
+            accuracy=found.accuracy,
+            samples_per_s=found.samples_per_s,
+            hits=found.hits,
+            misses=found.misses,
+            phase_seconds_by_rank=found.by_phase,
         )
-        metrics = train_metrics(
-            loss=loss_sum / samples,
-            accuracy=correct / samples,
-            samples_per_second=rate,
-            synchronisations_per_second=steps / seconds if plan.dp > 1 and seconds else 0.0,
-            forward_seconds=slowest["forward"] + slowest["prefix"],
-            backward_seconds=slowest["backward"],
-            frozen_blocks=plan.frozen,
-            pp=plan.pp,
-            dp=plan.dp,
-            num_microbatches=plan.num_microbatches,
-            transition_seconds=self._last_transition_s,
-            cache_hit_rate=hit_rate,
-        )
-        self.tracker.metrics(metrics, step=step)
-        fields: dict[str, Any] = {
-            "total_steps": self._total_steps,
-            "loss": loss_sum / samples,
-            "samples_per_second": rate,
-        }
-        self.tracker.step(step, **fields, **({} if hit_rate is None else {"cache_hit_rate": hit_rate}))
-        objective.clear()
+        metrics = found.metrics(event.plan, transition_seconds=self._last_transition_s)
+        self._tracker.metrics(metrics, step=event.step)
+        fields: dict[str, Any] = {"loss": found.loss, "samples_per_second": found.samples_per_s}
+        if found.hit_rate is not None:
+            fields["cache_hit_rate"] = found.hit_rate
+        self._tracker.step(event.step, total_steps=self._total_steps, **fields)
         self._hits = self._misses = self._since_steps = 0
         self._last_transition_s = 0.0
 
-    def evaluated(
-        self,
-        step: int,
-        *,
-        epoch: int,
-        metrics: dict[str, float],
-        seconds: float,
-        predictions: dict[str, str] | None,
-    ) -> bool:
-        """Tells an evaluation and returns whether it is the best so far; its predictions take the last one's place."""
-        totals, by = self.totals, self._best_by
-        totals.eval_s += seconds
-        totals.metrics = metrics
-        is_best = by not in totals.best_metrics or metrics[by] > totals.best_metrics[by]
-        if is_best:
-            totals.best_metrics = dict(metrics)
-        if predictions is not None:
-            self.tracker.predictions(predictions)
-        best = totals.best_metrics
-        self.tracker.event("evaluation", step=step, epoch=epoch, metrics=metrics, best_metrics=best, seconds=seconds)
-        self.tracker.metrics(evaluation_metrics(self._config.task, metrics, best=best), step=step)
+    def _trained(self, event: events.Trained) -> None:
+        self.totals.add_train(event.seconds)
+        if event.epoch_samples is not None:
+            self.totals.end_epoch(event.epoch_samples)
+
+    def _evaluated(self, event: events.Evaluated) -> None:
+        """The predictions take the place of the last evaluation's."""
+        metrics, by = event.metrics, self._best_by
+        self.totals.add_evaluation(metrics, seconds=event.seconds, by=by)
+        if event.predictions is not None:
+            self._tracker.predictions(event.predictions)
+        best = self.totals.best_metrics
+        self._tracker.event(
+            "evaluation",
+            step=event.step,
+            epoch=event.epoch,
+            metrics=metrics,
+            best_metrics=best,
+            seconds=event.seconds,
+        )
+        self._tracker.metrics(evaluation_metrics(self._config.task, metrics, best=best), step=event.step)
         told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        self.tracker.line(f"step {step}: evaluation {told} (best {by} {best[by]:.4f}), {seconds:.1f} s")
-        return is_best
+        self._tracker.line(f"step {event.step}: evaluation {told} (best {by} {best[by]:.4f}), {event.seconds:.1f} s")
 
-    def saved(self, step: int, path: Path) -> None:
-        self.tracker.event("checkpoint", step=step, path=str(path))
+    def _saved(self, event: events.Saved) -> None:
+        self._tracker.event("checkpoint", step=event.step, path=str(event.path))
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the report."""
-        self.totals.floor_s = self._floor.seconds if self._floor is not None else 0.0
-        self.totals.wall_s = self._wall_seconds()
-        return self.totals.state_dict()
+    # ---- the end ---------------------------------------------------------------------------------------------------
 
-    def restore(self, state: dict[str, Any], *, step: int, resumed_from: str) -> None:
-        """Goes on from a checkpoint's totals, and tells what the configuration says otherwise than it did."""
-        self.tracker.event("resume", step=step, resumed_from=resumed_from, changes=self.folder.changes)
-        for change in self.folder.changes:
-            self.tracker.line(f"resumed with another setting: {change}")
-        self.totals = Totals.from_state_dict(state)
-        self.resumed_from = resumed_from
-        self._wall_before = self.totals.wall_s
-        if self._floor is not None:
-            self._floor.seconds = self.totals.floor_s
-
-    def _wall_seconds(self) -> float:
-        return self._wall_before + perf_counter() - self._started
-
-    def finish(self, *, steps: int) -> None:
+    def _finished(self, event: events.Finished) -> None:
         """Collective. Writes and shows the summary."""
-        config, totals = self._config, self.totals
         peaks = [0] * self._world.size
         dist.all_gather_object(peaks, peak_memory_bytes(self._world.device))
-        summary = Summary(
+        self._tracker.event("end", step=event.steps, metrics=self.totals.metrics, train_s=self.totals.train_s)
+        self._tracker.summarise(self._summary(steps=event.steps, peaks=tuple(peaks)))
+
+    def _summary(self, *, steps: int, peaks: tuple[int, ...]) -> Summary:
+        config, totals = self._config, self.totals
+        return Summary(
             run_id=self.folder.run_id,
             task=config.task,
             model=config.model.name,
@@ -379,16 +356,39 @@ class Report:
             cache_advance_s=totals.cache_advance_s,
             setup_s=totals.setup_s,
             samples_per_s=tuple(totals.samples_per_s),
-            peak_memory_bytes=tuple(peaks),
+            peak_memory_bytes=peaks,
             transitions=tuple(totals.transitions),
             cache=CacheUse(hits=totals.hits, misses=totals.misses, bytes=CacheBytes(host=totals.cache_bytes)),
             compute_floor_s=self._floor.seconds if self._floor is not None else 0.0,
             resumed_from=self.resumed_from,
         )
-        self.tracker.event("end", step=steps, metrics=totals.metrics, train_s=totals.train_s)
-        self.tracker.summarise(summary)
 
-    def close(self, exit_code: int) -> None:
-        self.tracker.close(exit_code=exit_code)
+    def _closed(self, event: events.Closed) -> None:
+        self._tracker.close(exit_code=event.exit_code)
         if self._lock is not None:
             self._lock.close()
+
+
+_HEARD: Mapping[type[events.Event], Callable[[Report, Any], None]] = {
+    events.MeasuringStarts: Report._measuring_starts,
+    events.Opened: Report._opened,
+    events.Measured: Report._measured,
+    events.Resumed: Report._resumed,
+    events.TrainingStarts: Report._training_starts,
+    events.NeverFreezes: Report._never_freezes,
+    events.DecisionStarts: Report._decision_starts,
+    events.Decided: Report._decided,
+    events.Held: Report._held_back,
+    events.Adopted: Report._adopted,
+    events.Moved: Report._moved,
+    events.Advanced: Report._advanced,
+    events.CacheDeclined: Report._cache_declined,
+    events.DecisionEnds: Report._decision_ends,
+    events.Stepped: Report._stepped,
+    events.Paused: Report._paused,
+    events.Trained: Report._trained,
+    events.Evaluated: Report._evaluated,
+    events.Saved: Report._saved,
+    events.Finished: Report._finished,
+    events.Closed: Report._closed,
+}

@@ -1,24 +1,24 @@
-"""What a run adds up: carried in checkpoints, so that a resumed run's summary tells of the whole run."""
+"""The sums of a run: carried in checkpoints, so that a resumed run's summary tells of the whole run."""
 
 from __future__ import annotations
 
-import contextlib
-import resource
-import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from pipetransformer.run.tracking import Transition
 
-__all__ = ["Totals", "peak_memory_bytes", "reset_peak_memory"]
+__all__ = ["Totals"]
 
 
 @dataclass(slots=True)
 class Totals:
-    """Seconds by kind, figures by epoch, and every transition. ``epoch_train_s`` is that of the epoch under way."""
+    """Seconds by kind, figures by epoch, and every transition.
+
+    Attributes:
+        epoch_train_s: training seconds of the epoch under way.
+        best_metrics: of the best evaluation so far.
+    """
 
     wall_s: float = 0.0
     setup_s: float = 0.0
@@ -44,30 +44,22 @@ class Totals:
         self.samples_per_s.append(num_samples / self.epoch_train_s if self.epoch_train_s else 0.0)
         self.epoch_train_s = 0.0
 
+    def add_evaluation(self, metrics: dict[str, float], *, seconds: float, by: str) -> None:
+        """Args: by: the metric that ranks evaluations."""
+        if self.is_best(metrics, by=by):
+            self.best_metrics = dict(metrics)
+        self.metrics = metrics
+        self.eval_s += seconds
+
+    def is_best(self, metrics: Mapping[str, float], *, by: str) -> bool:
+        """Whether ``metrics`` are better than all before."""
+        return by not in self.best_metrics or metrics[by] > self.best_metrics[by]
+
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> Totals:
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Totals:
         values = dict(state)
         moves = [Transition(**{**t, "boundaries": tuple(t["boundaries"])}) for t in values.pop("transitions", [])]
         return cls(**values, transitions=moves)
-
-
-def reset_peak_memory(device: torch.device) -> None:
-    """Starts the peak anew, so that set-up (every rank holds the whole model, all layouts are tried) does not count."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with contextlib.suppress(OSError):  # Linux has it; elsewhere set-up counts
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory that this rank held: on its GPU, or resident (a shared store counts in full) on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,18 +1,20 @@
-"""A whole elastic run, simulated: which plan each freeze leads to, and what the run then takes. Pure and fast.
+"""A whole elastic run, simulated: the plan that each freeze leads to, and the seconds of the run. Pure and fast.
 
-It asks AutoPipe what the trainer would ask it, at every change of n, and adds up predicted steps, transitions and the
-cache's advance passes. What it assumes is in docs/simulator.md.
+It asks the planner as a job does, at every change of n, and adds up predicted steps, transitions and the cache's
+advance passes. Its assumptions are in docs/simulator.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
-from pipetransformer.pipe.planner.choice import AutoPipe, Choice, cached_choices
+from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.search import Prediction
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.plan.prefix import cached_choices
 
 __all__ = ["Segment", "SimulatedRun", "simulate_run"]
 
@@ -55,7 +57,7 @@ class Segment:
 def simulate_run(
     run: SimulatedRun,
     *,
-    autopipe: AutoPipe,
+    planner: Planner,
     costs: JobCosts,
     has_cache: bool,
     fixed_seconds: float = 0.0,
@@ -69,54 +71,40 @@ def simulate_run(
         UserError: no plan fits.
     """
     changes = [0, *(e for e in range(1, len(run.frozen)) if run.frozen[e] != run.frozen[e - 1]), len(run.frozen)]
-    choice = autopipe.first_plan(costs, {})
-    held: int | None = None  # what the cache has, read or not
+    prediction = planner.first_plan(costs, {}).prediction
+    held: int | None = None  # the boundary that the cache has, read or not
     segments: list[Segment] = []
     for epoch, stop in pairwise(changes):
-        current = choice.plan
-        # As the trainer does: where no layout takes so many frozen blocks, as many as one does.
-        candidates = (
-            _choose(
-                run, frozen, epoch=epoch, current=choice, held=held, autopipe=autopipe, costs=costs,
-                has_cache=has_cache, fixed_seconds=fixed_seconds,
-            )
-            for frozen in range(min(run.frozen[epoch], autopipe.max_frozen(current)), current.frozen, -1)
-        )  # fmt: skip
-        choice, moves, advance = next((found for found in candidates if found is not None), (choice, 0.0, 0.0))
-        held = held if choice.plan.cached is None else choice.plan.cached
+        current = prediction.plan
+        options = partial(_options, run, current=current, costs=costs, held=held, has_cache=has_cache)
+        choice = planner.settle(
+            run.frozen[epoch],
+            current=current,
+            options=options,
+            remaining_steps=(len(run.frozen) - epoch) * run.steps_per_epoch,
+            costs=costs,
+            corrections={},
+            fixed_seconds=fixed_seconds,
+        ).choice
+        moves = advance = 0.0
+        if choice is not None:
+            prediction, moves = choice.prediction, choice.transition_seconds
+            advance = options(choice.plan.frozen)[choice.plan.cached]
+            held = held if choice.plan.cached is None else choice.plan.cached
         num_steps = (stop - epoch) * run.steps_per_epoch
-        segments.append(Segment(epoch, stop - epoch, num_steps, choice.prediction, moves, advance))
+        segments.append(Segment(epoch, stop - epoch, num_steps, prediction, moves, advance))
     return tuple(segments)
 
 
-def _choose(
-    run: SimulatedRun,
-    frozen: int,
-    *,
-    epoch: int,
-    current: Choice,
-    held: int | None,
-    autopipe: AutoPipe,
-    costs: JobCosts,
-    has_cache: bool,
-    fixed_seconds: float,
-) -> tuple[Choice, float, float] | None:
-    """AutoPipe's choice, with the seconds of the transition and of the cache's advance; None where nothing fits."""
-    options = {
-        cached: _advance_seconds(run, current.plan, costs=costs, held=held, target=cached)
+def _options(
+    run: SimulatedRun, frozen: int, *, current: ParallelPlan, costs: JobCosts, held: int | None, has_cache: bool
+) -> dict[int | None, float]:
+    """Boundaries that may be read, each with the seconds of the advance pass to get there."""
+    return {
+        cached: _advance_seconds(run, current, costs=costs, held=held, target=cached)
         for cached in (cached_choices(frozen, held=held) if has_cache else (None,))
-        if cached is None or _fits(run, current.plan, costs=costs, boundary=cached)
+        if cached is None or _fits(run, current, costs=costs, boundary=cached)
     }
-    choice = autopipe.next_plan(
-        frozen,
-        cached_options=options,
-        remaining_steps=(len(run.frozen) - epoch) * run.steps_per_epoch,
-        current=current.plan,
-        costs=costs,
-        calibration={},
-        fixed_seconds=fixed_seconds,
-    )
-    return None if choice is None else (choice, choice.transition_seconds, options[choice.plan.cached])
 
 
 def _fits(run: SimulatedRun, plan: ParallelPlan, *, costs: JobCosts, boundary: int) -> bool:

@@ -15,7 +15,7 @@ from pipetransformer.config.words import Allowed, explain, reference, text_keys
 from pipetransformer.config.yaml_text import parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.schedule import scheduled
-from pipetransformer.pipe.planner.choice import AutoPipe
+from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.costs import JobCosts, Link
 from pipetransformer.pipe.planner.search import Constraints, divisors
 from pipetransformer.plan.schedules import SCHEDULES, fewest_stages
@@ -184,7 +184,7 @@ def costs_of(config: SimulationConfig) -> JobCosts:
 def run_simulation(config: SimulationConfig) -> tuple[Segment, ...]:
     """The segments of the run. Raises UserError where nothing fits."""
     pipe, cluster = config.pipe, config.cluster
-    autopipe = AutoPipe(
+    planner = Planner(
         Constraints(
             world_size=config.world_size,
             global_batch_size=config.train.batch_size,
@@ -208,7 +208,7 @@ def run_simulation(config: SimulationConfig) -> tuple[Segment, ...]:
             global_batch_size=config.train.batch_size,
             cache_bytes=None if cluster.host_memory is None else cluster.nodes * cluster.host_memory,
         ),
-        autopipe=autopipe,
+        planner=planner,
         costs=costs_of(config),
         has_cache=pipe.cache,
         fixed_seconds=cluster.transition_seconds,

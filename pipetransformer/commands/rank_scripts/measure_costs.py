@@ -11,21 +11,19 @@ from pipetransformer.launch.entry import run_guarded
 
 
 def main(path: Path, num_ranks: int, local_size: int, config_path: str, overrides: list[str]) -> None:
-    from pipetransformer.data import epoch_batches
-    from pipetransformer.pipe.measure.profile import Workload, measure_profile
+    from pipetransformer.pipe.measure.profile import measure_profile
     from pipetransformer.pipe.measure.profile_file import save_profile
+    from pipetransformer.pipe.measure.workload import Workload
     from pipetransformer.pipe.planner.search import divisors
-    from pipetransformer.process.world import close_world, init_world, led_by
+    from pipetransformer.process.collectives import led_by
+    from pipetransformer.process.world import close_world, init_world
     from pipetransformer.run.job import build_job
 
     config = load_config(config_path, overrides)
     train, microbatches = config.train, config.pipe.microbatches
     world = init_world(timeout_seconds=config.run.timeout)
     job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
-    data = job.datasets["train"]
-    batches = epoch_batches(
-        data.lengths, batch_size=train.batch_size, seed=train.seed, epoch=0, num_nodes=world.num_nodes
-    )
+    batches = job.train_batches(0)
     workload = Workload.of(
         batches,
         global_batch_size=train.batch_size,
@@ -33,7 +31,9 @@ def main(path: Path, num_ranks: int, local_size: int, config_path: str, override
         pipeline_lengths=divisors(local_size),
         microbatches=microbatches if isinstance(microbatches, int) else None,
     )
-    profile = measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world)
+    profile = measure_profile(
+        job.chain, job.datasets["train"], batches=batches, workload=workload, config=config, world=world
+    )
     if world.rank == 0:
         save_profile(profile, path)
     close_world()

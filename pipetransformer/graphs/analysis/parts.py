@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.graphs.graph import Graph, GraphStage
-from pipetransformer.process.world import now_ns
+from pipetransformer.process.device import now_ns
 
 __all__ = ["Samples", "time_parts"]
 

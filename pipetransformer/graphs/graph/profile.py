@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipetransformer.graphs.graph.graph import Graph
 from pipetransformer.graphs.graph.segment import Segment, build_segment
-from pipetransformer.process.world import now_ns
+from pipetransformer.process.device import now_ns
 
 __all__ = ["GraphCosts", "profile_graph"]
 

@@ -10,7 +10,8 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from pipetransformer.process.world import World, synchronize
+from pipetransformer.process.device import synchronize
+from pipetransformer.process.world import World
 
 __all__ = ["between_seconds", "median_seconds", "reduction_seconds", "send_seconds"]
 

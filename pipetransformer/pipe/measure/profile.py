@@ -7,10 +7,8 @@ A profile is kept in the user's cache, and the next job of the same shapes on th
 from __future__ import annotations
 
 import contextlib
-import platform
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,25 +27,16 @@ from pipetransformer.models import Chain
 from pipetransformer.pipe.measure.links import between_seconds, median_seconds, reduction_seconds, send_seconds
 from pipetransformer.pipe.measure.profile_file import Profile, file_name, load_profile, save_profile
 from pipetransformer.pipe.measure.units import Microbatch, profile_units
+from pipetransformer.pipe.measure.workload import Workload, full_batches
 from pipetransformer.pipe.planner.choice import schedules_of
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts, at_length
-from pipetransformer.pipe.planner.search import microbatch_choices
-from pipetransformer.process.world import World, device_memory, synchronize
+from pipetransformer.process.device import device_memory, device_name, synchronize
+from pipetransformer.process.world import World
 
-__all__ = [
-    "Measurements",
-    "Workload",
-    "costs_key",
-    "device_name",
-    "full_batches",
-    "measure_profile",
-    "samples_by_length",
-]
+__all__ = ["Measurements", "costs_key", "measure_profile"]
 
 _UPDATE_BYTES = 2**26  # far more than a cache holds, as weights and moments are
 _CONTENTION_ROUNDS = 5
-_RARE = 0.1
-"""A padded length of a smaller share of samples is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,64 +64,6 @@ class Measurements:
             measured_lengths=workload.lengths,
             memcpy_bytes_per_second=profile.memcpy_bytes_per_second,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Which micro-batches a job may come to compute.
-
-    Attributes:
-        counts: samples by padded length. modal_length: the one that most of the work has. lengths: those to be
-            measured: the modal one, and one far from it if there is one that is not rare.
-        share: rows of a rank where all are replicas. rows: of a micro-batch, all that plans may take.
-    """
-
-    counts: Counter[int]
-    modal_length: int
-    lengths: tuple[int, ...]
-    share: int
-    rows: tuple[int, ...]
-
-    @classmethod
-    def of(
-        cls,
-        batches: Sequence[Batch],
-        *,
-        global_batch_size: int,
-        num_ranks: int,
-        pipeline_lengths: Sequence[int],
-        microbatches: int | None,
-    ) -> Workload:
-        """Args: batches: an epoch's. microbatches: a fixed M, or None."""
-        counts = samples_by_length(batches)
-        modal = min(counts, key=lambda length: (-counts[length] * length, length))
-        frequent = [length for length in sorted(counts) if counts[length] >= _RARE * sum(counts.values())]
-        far = max(frequent, key=lambda length: (abs(length - modal), length), default=modal)
-        share = -(-global_batch_size // num_ranks)
-        rows = {share}
-        for pp in pipeline_lengths:
-            replica_share = -(-global_batch_size // (num_ranks // pp))
-            choices = (microbatches,) if microbatches is not None else microbatch_choices(replica_share, pp=pp)
-            rows |= {-(-replica_share // m) for m in choices}
-        lengths = (modal,) if far == modal else (modal, far)
-        return cls(counts, modal, lengths, share, tuple(sorted(rows)))
-
-
-def samples_by_length(batches: Sequence[Batch]) -> Counter[int]:
-    counts = Counter[int]()
-    for batch in batches:
-        counts[batch.length] += len(batch.ids)
-    return counts
-
-
-def full_batches(batches: Sequence[Batch]) -> dict[int, Batch]:
-    """A batch of every padded length, with as many samples as the largest has (repeated where there are too few)."""
-    full = [max(map(len, parts)) for parts in zip(*(batch.parts for batch in batches))]
-    longest = {batch.length: batch for batch in sorted(batches, key=len)}
-    return {
-        length: replace(batch, parts=tuple(np.resize(batch.ids, size) for size in full))
-        for length, batch in longest.items()
-    }
 
 
 def measure_profile(
@@ -198,18 +129,6 @@ def _key(chain: Chain, *, workload: Workload, config: Config, world: World) -> d
     }
 
 
-def device_name(device: torch.device) -> str:
-    """Of the GPU or the processor."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
-    return f"{platform.machine()} {name}"
-
-
 def _weights_apart(config: Config) -> bool:
     """Whether a schedule may be taken that computes the gradients of weights apart."""
     return any(name == "zero_bubble" for name, _ in schedules_of(config))
@@ -225,9 +144,40 @@ def _measure(
     config: Config,
     world: World,
 ) -> Profile:
-    train = config.train
-    example, modal = full_batches(batches), workload.modal_length
+    modal = full_batches(batches)[workload.modal_length]
+    contention = partial(_contention, chain, dataset, modal, rows=workload.share, world=world)
     chain.train()
+    at_first = contention()
+    found = _unit_costs(chain, dataset, batches=batches, workload=workload, config=config)
+    update_s, memcpy_s, reduction, send, between = _bytes_seconds(config.train, chain, world=world)
+    states = 2 if config.train.optimizer == "adamw" else int(config.train.momentum > 0)
+    job = JobCosts(
+        by_rows={rows: found[workload.modal_length, rows] for rows in workload.rows},
+        parameter_bytes=tuple(
+            sum(p.numel() * p.element_size() for p in chain.named_parameters([unit]).values())
+            for unit in range(chain.num_units)
+        ),
+        optimizer_factor=1.0 + states,
+        update_ns_per_byte=update_s * 1e9,
+        send=send,
+        reduction=reduction,
+        num_ranks=world.size,
+        between=between if world.num_nodes > 1 else None,
+        read=Link(0, memcpy_s * 1e9),
+        receives_late=world.device.type == "cpu",
+        contention=min(at_first, contention()),  # the machine's: another's work adds to it for a while
+        recompute=config.pipe.recompute,
+    )
+    measured = {length: found[length, workload.share] for length in workload.lengths}
+    return Profile(key, job, measured, 1.0 / memcpy_s, device_memory(world.device))
+
+
+def _unit_costs(
+    chain: Chain, dataset: Dataset, *, batches: Sequence[Batch], workload: Workload, config: Config
+) -> dict[tuple[int, int], UnitCosts]:
+    """Collective. The slowest rank's costs by padded length and rows: each length at full share, the modal one at all
+    rows."""
+    example = full_batches(batches)
 
     def microbatch(length: int, rows: int) -> Microbatch:
         ids = np.resize(example[length].ids, rows)
@@ -235,22 +185,19 @@ def _measure(
         return Microbatch(raw[chain.family.main_input], {key: raw[key] for key in chain.input_keys}, length)
 
     shapes = [(length, workload.share) for length in workload.lengths]
-    shapes += [(modal, rows) for rows in workload.rows if rows != workload.share]
-    contention = partial(_contention, chain, dataset, example[modal], rows=workload.share, world=world)
-    at_first = contention()
+    shapes += [(workload.modal_length, rows) for rows in workload.rows if rows != workload.share]
     costs = profile_units(
         chain,
         [microbatch(length, rows) for length, rows in shapes],
         weights_apart=_weights_apart(config),
         recompute=config.pipe.recompute,
     )
-    found = dict(zip(shapes, map(_maximum, costs)))
-    measured = {length: found[length, workload.share] for length in workload.lengths}
-    by_rows = {rows: found[modal, rows] for rows in workload.rows}
-    parameter_bytes = tuple(
-        sum(p.numel() * p.element_size() for p in chain.named_parameters([unit]).values())
-        for unit in range(chain.num_units)
-    )
+    return dict(zip(shapes, map(_maximum, costs)))
+
+
+def _bytes_seconds(train: TrainConfig, chain: Chain, *, world: World) -> tuple[float, float, Link, Link, Link]:
+    """Collective. Seconds a byte of an update of weights and of a copy in memory; the links of a sum of gradients, of a
+    send inside a node and of one between nodes. The slowest rank's."""
     figures = torch.tensor(
         [
             _update_seconds_per_byte(train, chain),
@@ -267,22 +214,7 @@ def _measure(
     reduction, send, between = (
         Link(round(latency * 1e9), per_byte * 1e9) for latency, per_byte in zip(links[::2], links[1::2])
     )
-    states = 2 if train.optimizer == "adamw" else int(train.momentum > 0)
-    job = JobCosts(
-        by_rows=by_rows,
-        parameter_bytes=parameter_bytes,
-        optimizer_factor=1.0 + states,
-        update_ns_per_byte=update_s * 1e9,
-        send=send,
-        reduction=reduction,
-        num_ranks=world.size,
-        between=between if world.num_nodes > 1 else None,
-        read=Link(0, memcpy_s * 1e9),
-        receives_late=world.device.type == "cpu",
-        contention=min(at_first, contention()),  # the machine's: another's work adds to it for a while
-        recompute=config.pipe.recompute,
-    )
-    return Profile(key, job, measured, 1.0 / memcpy_s, device_memory(world.device))
+    return update_s, memcpy_s, reduction, send, between
 
 
 def _contention(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int, world: World) -> float:

@@ -21,7 +21,7 @@ from pipetransformer.adapter import (
 )
 from pipetransformer.models import Chain
 from pipetransformer.pipe.planner.costs import UnitCosts
-from pipetransformer.process.world import now_ns
+from pipetransformer.process.device import now_ns
 
 __all__ = ["Microbatch", "profile_units"]
 

@@ -1,11 +1,11 @@
-"""AutoPipe: which plan to take for n frozen blocks, from costs, within what is allowed. Pure: plain numbers alone.
+"""The choice of a plan for n frozen blocks, from costs, within what is allowed. Pure: plain numbers alone.
 
-The trainer asks it in a job, and ``run_simulator`` for a run on a cluster that is not there.
+AutoPipe asks it in a job, ``simulation/run.py`` for a run on a cluster that is not there, and the command ``plan``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -22,23 +22,25 @@ from pipetransformer.pipe.planner.search import (
 )
 from pipetransformer.pipe.planner.transition_cost import transition_seconds
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.plan.prefix import cached_choices
 from pipetransformer.plan.schedules import fewest_stages
 
 if TYPE_CHECKING:
     from pipetransformer.config import Config
 
-__all__ = ["AutoPipe", "Choice", "cached_choices", "schedules_of"]
+__all__ = ["Choice", "Planner", "Settled", "schedules_of"]
 
 _NOISE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A plan and why.
+    """A plan and its reasons.
 
     Attributes:
-        weighed: (pp, schedule, M, cached, predicted seconds of a step) of all candidates.
+        prediction: the plan with its expected figures.
         transition_seconds: predicted, from the plan before.
+        weighed: (pp, schedule, M, cached, predicted seconds of a step) of all candidates.
     """
 
     prediction: Prediction
@@ -50,6 +52,25 @@ class Choice:
         return self.prediction.plan
 
 
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The answer to a number of blocks that were wanted frozen.
+
+    Attributes:
+        choice: the plan to take; None where the present one stays.
+        frozen: n from now on.
+        reason: the obstacle to freezing as many as were wanted; empty where there is none.
+        tried: another n than the present one was tried.
+        because: the cause of the choice, where it is not the change of n.
+    """
+
+    choice: Choice | None
+    frozen: int
+    reason: str = ""
+    tried: bool = False
+    because: str = ""
+
+
 def schedules_of(config: Config) -> tuple[tuple[str, int], ...]:
     """The schedules that plans may take, each with its stages a rank."""
     schedule = config.pipe.schedule
@@ -57,17 +78,7 @@ def schedules_of(config: Config) -> tuple[tuple[str, int], ...]:
     return tuple((name, config.pipe.stages_per_rank or fewest_stages(name)) for name in names)
 
 
-def cached_choices(frozen: int, *, held: int | None) -> tuple[int | None, ...]:
-    """Boundaries that ``frozen`` blocks could be read at: none, what the cache holds, and n itself.
-
-    None, where the prefix is computed, comes first: of equally fast plans it needs no cache.
-    """
-    if frozen == 0:
-        return (None,)
-    return (None, frozen) if held is None or held >= frozen else (None, held, frozen)
-
-
-class AutoPipe:
+class Planner:
     """Knows what the first plan and those after a freeze must keep to.
 
     A pipeline that is kept needs an active unit for each of its stages: ``max_frozen`` says how many blocks may freeze.
@@ -100,7 +111,7 @@ class AutoPipe:
     @classmethod
     def of(
         cls, config: Config, *, num_blocks: int, world_size: int, local_size: int, device_memory: int | None = None
-    ) -> AutoPipe:
+    ) -> Planner:
         """Args: device_memory: bytes that a plan may take where ``pipe.memory_limit`` does not say."""
         pipe = config.pipe
         first = Constraints(
@@ -135,15 +146,15 @@ class AutoPipe:
         for pp in self._later.pipeline_lengths:
             constraints = replace(self._first, pipeline_lengths=(pp,))
             best, _ = best_plan(
-                0, cached=None, costs=costs, constraints=constraints, num_blocks=self._num_blocks, calibration={}
+                0, cached=None, costs=costs, constraints=constraints, num_blocks=self._num_blocks, corrections={}
             )
             if best is not None:
                 found.append(best)
         return tuple(found)
 
-    def first_plan(self, costs: JobCosts, calibration: Mapping[int, float]) -> Choice:
+    def first_plan(self, costs: JobCosts, corrections: Mapping[int, float]) -> Choice:
         """The plan to start with, nothing frozen. Raises UserError where none fits."""
-        choice = self._choose(0, {None: 0.0}, 1, self._first, costs, calibration)
+        choice = self._choose(0, {None: 0.0}, 1, self._first, costs, corrections)
         if choice is None:
             raise UserError(self._obstacle(costs))
         return choice
@@ -190,7 +201,7 @@ class AutoPipe:
         remaining_steps: int,
         current: ParallelPlan,
         costs: JobCosts,
-        calibration: Mapping[int, float],
+        corrections: Mapping[int, float],
         fixed_seconds: float = 0.0,
     ) -> Choice | None:
         """The plan for ``frozen`` blocks over the ``remaining_steps``, transition included; None where none fits.
@@ -211,8 +222,75 @@ class AutoPipe:
                 schedules=((current.schedule, current.stages_per_rank),),
             )
         return self._choose(
-            frozen, cached_options, remaining_steps, constraints, costs, calibration, current, fixed_seconds
+            frozen, cached_options, remaining_steps, constraints, costs, corrections, current, fixed_seconds
         )
+
+    def settle(
+        self,
+        wanted: int,
+        *,
+        current: ParallelPlan,
+        options: Callable[[int], Mapping[int | None, float]],
+        remaining_steps: int,
+        costs: JobCosts,
+        corrections: Mapping[int, float],
+        fixed_seconds: float = 0.0,
+    ) -> Settled:
+        """How many of the ``wanted`` blocks freeze, and under which plan.
+
+        Every rank holds the prefix: under a memory limit a longer one may fit in no layout. Then as many blocks freeze
+        as one takes. Where fewer are wanted than are frozen, blocks thaw or nothing changes.
+
+        Args:
+            options: by n, the boundaries that could be read from the cache (None: no cache), each with the seconds
+                that it costs to get there and outside of steps.
+        """
+        now = current.frozen
+        most = min(wanted, self.max_frozen(current))
+        candidates = range(most, now, -1) if most > now else range(most, min(most + 1, now))
+        plans = (
+            self.next_plan(
+                frozen,
+                cached_options=options(frozen),
+                remaining_steps=remaining_steps,
+                current=current,
+                costs=costs,
+                corrections=corrections,
+                fixed_seconds=fixed_seconds,
+            )
+            for frozen in candidates
+        )
+        choice = next((choice for choice in plans if choice is not None), None)
+        frozen = now if choice is None else choice.plan.frozen
+        reason = ""
+        if frozen < wanted:
+            is_kept = frozen == most
+            reason = "the pipeline that is kept needs a unit for each stage" if is_kept else "no layout fits in memory"
+        return Settled(choice, frozen, reason, tried=most != now)
+
+    def better_plan(
+        self,
+        current: ParallelPlan,
+        *,
+        remaining_steps: int,
+        costs: JobCosts,
+        corrections: Mapping[int, float],
+        fixed_seconds: float,
+    ) -> Choice | None:
+        """Another plan for the blocks that are frozen already, or None where it does not pay to leave ``current``."""
+        choice = self.next_plan(
+            current.frozen,
+            cached_options={current.cached: 0.0},
+            remaining_steps=remaining_steps,
+            current=current,
+            costs=costs,
+            corrections=corrections,
+            fixed_seconds=fixed_seconds,
+        )
+        if choice is None:
+            return None
+        pays = self.pays(choice, current=current, remaining_steps=remaining_steps, costs=costs, corrections=corrections)
+        return choice if pays else None
 
     def pays(
         self,
@@ -221,34 +299,38 @@ class AutoPipe:
         current: ParallelPlan,
         remaining_steps: int,
         costs: JobCosts,
-        calibration: Mapping[int, float],
+        corrections: Mapping[int, float],
     ) -> bool:
         """Whether to leave ``current`` for a plan that freezes no more: the gain over the rest of the run exceeds the
         transition and a twentieth of the time, which may be noise."""
-        stay = self._with_reads(
-            predict(
-                current,
-                costs=costs,
-                global_batch_size=self._first.global_batch_size,
-                correction=calibration.get(current.pp, 1.0),
-            ),
-            costs,
+        stay = predict(
+            current,
+            costs=costs,
+            global_batch_size=self._first.global_batch_size,
+            correction=corrections.get(current.pp, 1.0),
         )
-        go = choice.prediction.step_seconds * remaining_steps + choice.transition_seconds
-        return go < (1.0 - _NOISE) * stay.step_seconds * remaining_steps
+        stay_seconds = self._with_reads(stay, costs).step_seconds * remaining_steps
+        go_seconds = choice.prediction.step_seconds * remaining_steps + choice.transition_seconds
+        return go_seconds < (1.0 - _NOISE) * stay_seconds
 
     def steady_plan(self, frozen: int, *, costs: JobCosts, has_cache: bool) -> Prediction | None:
         """The fastest plan for ``frozen`` blocks, whatever it takes to get there; None where none fits."""
         first = self.first_plan(costs, {})
         if frozen == 0:
             return first.prediction
-        if frozen > self.max_frozen(first.plan):
-            return None
-        options = dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
-        choice = self.next_plan(
-            frozen, cached_options=options, remaining_steps=10**9, current=first.plan, costs=costs, calibration={}
+
+        def options(blocks: int) -> dict[int | None, float]:
+            return dict.fromkeys(cached_choices(blocks, held=None) if has_cache else (None,), 0.0)
+
+        settled = self.settle(
+            frozen,
+            current=first.plan,
+            options=options,
+            remaining_steps=10**9,
+            costs=costs,
+            corrections={},
         )
-        return None if choice is None else choice.prediction
+        return settled.choice.prediction if settled.choice is not None and settled.frozen == frozen else None
 
     def _choose(
         self,
@@ -257,7 +339,7 @@ class AutoPipe:
         remaining_steps: int,
         constraints: Constraints,
         costs: JobCosts,
-        calibration: Mapping[int, float],
+        corrections: Mapping[int, float],
         current: ParallelPlan | None = None,
         fixed_seconds: float = 0.0,
     ) -> Choice | None:
@@ -270,7 +352,7 @@ class AutoPipe:
                 costs=costs,
                 constraints=constraints,
                 num_blocks=self._num_blocks,
-                calibration=calibration,
+                corrections=corrections,
             )
             candidates = tuple(self._with_reads(prediction, costs) for prediction in candidates)
             weighed += candidates

@@ -94,14 +94,14 @@ def best_plan(
     costs: JobCosts,
     constraints: Constraints,
     num_blocks: int,
-    calibration: Mapping[int, float],
+    corrections: Mapping[int, float],
 ) -> tuple[Prediction | None, tuple[Prediction, ...]]:
     """The fastest plan for ``frozen`` blocks and every other one that was weighed.
 
     Args:
         cached: boundary that is read from the cache (None: the prefix is computed in the step). costs: of blocks, or
             of their halves.
-        calibration: measured over predicted step time by pp, from the static layouts timed before training; 1 where
+        corrections: measured over predicted step time by pp, from the static layouts timed before training; 1 where
             there is none.
 
     Returns:
@@ -135,7 +135,7 @@ def best_plan(
                 plan,
                 costs=costs,
                 global_batch_size=constraints.global_batch_size,
-                correction=calibration.get(shape.pp, 1.0),
+                correction=corrections.get(shape.pp, 1.0),
             )
             limit = constraints.memory_limit
             if limit is None or max(prediction.memory_bytes) <= limit:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pipetransformer.config import Interval
-from pipetransformer.config.calendar import Agenda
+from pipetransformer.config.calendar import Calendar
 
 
-def agenda(eval_every: Interval, checkpoint_every: Interval | None) -> Agenda:
-    return Agenda(5, 4, eval_every, checkpoint_every)
+def calendar(eval_every: Interval, checkpoint_every: Interval | None) -> Calendar:
+    return Calendar(5, 4, eval_every, checkpoint_every)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def agenda(eval_every: Interval, checkpoint_every: Interval | None) -> Agenda:
 def test_what_is_due(
     eval_every: Interval, checkpoint_every: Interval | None, evaluations: list[int], checkpoints: list[int]
 ) -> None:
-    dates = agenda(eval_every, checkpoint_every)
+    dates = calendar(eval_every, checkpoint_every)
     steps = range(1, dates.total_steps + 1)
     assert [step for step in steps if dates.evaluation_is_due(step)] == evaluations
     assert [step for step in steps if dates.checkpoint_is_due(step)] == checkpoints
@@ -32,7 +32,7 @@ def test_what_is_due(
 
 
 def test_the_loop_pauses_wherever_something_is_due_and_at_the_end_of_an_epoch() -> None:
-    dates, pauses = agenda(Interval(7, "step"), None), [0]
+    dates, pauses = calendar(Interval(7, "step"), None), [0]
     while pauses[-1] < dates.total_steps:
         pauses.append(dates.next_pause(pauses[-1], lambda step: step == 12))
     assert pauses == [0, 5, 7, 10, 12, 14, 15, 20]

@@ -1,0 +1,204 @@
+"""One rank at work: it enters plans, runs steps, evaluates and gives the weights, the same for every plan.
+
+    engine = Engine(chain, datasets, config, world, autodp=autodp)
+    engine.enter(plan)
+    for batch in engine.feed("train").batches(batches, epoch=0):
+        engine.step(batch, step=step, lr=lr)
+    metrics, weights = engine.evaluate(), engine.weights()
+
+The trainer drives it by the controllers' decisions, benchmarks and tests by their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipetransformer.cache import ActivationStore
+from pipetransformer.data import Dataset
+from pipetransformer.dp import AutoDP, OptimizerState
+from pipetransformer.engine.evaluate import evaluate_splits
+from pipetransformer.engine.executor import StepInput
+from pipetransformer.engine.feed import Feed
+from pipetransformer.engine.layout import Layout
+from pipetransformer.engine.objective import Objective
+from pipetransformer.engine.step import Probe, Stepper
+from pipetransformer.engine.weights import gather_weights
+from pipetransformer.models import Chain
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.process.device import synchronize
+from pipetransformer.process.world import World
+
+if TYPE_CHECKING:
+    from pipetransformer.config import Config
+
+__all__ = ["Engine", "Move"]
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The cost of a transition.
+
+    Attributes:
+        seconds: of the slowest rank.
+        num_bytes: received by all ranks together.
+    """
+
+    seconds: float
+    num_bytes: int
+
+
+class Engine:
+    """Every rank has one and calls it alike: but for ``feed`` and ``close_feeds``, its methods are collective.
+
+    Args:
+        datasets: by split; ``train`` is trained on, all others are evaluated.
+        stores: the cache's store of a split, or None where there is none.
+        probe: called with (step, local gradients by name) after the reduction and before clipping.
+        sums_norms: gradient norms of blocks are summed up for ``take_norms``.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        datasets: Mapping[str, Dataset],
+        config: Config,
+        world: World,
+        *,
+        autodp: AutoDP,
+        stores: Callable[[str], ActivationStore | None] = lambda split: None,
+        probe: Probe | None = None,
+        sums_norms: bool = False,
+    ) -> None:
+        train = config.train
+        self.chain, self.datasets, self.autodp = chain, datasets, autodp
+        self._config, self._world, self._stores = config, world, stores
+        self.objective = Objective(datasets["train"].kind, label_smoothing=train.label_smoothing, device=world.device)
+        self.stepper = Stepper(
+            chain, train, objective=self.objective, rank=world.rank, probe=probe, needs_norms=sums_norms
+        )
+        self._layout: Layout | None = None
+        self._feeds: dict[str, Feed] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """Of the plan that was entered last."""
+        assert self._layout is not None, "no plan was entered"
+        return self._layout
+
+    @property
+    def plan(self) -> ParallelPlan:
+        return self.layout.plan
+
+    # ---- plans -----------------------------------------------------------------------------------------------------
+
+    def enter(self, plan: ParallelPlan, *, state: OptimizerState | None = None) -> Move:
+        """Takes this rank to ``plan``; weights, optimizer state and gradient norms come with it.
+
+        Args:
+            state: this rank's optimizer state by parameter name, where it is a checkpoint's.
+        """
+        self.close_feeds()
+        if self._layout is not None:
+            self.stepper.settle_norms(self._layout)
+        start = perf_counter()
+        state, stepped = dict(state or {}), None
+        if self._layout is not None:
+            stepped = self.plan if self._layout.has_stepped else None
+            state |= self._layout.state()
+            self._layout.close()
+        arrival = self.autodp.enter(plan, state=state, stepped=stepped)
+        self._layout = Layout(
+            plan,
+            arrival,
+            chain=self.chain,
+            config=self._config,
+            rank=self._world.rank,
+            objective=self.objective,
+        )
+        synchronize(self.chain.device)
+        figures = torch.tensor(
+            [perf_counter() - start, float(arrival.num_bytes)], dtype=torch.float64, device=self.chain.device
+        )
+        slowest, total = figures[:1].clone(), figures[1:].clone()
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(total)
+        return Move(seconds=float(slowest), num_bytes=int(total))
+
+    def state_holders(self) -> dict[int, frozenset[int]]:
+        """Ranks that hold optimizer state of each unit now."""
+        return self.autodp.state_holders(self.plan if self.layout.has_stepped else None)
+
+    def forget_steps(self) -> None:
+        """Optimizer state, losses, norms and times go, as after steps that were only measured."""
+        self.layout.forget_state()
+        self.stepper.clear()
+        self.objective.clear()
+
+    def forget(self) -> None:
+        """Leaves its plan: every rank has room for the whole model, and nobody optimizer state."""
+        self.close()
+        self.autodp.forget()
+
+    def close_feeds(self) -> None:
+        """Lets go of the cache's stores; not collective."""
+        self._feeds.clear()
+
+    def close(self) -> None:
+        """Ends the work; the weights stay where they are."""
+        self.close_feeds()
+        if self._layout is not None:
+            self._layout.close()
+            self._layout = None
+        self.autodp.close()
+
+    # ---- training --------------------------------------------------------------------------------------------------
+
+    def feed(self, split: str) -> Feed:
+        """The inputs of this rank under its plan; made at first use."""
+        if split not in self._feeds:
+            self._feeds[split] = Feed(
+                self.chain,
+                self.datasets[split],
+                self.plan,
+                rank=self._world.rank,
+                store=self._stores(split),
+                num_workers=self._config.data.num_workers,
+            )
+        return self._feeds[split]
+
+    def step(self, batch: StepInput, *, step: int, lr: float) -> None:
+        """One optimizer step on a batch of ``feed("train")``."""
+        self.stepper.run(self.layout, self.feed("train"), batch, step=step, lr=lr)
+
+    def take_norms(self) -> tuple[list[float], int]:
+        """Gradient norms by block, summed over the steps since the last call, and how many steps."""
+        return self.stepper.take_norms(self.layout)
+
+    # ---- results ---------------------------------------------------------------------------------------------------
+
+    def evaluate(self) -> dict[str, float]:
+        """The metrics of all splits but ``train``, with the loss, the same on every rank.
+
+        Raises:
+            NotFinite: if a loss is not.
+        """
+        self.chain.train(False)
+        return evaluate_splits(
+            self.layout,
+            self.feed,
+            self.datasets,
+            self.objective,
+            batch_size=self._config.train.batch_size,
+            num_nodes=self._world.num_nodes,
+        )
+
+    def weights(self) -> dict[str, Tensor] | None:
+        """Every parameter and persistent buffer by the model's names, on the CPU of rank 0; None on the others."""
+        return gather_weights(self.chain, self.autodp.weights, world=self._world)

@@ -1,0 +1,38 @@
+"""The whole model on one rank, gathered for its own library's format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from pipetransformer.dp import execute_transfers, plan_transfers
+from pipetransformer.models import Chain
+from pipetransformer.process.world import World
+
+__all__ = ["gather_weights"]
+
+
+def gather_weights(chain: Chain, holders: Mapping[int, frozenset[int]], *, world: World) -> dict[str, Tensor] | None:
+    """Collective. Every parameter and persistent buffer by name, on the CPU of rank 0; None on the others.
+
+    Args:
+        holders: ranks that hold the weights of each unit.
+    """
+    needed = dict.fromkeys(holders, frozenset({0}))
+    transfers = plan_transfers(holders, needed, ranks_per_node=world.local_size)
+    arriving = {t.unit for t in transfers} if world.rank == 0 else set()
+    gathered: dict[str, Tensor] = {}
+    for unit in holders:
+        for name, parameter in chain.named_parameters([unit]).items():
+            if unit in arriving:
+                gathered[name] = torch.empty(parameter.shape, dtype=parameter.dtype, device=chain.device)
+            elif not parameter.is_meta:
+                gathered[name] = parameter.detach()
+    names = {unit: list(chain.named_parameters([unit])) for unit in holders}
+    execute_transfers(transfers, rank=world.rank, tensors=lambda unit: (gathered[name] for name in names[unit]))
+    if world.rank != 0:
+        return None
+    buffers = {n: b for n, b in chain.model.state_dict().items() if n not in gathered}
+    return {name: tensor.cpu() for name, tensor in {**gathered, **buffers}.items()}

@@ -1,0 +1,78 @@
+"""Small collectives over all ranks: who was first, how long the slowest took, what a leader did for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from threading import Thread
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from pipetransformer.errors import UserError
+
+__all__ = ["first_of_ranks", "led_by", "slowest"]
+
+Result = TypeVar("Result")
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two questions whether the leaders are ready
+
+
+def first_of_ranks(number: int | None) -> tuple[int, int] | None:
+    """Collective. The smallest (number, rank) of the ranks that give a number; None if none does."""
+    size, nothing = dist.get_world_size(), 2**62
+    found = torch.tensor(nothing if number is None else number * size + dist.get_rank())
+    dist.all_reduce(found, op=dist.ReduceOp.MIN)
+    return None if int(found) == nothing else divmod(int(found), size)
+
+
+def slowest(seconds: float) -> float:
+    """Collective. The most that any rank took."""
+    most = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return float(most)
+
+
+def led_by(leader: int, action: Callable[[], Result]) -> Result:
+    """Collective. Every rank names its leader, which calls ``action``; all get their own leader's result.
+
+    The action may take longer than a collective may: the ranks ask each other until all leaders are ready. Meanwhile it
+    runs in a thread, which an interrupted process does not unwind; alone, in the caller's.
+
+    Raises:
+        UserError: on every rank, if any leader's action raises one.
+    """
+    if dist.get_world_size() == 1:
+        return action()
+    answer: Future[Result] | None = None
+    if dist.get_rank() == leader:
+        answer = Future()
+        # A daemon: whoever is interrupted need not wait for its end.
+        Thread(target=_fulfil, args=(answer, action), daemon=True).start()
+    pause = _SHORTEST_PAUSE
+    while True:
+        if answer is not None:
+            wait([answer], timeout=pause)
+        is_ready = torch.tensor(int(answer is None or answer.done()))
+        dist.all_reduce(is_ready, op=dist.ReduceOp.MIN)
+        if is_ready:
+            break
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    outcome: tuple[object, str | None] = (None, None)
+    if answer is not None:
+        try:
+            outcome = (answer.result(), None)
+        except UserError as error:
+            outcome = (None, str(error))
+    gathered = [outcome] * dist.get_world_size()
+    dist.all_gather_object(gathered, outcome)
+    if (error_line := next((line for _, line in gathered if line is not None), None)) is not None:
+        raise UserError(error_line)
+    return cast(Result, gathered[leader][0])
+
+
+def _fulfil(answer: Future[Result], action: Callable[[], Result]) -> None:
+    try:
+        answer.set_result(action())
+    except BaseException as error:
+        answer.set_exception(error)

@@ -1,0 +1,62 @@
+"""The device of this rank: its name, its memory, its clock."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import resource
+import sys
+from pathlib import Path
+from time import perf_counter_ns
+
+import torch
+
+__all__ = ["device_memory", "device_name", "now_ns", "peak_memory_bytes", "reset_peak_memory", "synchronize"]
+
+
+def device_name(device: torch.device) -> str:
+    """Of the GPU or the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+    return f"{platform.machine()} {name}"
+
+
+def device_memory(device: torch.device) -> int | None:
+    """Bytes of a GPU that plans may fill, a tenth kept for what they do not count; None on a CPU."""
+    return int(0.9 * torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Starts the peak anew, so that set-up (every rank holds the whole model, all layouts are tried) does not count."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with contextlib.suppress(OSError):  # Linux has it; elsewhere set-up counts
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory that this rank held: on its GPU, or resident (a shared store counts in full) on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for what was launched on ``device``, so that a clock read next tells how long it took."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def now_ns(device: torch.device) -> int:
+    """A clock that tells when what was launched on ``device`` is done."""
+    synchronize(device)
+    return perf_counter_ns()

@@ -1,0 +1,129 @@
+"""The folder of a run: found before anything is built, made when the run is sure to start, locked while it lasts."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO
+
+from pipetransformer.config import Config, load_config
+from pipetransformer.errors import UserError, writing
+from pipetransformer.process.collectives import led_by
+
+__all__ = ["RunFolder", "find_run_folder", "make_run_folder"]
+
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Where a run's files go.
+
+    Attributes:
+        is_resumed: it exists and is to be continued. changes: what its configuration said that this one says otherwise,
+            of everything that bears on the weights.
+    """
+
+    run_id: str
+    path: Path
+    is_resumed: bool
+    changes: tuple[str, ...] = ()
+
+
+def find_run_folder(config: Config) -> RunFolder:
+    """Collective. Rank 0 decides the run's id; nothing is written, so that what is refused later leaves no trace.
+
+    Raises:
+        UserError: on every rank, if the folder is there and neither resumed nor overwritten, or is not there to resume.
+    """
+    return led_by(0, lambda: _find_run_folder(config))
+
+
+def make_run_folder(folder: RunFolder, config: Config) -> IO[str] | None:
+    """Collective. Makes the folder that ``find_run_folder`` found, or empties the one that is to be overwritten.
+
+    Returns:
+        On rank 0 the lock that keeps other jobs out while it is open.
+
+    Raises:
+        UserError: on every rank, if it cannot be written or another job is at work in it.
+    """
+    locks: list[IO[str]] = []
+    led_by(0, lambda: locks.append(_make_run_folder(folder, config)))
+    return locks[0] if locks else None
+
+
+def _find_run_folder(config: Config) -> RunFolder:
+    run = config.run
+    if run.resume and run.id is None:
+        raise UserError("run.resume: which run is not said; give run.id")
+    run_id = run.id or datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = Path(run.dir).expanduser() / run_id
+    try:
+        if run.resume and not path.is_dir():
+            raise UserError(f"run.resume: there is no run {path}; start it without run.resume")
+        if path.exists() and not (run.resume or run.overwrite):
+            raise UserError(
+                f"run.id: {path} exists; continue it with run.resume=true, delete it with run.overwrite=true, "
+                "or give another run id"
+            )
+        if run.overwrite and path.exists() and not _may_be_deleted(path):
+            raise UserError(f"run.overwrite: {path} is not the folder of a run; delete it yourself, or give another id")
+        if (path / _LOCK).exists():
+            _lock(path).close()
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    except OSError as error:
+        raise UserError(f"run.dir: {path} cannot be read ({error.strerror})") from error
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        raise UserError(f"run.dir: {path} cannot be made, because {there} is no folder that this user may write to")
+    return RunFolder(run_id, path, is_resumed=run.resume, changes=_changes(path, config) if run.resume else ())
+
+
+def _changes(path: Path, config: Config) -> tuple[str, ...]:
+    """One text for every key of model, data, train and freeze that differs from the configuration kept in ``path``."""
+    if not (path / "config.yaml").is_file():
+        return ()
+    old, new = load_config(path / "config.yaml").model_dump(), config.model_dump()
+    return tuple(
+        f"{section}.{key} was {old[section][key]} and is {value} now"
+        for section in ("model", "data", "train", "freeze")
+        for key, value in new[section].items()
+        if value != old[section][key]
+    )
+
+
+def _may_be_deleted(path: Path) -> bool:
+    """Whether an earlier run made ``path``; an empty folder is what a run leaves that was killed at once."""
+    return path.is_dir() and ((path / "config.yaml").is_file() or all(p.name == _LOCK for p in path.iterdir()))
+
+
+def _make_run_folder(folder: RunFolder, config: Config) -> IO[str]:
+    with writing(folder.path):
+        folder.path.mkdir(parents=True, exist_ok=True)
+        lock = _lock(folder.path)
+        if config.run.overwrite:
+            # Its configuration goes last: the folder of a run is known by it.
+            for path in sorted(folder.path.iterdir(), key=lambda path: path.name == "config.yaml"):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                elif path.name != _LOCK:
+                    path.unlink()
+        # What belongs to this launch alone would do harm where the file is used again.
+        kept = {"run.id": folder.run_id, "run.overwrite": False, "run.resume": False, "run.replay": None}
+        (folder.path / "config.yaml").write_text(config.with_overrides(kept).to_yaml())
+    return lock
+
+
+def _lock(folder: Path) -> IO[str]:
+    """The kernel gives it back when its process ends, however that dies."""
+    file = (folder / _LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise UserError(f"run.id: another job is at work in {folder}; wait for it, or give another run id") from None
+    return file

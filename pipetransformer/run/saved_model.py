@@ -1,0 +1,54 @@
+"""The trained model as a folder in its own library's format."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from pipetransformer.errors import writing
+from pipetransformer.models import BuiltModel
+from pipetransformer.process.shutdown import register
+
+__all__ = ["save_model"]
+
+_PART = ".part"
+
+
+def _give_usual_permissions(folder: Path) -> None:
+    """Note: safetensors makes files that only their owner can read, whatever the umask says."""
+    umask = os.umask(0)
+    os.umask(umask)
+    for path in folder.rglob("*"):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
+
+
+def save_model(built: BuiltModel, folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Writes the model in its own library's format; a reader sees the old folder or the whole new one.
+
+    Not collective: rank 0 alone calls it.
+    """
+    part, old = folder.with_name(folder.name + _PART), folder.with_name(folder.name + ".old")
+
+    def tidy() -> None:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        for path in (part, old):
+            shutil.rmtree(path, ignore_errors=True)
+
+    unregister = register(tidy)
+    try:
+        tidy()
+        with writing(folder):
+            part.mkdir(parents=True)
+            built.save(part, weights)
+            _give_usual_permissions(part)
+            if folder.exists():
+                folder.rename(old)
+            part.rename(folder)
+    finally:
+        tidy()
+        unregister()
