@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, ValidationError, ValidationInfo, model_validator
 
 from pipetransformer.config.entries import DATASETS, POLICIES, Task
 from pipetransformer.config.policies import chosen_policy
@@ -44,6 +44,7 @@ __all__ = ["Config", "Interval", "load_config"]
 
 
 _EPOCH = Interval(1, "epoch")
+_OF_THE_PAST = "of the past"
 
 
 def _dataset(name: str) -> str:
@@ -155,7 +156,7 @@ class FreezeConfig(Section):
         "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
         "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
         "changes. `none`: no block, ever. `package.module:Class`: your own, found from the working directory too (see "
-        "extending.md).",
+        "[extending.md](extending.md)).",
     )
     options: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
         default_factory=dict, description="Options of a `package.module:Class`, which checks them itself."
@@ -298,7 +299,7 @@ class Config(Section):
         return dump_yaml(self.model_dump())
 
     @model_validator(mode="after")
-    def _check_across_keys(self) -> Config:
+    def _check_across_keys(self, info: ValidationInfo) -> Config:
         """Raises UserError, which pydantic lets pass."""
         images, dataset = self.task == "image_classification", DATASETS[self.data.name]
         if dataset.task != self.task:
@@ -308,7 +309,8 @@ class Config(Section):
             )
         if self.data.augment != "none" and not images:
             raise UserError(f"data.augment: {self.data.augment} is for images; give none")
-        chosen_policy(self.freeze)
+        if info.context != _OF_THE_PAST:
+            chosen_policy(self.freeze)
         if dataset.kind == "scores" and self.train.label_smoothing:
             raise UserError(f"train.label_smoothing: {self.data.name} has scores, no classes; leave it out")
         _check_pipe(self.pipe)
@@ -348,18 +350,22 @@ def _check_pipe(pipe: PipeConfig) -> None:
     raise UserError(f"pipe.microbatches: {microbatches} is not allowed; schedule {schedule} {needs}")
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file, then overrides such as ``train.lr=1e-3``, in order. Raises UserError."""
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, is_past: bool = False) -> Config:
+    """Read a YAML file, then overrides such as ``train.lr=1e-3``, in order. Raises UserError.
+
+    Args:
+        is_past: of a run that was: a policy of the user's own may be gone or have other options now.
+    """
     values = read_yaml(path)
     for override in overrides:
         set_key(values, *parse_override(override, text_keys=text_keys(Config)))
-    return _validated(values)
+    return _validated(values, context=_OF_THE_PAST if is_past else None)
 
 
-def _validated(values: dict[str, Any]) -> Config:
+def _validated(values: dict[str, Any], *, context: str | None = None) -> Config:
     values, given = with_new_names(values)
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(values, context=context)
     except ValidationError as error:
         line = explain(error, schema=Config, values=values)
     key, colon, rest = line.partition(":")
