@@ -36,11 +36,15 @@ class EntryServer:
         self._context = get_context("forkserver")
         self._context.set_forkserver_preload(_PRELOADED)
 
-    def run(self, task: str, config: Path, *overrides: str, timeout: float = 60) -> Ended:
-        """``main_xx.py CONFIG [key=value ...]`` for ``task``; killed if it takes longer than ``timeout`` seconds."""
+    def run(self, task: str, config: Path, *overrides: str, timeout: float = 60, cwd: Path | None = None) -> Ended:
+        """``main_xx.py CONFIG [key=value ...]`` for ``task``; killed if it takes longer than ``timeout`` seconds.
+
+        Args:
+            cwd: the folder that it is started from; None: this process's.
+        """
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder) / "out", Path(folder) / "err"
-            arguments = (task, [str(config), *overrides], str(out), str(err))
+            arguments = (task, [str(config), *overrides], str(out), str(err), str(cwd or Path.cwd()))
             process = self._context.Process(target=_entry, args=arguments)
             process.start()
             process.join(timeout)
@@ -49,9 +53,10 @@ class EntryServer:
             return Ended(process.exitcode, out.read_text(), tuple(err.read_text().splitlines()))
 
 
-def _entry(task: str, arguments: list[str], out: str, err: str) -> None:
+def _entry(task: str, arguments: list[str], out: str, err: str, cwd: str) -> None:
     for descriptor, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), descriptor)
+    os.chdir(cwd)
     import torch
 
     from pipetransformer.launch.entry import main

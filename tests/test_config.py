@@ -114,7 +114,8 @@ def test_later_override_wins_and_a_mapping_replaces(minimal: Path) -> None:
         ("freeze.alpha=1", "freeze.alpha: 1 is not allowed; give a number above 0 and below 1"),
         (
             "freeze.policy=papers",
-            'freeze.policy: "papers" is not allowed; give one of none, static, schedule, paper, percentile',
+            'freeze.policy: "papers" is not allowed; give one of none, static, schedule, paper, percentile, '
+            "or package.module:Class; did you mean paper?",
         ),
         (
             "freeze.every=0 steps",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipetransformer.config import load_config
+from pipetransformer.config import Config, FreezeConfig, load_config
 from pipetransformer.errors import UserError
 from pipetransformer.freeze import AutoFreeze, Policy, build_policy
 
@@ -19,8 +19,14 @@ freeze: {policy: schedule}
 """
 
 
-def policy(name: str, *, num_blocks: int = 12, alpha: float = 0.5, max_frozen: int | None = None) -> Policy:
-    built = build_policy(name, num_blocks=num_blocks, alpha=alpha, max_frozen=max_frozen)
+def configuration(folder: Path, *overrides: str) -> Config:
+    path = folder / "config.yaml"
+    path.write_text(CONFIG)
+    return load_config(path, overrides)
+
+
+def policy(name: str, *, num_blocks: int = 12, **keys: object) -> Policy:
+    built = build_policy(FreezeConfig(policy=name, **keys), num_blocks=num_blocks)  # type: ignore[arg-type]
     assert built is not None
     return built
 
@@ -74,8 +80,8 @@ def test_paper_against_its_table(frozen: int, norms: tuple[float, ...], expected
     assert policy("paper", num_blocks=6).decide(1, frozen=frozen, norms=norms) == expected
 
 
-@pytest.mark.parametrize(("max_frozen", "expected"), [(None, 12), (5, 5), (0, 0), (12, 12)])
-def test_static_freezes_its_count(max_frozen: int | None, expected: int) -> None:
+@pytest.mark.parametrize(("max_frozen", "expected"), [(5, 5), (0, 0), (12, 12)])
+def test_static_freezes_its_count(max_frozen: int, expected: int) -> None:
     assert policy("static", max_frozen=max_frozen).decide(0, frozen=0, norms=None) == expected
 
 
@@ -100,7 +106,7 @@ def test_intervals_warmup_and_cap(name: str, every: int, warmup: int, max_frozen
 
 
 def test_no_policy_is_never_due() -> None:
-    built = build_policy("none", num_blocks=12, alpha=0.5, max_frozen=None)
+    built = build_policy(FreezeConfig(policy="none"), num_blocks=12)
     controller = AutoFreeze(built, every_steps=1, warmup_steps=0, max_frozen=12)
     assert not any(controller.due(step) for step in range(10))
 
@@ -137,16 +143,18 @@ def test_a_restored_controller_decides_alike() -> None:
 
 @pytest.mark.parametrize("name", ["none", "static", "schedule", "paper"])
 @pytest.mark.parametrize("alpha", [0.0, 1.0, -0.5, 1.5, float("nan")])
-def test_alpha_outside_0_and_1_is_refused(name: str, alpha: float) -> None:
+def test_alpha_outside_0_and_1_is_refused(name: str, alpha: float, tmp_path: Path) -> None:
+    config = configuration(tmp_path, f"freeze.policy={name}", "freeze.max_frozen=4")
     with pytest.raises(UserError, match=r"^freeze\.alpha: .* above 0 and below 1$"):
-        build_policy(name, num_blocks=12, alpha=alpha, max_frozen=4)
+        config.with_overrides({"freeze.alpha": alpha})
 
 
 @pytest.mark.parametrize("name", ["none", "static", "schedule", "paper"])
 @pytest.mark.parametrize("max_frozen", [13, -1])
 def test_more_blocks_than_there_are_is_refused(name: str, max_frozen: int) -> None:
+    config = FreezeConfig(policy=name).model_copy(update={"max_frozen": max_frozen})
     with pytest.raises(UserError, match=r"^freeze\.max_frozen: .* the model has 12 blocks$"):
-        build_policy(name, num_blocks=12, alpha=0.5, max_frozen=max_frozen)
+        build_policy(config, num_blocks=12)
 
 
 @pytest.mark.parametrize(
@@ -165,10 +173,8 @@ def test_more_blocks_than_there_are_is_refused(name: str, max_frozen: int) -> No
     ],
 )
 def test_a_configuration_refuses_them_in_one_line(tmp_path: Path, key: str, value: str) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(CONFIG)
     with pytest.raises(UserError, match=rf"\A{key}: [^\n]+\Z"):
-        load_config(path, [f"{key}={value}"])
+        configuration(tmp_path, f"{key}={value}")
 
 
 # percentile
@@ -193,8 +199,7 @@ def test_a_configuration_refuses_them_in_one_line(tmp_path: Path, key: str, valu
 def test_percentile_against_its_table(
     percentile: float, frozen: int, before: list[float] | None, norms: list[float], expected: int
 ) -> None:
-    built = build_policy("percentile", num_blocks=4, alpha=0.5, max_frozen=None, percentile=percentile)
-    assert built is not None
+    built = policy("percentile", num_blocks=4, percentile=percentile)
     assert built.decide(1, frozen=frozen, norms=norms, before=before) == expected
 
 

@@ -19,8 +19,8 @@ from tiny import tiny_tokenizer
 
 from pipetransformer.config import DataConfig
 from pipetransformer.data import alone, load_squad
+from pipetransformer.data.questions import SquadDataset, best_answer, read_squad
 from pipetransformer.data.sources import Question
-from pipetransformer.data.squad import SquadDataset, best_answer, read_squad
 from pipetransformer.errors import UserError
 from pipetransformer.process.world import World
 from pipetransformer.run.job import build_job

@@ -10,6 +10,7 @@ from pipetransformer.config.schema import (
     config_page,
     load_config,
 )
+from pipetransformer.config.types import Section
 
 __all__ = [
     "CacheConfig",
@@ -17,6 +18,7 @@ __all__ = [
     "DataConfig",
     "FreezeConfig",
     "Interval",
+    "Section",
     "TrainConfig",
     "config_page",
     "load_config",

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BeforeValidator, Field, JsonValue, ValidationError, model_validator
+from annotated_types import Ge, Le
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, ValidationError, ValidationInfo, model_validator
 
+from pipetransformer.config.entries import DATASETS, POLICIES, Task
+from pipetransformer.config.policies import chosen_policy
 from pipetransformer.config.quantities import Interval
+from pipetransformer.config.registry import CLASS_PATH
+from pipetransformer.config.renamed import new_keys, with_new_names
 from pipetransformer.config.types import (
     Count,
     CountOrZero,
@@ -21,13 +25,15 @@ from pipetransformer.config.types import (
     FolderName,
     NotNegative,
     NumBytes,
+    OpenShare,
+    Percent,
     Positive,
     Section,
     Share,
     Text,
     Warmup,
 )
-from pipetransformer.config.words import Allowed, explain, reference, text_keys
+from pipetransformer.config.words import Allowed, NameOf, explain, reference, text_keys
 from pipetransformer.config.yaml_text import dump_yaml, parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
 from pipetransformer.plan.schedules import SCHEDULES, fewest_stages, why_not
@@ -36,7 +42,19 @@ __all__ = ["Config", "Interval", "load_config"]
 
 
 _EPOCH = Interval(1, "epoch")
-_PICTURES = ("digits", "cifar10", "cifar100", "image_folder")
+_OF_THE_PAST = "of the past"
+
+
+def _dataset(name: str) -> str:
+    if name not in DATASETS:
+        raise ValueError
+    return name
+
+
+def _policy(name: str) -> str:
+    if name not in POLICIES and not CLASS_PATH.fullmatch(name):
+        raise ValueError
+    return name
 
 
 def _as_tuple(value: object) -> object:
@@ -60,25 +78,7 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    name: Literal[
-        "digits",
-        "cifar10",
-        "cifar100",
-        "image_folder",
-        "cola",
-        "sst2",
-        "mrpc",
-        "stsb",
-        "qqp",
-        "mnli",
-        "qnli",
-        "rte",
-        "wnli",
-        "table",
-        "demo_text",
-        "squad",
-        "demo_qa",
-    ] = Field(
+    name: Annotated[str, AfterValidator(_dataset), NameOf(DATASETS)] = Field(
         description="The dataset: pictures, a task of GLUE, `table` (texts of your own), SQuAD 1.1, or a demo, which "
         "needs no files."
     )
@@ -148,17 +148,19 @@ class TrainConfig(Section):
 
 
 class FreezeConfig(Section):
-    policy: Literal["none", "static", "schedule", "paper", "percentile"] = Field(
+    policy: Annotated[str, AfterValidator(_policy), NameOf(POLICIES)] = Field(
         default="none",
         description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
         "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
         "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
-        "changes. `none`: no block, ever.",
+        "changes. `none`: no block, ever. `package.module:Class`: your own, found from the working directory too (see "
+        "[extending.md](extending.md)).",
     )
-    alpha: Annotated[float, Gt(0), Lt(1)] = Field(
-        default=0.5, description="Share of the active blocks to freeze at a decision."
+    options: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
+        default_factory=dict, description="Options of a `package.module:Class`, which checks them itself."
     )
-    percentile: Annotated[float, Ge(0), Le(100)] = Field(
+    alpha: OpenShare = Field(default=0.5, description="Share of the active blocks to freeze at a decision.")
+    percentile: Percent = Field(
         default=50.0, description="A block still changes at or above this percentile of all active blocks' changes."
     )
     every: Every = Field(default=_EPOCH, description="Time between decisions.")
@@ -271,9 +273,7 @@ class RunConfig(Section):
 class Config(Section):
     """A whole configuration. Never changes; ``with_overrides`` gives a changed copy."""
 
-    task: Literal["image_classification", "text_classification", "question_answering"] = Field(
-        description="What is learnt."
-    )
+    task: Task = Field(description="What is learnt.")
     model: ModelConfig = Field(description="what is trained")
     data: DataConfig = Field(description="what it is trained on")
     train: TrainConfig = Field(description="how it is trained")
@@ -288,7 +288,7 @@ class Config(Section):
     def with_overrides(self, overrides: Mapping[str, object]) -> Config:
         """A copy with dotted keys set, checked like a file: ``with_overrides({"run.id": "1000"})``."""
         values = self.model_dump()
-        for key, value in overrides.items():
+        for key, value in new_keys(overrides).items():
             set_key(values, key, value)
         return _validated(values)
 
@@ -297,21 +297,20 @@ class Config(Section):
         return dump_yaml(self.model_dump())
 
     @model_validator(mode="after")
-    def _check_across_keys(self) -> Config:
+    def _check_across_keys(self, info: ValidationInfo) -> Config:
         """Raises UserError, which pydantic lets pass."""
-        images = self.task == "image_classification"
-        if _task_of(self.data.name) != self.task:
-            names = get_args(DataConfig.model_fields["name"].annotation)
-            allowed = [name for name in names if _task_of(name) == self.task]
+        images, dataset = self.task == "image_classification", DATASETS[self.data.name]
+        if dataset.task != self.task:
+            allowed = [name for name, entry in DATASETS.items() if entry.task == self.task]
             raise UserError(
                 f"data.name: {self.data.name} is not for task {self.task}; give one of {', '.join(allowed)}"
             )
         if self.data.augment != "none" and not images:
             raise UserError(f"data.augment: {self.data.augment} is for images; give none")
-        if self.freeze.policy == "static" and self.freeze.max_frozen is None:
-            raise UserError("freeze.max_frozen: missing; policy static freezes this many blocks")
-        if self.data.name == "stsb" and self.train.label_smoothing:
-            raise UserError("train.label_smoothing: stsb has scores, no classes; leave it out")
+        if info.context != _OF_THE_PAST:
+            chosen_policy(self.freeze)
+        if dataset.kind == "scores" and self.train.label_smoothing:
+            raise UserError(f"train.label_smoothing: {self.data.name} has scores, no classes; leave it out")
         _check_pipe(self.pipe)
         if self.run.resume and self.run.overwrite:
             raise UserError("run.resume: cannot go with run.overwrite; set one of them to false")
@@ -347,25 +346,26 @@ def _why_not_stages(schedule: str, stages_per_rank: int) -> str | None:
     return why_not(schedule, num_ranks=1, num_microbatches=1, stages_per_rank=stages_per_rank)
 
 
-def _task_of(dataset: str) -> str:
-    if dataset in ("squad", "demo_qa"):
-        return "question_answering"
-    return "image_classification" if dataset in _PICTURES else "text_classification"
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, is_past: bool = False) -> Config:
+    """Read a YAML file, then overrides such as ``train.lr=1e-3``, in order. Raises UserError.
 
-
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file, then overrides such as ``train.lr=1e-3``, in order. Raises UserError."""
+    Args:
+        is_past: of a run that was: a policy of the user's own may be gone or have other options now.
+    """
     values = read_yaml(path)
     for override in overrides:
         set_key(values, *parse_override(override, text_keys=text_keys(Config)))
-    return _validated(values)
+    return _validated(values, context=_OF_THE_PAST if is_past else None)
 
 
-def _validated(values: dict[str, Any]) -> Config:
+def _validated(values: dict[str, Any], *, context: str | None = None) -> Config:
+    values, given = with_new_names(values)
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(values, context=context)
     except ValidationError as error:
-        raise UserError(explain(error, schema=Config, values=values)) from None
+        line = explain(error, schema=Config, values=values)
+    key, colon, rest = line.partition(":")
+    raise UserError(f"{given.get(key, key)}{colon}{rest}")
 
 
 def config_page() -> str:

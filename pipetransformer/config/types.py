@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, StringConstraints
 
 from pipetransformer.config.quantities import Interval, parse_num_bytes
@@ -18,6 +18,8 @@ __all__ = [
     "FolderName",
     "NotNegative",
     "NumBytes",
+    "OpenShare",
+    "Percent",
     "Positive",
     "Section",
     "Share",
@@ -54,6 +56,8 @@ CountOrZero = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Lt(1)]
+OpenShare = Annotated[float, Gt(0), Lt(1)]
+Percent = Annotated[float, Ge(0), Le(100)]
 Every = Annotated[
     Interval,
     PlainValidator(_interval(minimum=1)),

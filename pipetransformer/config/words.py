@@ -17,9 +17,14 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-__all__ = ["Allowed", "allowed", "explain", "reference", "text_keys"]
+from pipetransformer.config.registry import Registry
 
-_NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}
+__all__ = ["Allowed", "NameOf", "allowed", "explain", "reference", "text_keys"]
+
+_NOUNS = {
+    **{int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"},
+    list: "a list",
+}
 _BOUNDS = ((Gt, "gt", "above"), (Ge, "ge", "of at least"), (Lt, "lt", "below"), (Le, "le", "at most"))
 
 
@@ -30,9 +35,18 @@ class Allowed:
     words: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NameOf:
+    """Marks text that names an entry of a registry. Goes into ``Annotated``."""
+
+    registry: Registry[Any]
+
+
 def allowed(hint: Any, metadata: Sequence[object] = ()) -> str:
     """What may be written where ``hint`` is expected: ``a number above 0 and below 1``."""
     for mark in metadata:
+        if isinstance(mark, NameOf):
+            return mark.registry.allowed
         if isinstance(mark, Allowed):
             return mark.words
     origin, arguments = get_origin(hint), get_args(hint)
@@ -52,7 +66,9 @@ def allowed(hint: Any, metadata: Sequence[object] = ()) -> str:
     bounds = [
         f"{word} {getattr(mark, name)}" for mark in metadata for kind, name, word in _BOUNDS if isinstance(mark, kind)
     ]
-    return " ".join([_NOUNS[origin or hint], " and ".join(bounds)]).rstrip()
+    # A user's own policy may have options of any type.
+    noun = str(_NOUNS.get(origin or hint) or getattr(hint, "__name__", hint))
+    return " ".join([noun, " and ".join(bounds)]).rstrip()
 
 
 def explain(error: ValidationError, *, schema: type[BaseModel], values: Mapping[str, Any]) -> str:
@@ -72,7 +88,8 @@ def explain(error: ValidationError, *, schema: type[BaseModel], values: Mapping[
     given: Any = values
     for part in path:
         given = given[part]
-    return f"{key}: {_quote(given)} is not allowed; give {expected}"
+    near = next((mark.registry.near(given) for mark in field.metadata if isinstance(mark, NameOf)), "")
+    return f"{key}: {_quote(given)} is not allowed; give {expected}{near}"
 
 
 def reference(schema: type[BaseModel], *, head: Sequence[str], command: str) -> str:

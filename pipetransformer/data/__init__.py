@@ -6,7 +6,7 @@ from pipetransformer.data.images import ImagePreprocessing, load_image_data
 from pipetransformer.data.info import DataInfo, channels_of, describe, known_classes
 from pipetransformer.data.loader import loader
 from pipetransformer.data.prepared import Lead, alone, cache_folder
-from pipetransformer.data.squad import load_squad
+from pipetransformer.data.questions import load_squad
 from pipetransformer.data.text import load_text_data
 
 __all__ = [

@@ -11,17 +11,22 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from pipetransformer.data.sources import hub_table, one_line, require_columns, table_labels
+from pipetransformer.data.prepared import file_digest
+from pipetransformer.data.reader import PictureReader, PictureSplit
+from pipetransformer.data.sources import hub_table, locate, one_line, require_columns, table_labels
 from pipetransformer.errors import UserError
 
-__all__ = ["CIFAR", "CIFAR100_NAMES", "cifar_files", "cifar_label_names", "hub_digest", "read_cifar"]
+if TYPE_CHECKING:
+    from pipetransformer.config import DataConfig
+
+__all__ = ["CIFAR", "CIFAR100_NAMES", "CifarReader", "cifar_files", "cifar_label_names", "hub_digest", "read_cifar"]
 
 CIFAR10_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())  # noqa: SIM905
 _MODES = {1: "L", 3: "RGB"}
@@ -76,6 +81,36 @@ CIFAR = {
         batches={"train": ("train",), "eval": ("test",)},
     ),
 }
+
+
+class CifarReader(PictureReader):
+    def __init__(self, data: DataConfig) -> None:
+        super().__init__(data)
+        self.names = CIFAR[data.name].names
+
+    def label_names(self) -> tuple[str, ...]:
+        return cifar_label_names(self.data.name, self._location())
+
+    def read(self, wanted: PictureSplit) -> dict[str, np.ndarray]:
+        return read_cifar(
+            self.data.name,
+            self._location(),
+            split=wanted.split,
+            label_names=wanted.label_names,
+            max_samples=wanted.max_samples,
+            channels=wanted.channels,
+        )
+
+    def digest(self, wanted: PictureSplit) -> object:
+        """What the hub gives may change under its id: it is read each time."""
+        name, location = self.data.name, self._location()
+        if not isinstance(location, Path):
+            return hub_digest(name, location, split=wanted.split, max_samples=wanted.max_samples)
+        files = cifar_files(name, location, split=wanted.split)
+        return tuple(file_digest(path) for path in files if path.is_file())
+
+    def _location(self) -> Path | str:
+        return locate(self.data, default_hub_id=CIFAR[self.data.name].hub_id)
 
 
 def cifar_label_names(name: str, location: Path | str) -> tuple[str, ...]:

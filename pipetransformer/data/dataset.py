@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
 
+from pipetransformer.config.entries import Kind
 from pipetransformer.data.metrics import METRICS
 
 __all__ = ["IGNORED", "Dataset", "Kind"]
 
-Kind = Literal["classes", "scores", "spans"]
-"""What a label is: a class, a number, or the first and the last token of an answer."""
 IGNORED = -100
 """Label of a padding copy: it weighs zero."""
 

@@ -13,9 +13,17 @@ from functools import cache
 
 import numpy as np
 
-from pipetransformer.data.sources import Question, Texts
+from pipetransformer.data.reader import QuestionReader, TextReader
+from pipetransformer.data.sources import Question, Texts, refuse_path
 
-__all__ = ["DEMO_LABEL_NAMES", "demo_questions", "demo_reviews", "demo_tokenizer"]
+__all__ = [
+    "DEMO_LABEL_NAMES",
+    "DemoQuestionReader",
+    "DemoTextReader",
+    "demo_questions",
+    "demo_reviews",
+    "demo_tokenizer",
+]
 
 DEMO_LABEL_NAMES = ("negative", "positive")
 _NUM_SAMPLES = {"train": 4000, "eval": 800}
@@ -61,6 +69,26 @@ _FACTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("black tea", "coffee", "hot milk", "cold water", "apple juice"),
     ),
 )
+
+
+class DemoTextReader(TextReader):
+    names = DEMO_LABEL_NAMES
+
+    def read(self, split: str, *, label_names: tuple[str, ...], max_samples: int | None) -> Texts:
+        refuse_path(self.data)
+        return demo_reviews(split).head(max_samples)
+
+    def tokenizer(self) -> str:
+        return demo_tokenizer(demo_reviews("train").first)
+
+
+class DemoQuestionReader(QuestionReader):
+    def read(self, split: str, *, max_samples: int | None) -> list[Question]:
+        refuse_path(self.data)
+        return demo_questions(split)
+
+    def tokenizer(self) -> str:
+        return demo_tokenizer(f"{q.question} {q.context}" for q in demo_questions("train"))
 
 
 def demo_reviews(split: str) -> Texts:

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["DIGIT_NAMES", "read_digits"]
+from pipetransformer.data.reader import PictureReader, PictureSplit
+from pipetransformer.data.sources import refuse_path
+
+__all__ = ["DIGIT_NAMES", "DigitsReader", "read_digits"]
 
 DIGIT_NAMES = tuple("0123456789")
 _NUM_TRAIN = 1437
+
+
+class DigitsReader(PictureReader):
+    names = DIGIT_NAMES
+    channels = 1
+
+    def read(self, wanted: PictureSplit) -> dict[str, np.ndarray]:
+        refuse_path(self.data)
+        pictures, labels = read_digits(train=wanted.split == "train", max_samples=wanted.max_samples)
+        return {"pictures": np.repeat(pictures, wanted.channels, axis=1), "labels": labels}
 
 
 def read_digits(*, train: bool, max_samples: int | None) -> tuple[np.ndarray, np.ndarray]:

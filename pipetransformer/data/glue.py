@@ -10,14 +10,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pipetransformer.data.dataset import Kind
-from pipetransformer.data.sources import Texts, hub_table, require_columns, table_labels, table_texts
+from pipetransformer.data.prepared import file_digest
+from pipetransformer.data.reader import TextReader
+from pipetransformer.data.sources import Texts, hub_table, locate, require_columns, table_labels, table_texts
 from pipetransformer.errors import UserError
 
-__all__ = ["GLUE", "GLUE_HUB_ID", "GlueTask", "read_glue"]
+if TYPE_CHECKING:
+    from pipetransformer.config import DataConfig
+
+__all__ = ["GLUE", "GLUE_HUB_ID", "GlueReader", "GlueTask", "read_glue"]
 
 GLUE_HUB_ID = "nyu-mll/glue"
 _SPLITS = {"train": ("train.tsv", "train"), "eval": ("dev.tsv", "validation")}
@@ -90,6 +96,25 @@ GLUE: Mapping[str, GlueTask] = {
     "rte": GlueTask(names=_ENTAILMENT, columns=_PAIR, values=_ENTAILMENT),
     "wnli": GlueTask(names=("not_entailment", "entailment"), columns=_PAIR),
 }
+
+
+class GlueReader(TextReader):
+    def __init__(self, data: DataConfig) -> None:
+        super().__init__(data)
+        self._task = GLUE[data.name]
+        self.names, self.metrics, self.splits = self._task.names, self._task.metrics, tuple(self._task.splits)
+
+    def read(self, split: str, *, label_names: tuple[str, ...], max_samples: int | None) -> Texts:
+        return read_glue(self.data.name, self._location(), split=split, max_samples=max_samples)
+
+    def digest(self, split: str) -> str | None:
+        location = self._location()
+        path = location / self._task.splits[split][0] if isinstance(location, Path) else None
+        # Where the file is missing, ``read`` says so.
+        return file_digest(path) if path is not None and path.is_file() else None
+
+    def _location(self) -> Path | str:
+        return locate(self.data, default_hub_id=GLUE_HUB_ID)
 
 
 def read_glue(name: str, location: Path | str, *, split: str, max_samples: int | None) -> Texts:

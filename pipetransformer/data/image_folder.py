@@ -7,13 +7,40 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pipetransformer.data.sources import one_line
+from pipetransformer.data.reader import PictureReader, PictureSplit
+from pipetransformer.data.sources import locate, one_line
 from pipetransformer.errors import UserError
 
-__all__ = ["folder_files", "folder_label_names", "read_folder"]
+__all__ = ["FolderReader", "folder_files", "folder_label_names", "read_folder"]
 
 _SPLITS = {"train": ("train",), "eval": ("val", "validation", "dev", "test")}
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
+_RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+
+
+class FolderReader(PictureReader):
+    def label_names(self) -> tuple[str, ...]:
+        return folder_label_names(self._folder())
+
+    def read(self, wanted: PictureSplit) -> dict[str, np.ndarray]:
+        resample = _RESAMPLING[wanted.interpolation]
+        return read_folder(self._files(wanted), size=wanted.size, channels=wanted.channels, resample=resample)
+
+    def digest(self, wanted: PictureSplit) -> object:
+        """Of the files' names, sizes and times, because reading them all would take as long as decoding."""
+        stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path, _ in self._files(wanted)]
+        return (stats, wanted.size, wanted.interpolation)
+
+    def _files(self, wanted: PictureSplit) -> list[tuple[Path, int]]:
+        return folder_files(self._folder(), split=wanted.split, label_names=wanted.label_names)[: wanted.max_samples]
+
+    def _folder(self) -> Path:
+        if self.data.path is None:
+            raise UserError("data.path: missing; give the folder that holds train and val")
+        folder = locate(self.data, default_hub_id="")
+        if not isinstance(folder, Path):
+            raise UserError(f"data.path: {self.data.path} is no local folder; give the one that holds train and val")
+        return folder
 
 
 def folder_label_names(folder: Path) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,8 @@ import torch.nn.functional as F
 
 from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.info import DataInfo
-from pipetransformer.data.pictures import PictureReader
 from pipetransformer.data.prepared import Lead, Prepared, alone, prepared
+from pipetransformer.data.reader import PictureReader, PictureSplit, reader_of
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -136,10 +137,11 @@ def load_image_data(
     Args:
         seed: of the augmentation, which only training pictures get.
     """
+    reader = reader_of(data)
+    assert isinstance(reader, PictureReader), reader
     splits: dict[str, Dataset] = {}
     for split, max_samples in (("train", data.max_train_samples), ("eval", data.max_eval_samples)):
-        reader = PictureReader(
-            data,
+        wanted = PictureSplit(
             split=split,
             label_names=info.label_names,
             max_samples=max_samples,
@@ -148,8 +150,14 @@ def load_image_data(
             interpolation=preprocessing.interpolation,
         )
         splits[split] = ImageDataset(
-            prepared(reader.key, reader.read, lead=lead),
+            prepared(partial(_key, reader, wanted), partial(reader.read, wanted), lead=lead),
             preprocessing=preprocessing,
             seed=seed if split == "train" and data.augment == "basic" else None,
         )
     return splits
+
+
+def _key(reader: PictureReader, wanted: PictureSplit) -> object:
+    """Everything that the prepared arrays depend on."""
+    settings = (wanted.split, wanted.label_names, wanted.max_samples, wanted.channels)
+    return ("pictures", reader.data.name, reader.digest(wanted), *settings)

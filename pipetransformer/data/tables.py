@@ -13,17 +13,31 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
+from pipetransformer.data.prepared import file_digest
+from pipetransformer.data.reader import TextReader
 from pipetransformer.data.sources import Texts, hub_table, locate, one_line, require_columns, table_texts
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
     from pipetransformer.config import DataConfig
 
-__all__ = ["read_table_texts", "table_file", "table_label_names"]
+__all__ = ["TableReader", "read_table_texts", "table_file", "table_label_names"]
 
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 _NAMES = {"train": (("train",),), "eval": (("dev", "validation", "valid", "eval"), ("test",))}
 """What a split's file may be called; the first group that has a file counts."""
+
+
+class TableReader(TextReader):
+    def label_names(self) -> tuple[str, ...]:
+        return table_label_names(self.data)
+
+    def read(self, split: str, *, label_names: tuple[str, ...], max_samples: int | None) -> Texts:
+        return read_table_texts(self.data, split=split, label_names=label_names, max_samples=max_samples)
+
+    def digest(self, split: str) -> str | None:
+        path = table_file(self.data, split)
+        return None if path is None else file_digest(path)
 
 
 def table_label_names(data: DataConfig) -> tuple[str, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipetransformer.freeze.policies import Policy, build_policy
+from pipetransformer.errors import UserError
+from pipetransformer.freeze.policy import Policy, build_policy
 
 if TYPE_CHECKING:
     from pipetransformer.config import FreezeConfig
@@ -53,15 +55,8 @@ class AutoFreeze:
     @classmethod
     def of(cls, config: FreezeConfig, *, num_blocks: int, batches_per_epoch: int) -> AutoFreeze:
         """Raises UserError for what a model of ``num_blocks`` blocks cannot do."""
-        policy = build_policy(
-            config.policy,
-            num_blocks=num_blocks,
-            alpha=config.alpha,
-            percentile=config.percentile,
-            max_frozen=config.max_frozen,
-        )
         return cls(
-            policy,
+            build_policy(config, num_blocks=num_blocks),
             every_steps=config.every.steps(batches_per_epoch),
             warmup_steps=config.warmup.steps(batches_per_epoch),
             max_frozen=num_blocks if config.max_frozen is None else config.max_frozen,
@@ -96,7 +91,7 @@ class AutoFreeze:
         assert self.policy is not None
         interval = (step - self._warmup) // self._every
         norms = tuple(total / self._norm_steps for total in self._norm_sums) if self._norm_steps else None
-        answer = self.policy.decide(interval, frozen=frozen, norms=norms, before=self._before)
+        answer = _whole(self.policy.decide(interval, frozen=frozen, norms=norms, before=self._before), step=step)
         if not self.policy.may_unfreeze:
             answer = max(answer, frozen)
         self._norm_sums, self._norm_steps, self._before = [], 0, norms
@@ -120,3 +115,14 @@ class AutoFreeze:
         self._norm_steps = int(state["norm_steps"])  # type: ignore[call-overload]
         self._before = None if state["before"] is None else tuple(state["before"])  # type: ignore[arg-type]
         self._answers = list(state["answers"])  # type: ignore[call-overload]
+
+
+def _whole(answer: object, *, step: int) -> int:
+    """A policy's answer as a plain number. Raises UserError: the class may be the user's own."""
+    try:
+        count = operator.index(answer)  # type: ignore[arg-type]
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise UserError(f"freeze.policy: it answers {answer!r} at step {step}; give a whole number of at least 0")
+    return count

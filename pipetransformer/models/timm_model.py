@@ -52,7 +52,7 @@ class TimmModel(BuiltModel):
                 _refuse_other_families(name)
             raise UserError(could_not_build(config, error)) from error
         family_of(self.model, name=config.model.name)
-        patch = getattr(self.model.patch_embed, "patch_size", None)
+        patch = getattr(getattr(self.model, "patch_embed", None), "patch_size", None)
         if config.data.image_size is not None and patch and config.data.image_size % patch[0]:
             raise UserError(
                 f"data.image_size: {config.data.image_size} does not divide into patches of {patch[0]} pixels; "

@@ -87,7 +87,7 @@ def _changes(path: Path, config: Config) -> tuple[str, ...]:
     """One text for every key of model, data, train and freeze that differs from the configuration kept in ``path``."""
     if not (path / "config.yaml").is_file():
         return ()
-    old, new = load_config(path / "config.yaml").model_dump(), config.model_dump()
+    old, new = load_config(path / "config.yaml", is_past=True).model_dump(), config.model_dump()
     return tuple(
         f"{section}.{key} was {old[section][key]} and is {value} now"
         for section in ("model", "data", "train", "freeze")

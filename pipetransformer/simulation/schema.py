@@ -14,7 +14,7 @@ from pipetransformer.config.types import Count, CountOrZero, NotNegative, NumByt
 from pipetransformer.config.words import Allowed, explain, reference, text_keys
 from pipetransformer.config.yaml_text import parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
-from pipetransformer.freeze.policies import SchedulePolicy
+from pipetransformer.freeze.schedule import scheduled
 from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.costs import JobCosts, Link
 from pipetransformer.pipe.planner.search import Constraints, divisors
@@ -109,8 +109,8 @@ class SimulationConfig(Section):
         """The number of frozen blocks (n) by epoch."""
         if self.freeze.frozen is not None:
             return tuple(self.freeze.frozen)
-        policy = SchedulePolicy(self.model.blocks, self.freeze.alpha)
-        return tuple(policy.decide(epoch, frozen=0, norms=None) for epoch in range(self.train.epochs))
+        blocks, alpha = self.model.blocks, self.freeze.alpha
+        return tuple(scheduled(epoch, num_blocks=blocks, alpha=alpha) for epoch in range(self.train.epochs))
 
 
 def load_simulation(path: str | Path, overrides: Sequence[str] = ()) -> SimulationConfig:

@@ -1,0 +1,237 @@
+"""Question answering: questions cut into overlapping windows, answers put together again.
+
+A question and its context make as many windows as the context needs; each window is a sample of its own. An answer is
+the best span over all windows of its question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pipetransformer.data.dataset import Dataset
+from pipetransformer.data.prepared import Lead, Prepared, alone, prepared
+from pipetransformer.data.reader import QuestionReader, reader_of
+from pipetransformer.data.sources import Question
+from pipetransformer.data.tokens import TokenDataset, check_tokenizer, ragged, tokenizer_identity
+from pipetransformer.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from pipetransformer.config import DataConfig
+
+__all__ = ["SquadDataset", "best_answer", "load_squad", "read_squad"]
+
+_MOST_CANDIDATES = 20
+_MOST_TOKENS = 30
+
+
+class SquadDataset(TokenDataset):
+    """Windows as samples.
+
+    Args:
+        source: the arrays of a ``TokenDataset``; ``question`` int64 [windows], the question that each window is of; and
+            ``offsets`` int32 [all tokens, 2], first and last character (exclusive) of the context, -1 outside of it.
+        read: the questions; called when answers are first put together, on the rank that does it.
+
+    Attributes:
+        predictions: the answer to every question by its id, after ``measure``.
+    """
+
+    def __init__(
+        self,
+        source: Prepared,
+        *,
+        read: Callable[[], list[Question]],
+        padding_id: int,
+        max_length: int,
+    ) -> None:
+        super().__init__(
+            source,
+            kind="spans",
+            metric_names=("f1", "exact_match"),
+            padding_id=padding_id,
+            max_length=max_length,
+        )
+        self._question, self._offsets = source.arrays["question"], source.arrays["offsets"]
+        self._read = read
+        self._questions: list[Question] | None = None
+
+    def measure(self, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+        """Official exact match and F1, in per cent, by torchmetrics.
+
+        Args:
+            outputs: logits of first and last token [padded length, 2], of every window.
+        """
+        from torchmetrics.functional.text import squad
+
+        if self._questions is None:
+            self._questions = self._read()
+        questions = self._questions
+        windows: list[list[int]] = [[] for _ in questions]
+        for window, question in enumerate(self._question.tolist()):
+            windows[question].append(window)
+        self.predictions = {
+            question.id: best_answer(question.context, [(outputs[w], self._window_offsets(w)) for w in own])
+            for question, own in zip(questions, windows, strict=True)
+        }
+        told: list[Any] = [{"prediction_text": text, "id": id_} for id_, text in self.predictions.items()]
+        wanted: list[Any] = [
+            {
+                "id": question.id,
+                "answers": {
+                    "text": [text for text, _ in question.answers],
+                    "answer_start": [start for _, start in question.answers],
+                },
+            }
+            for question in questions
+        ]
+        scores = squad(told, wanted)
+        return {name: float(scores[name]) for name in self.metric_names}
+
+    def _window_offsets(self, window: int) -> np.ndarray:
+        start = self._starts[window]
+        return self._offsets[start : start + self.num_tokens[window]]
+
+
+def best_answer(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]]) -> str:
+    """The span of the context whose first and last token have the largest summed logits; "" where there is none.
+
+    Of the 20 likeliest first and last tokens of each window, spans of at most 30 tokens count (as is usual, after
+    Devlin et al., arXiv 1810.04805).
+
+    Args:
+        windows: logits [at least tokens, 2] and offsets [tokens, 2] of every window of one question.
+    """
+    best, answer = -np.inf, ""
+    for logits, offsets in windows:
+        inside = offsets[:, 0] >= 0
+        scores = np.where(inside[:, None], logits[: len(offsets)], -np.inf)
+        first, last = (np.argsort(-scores[:, side], kind="stable")[:_MOST_CANDIDATES] for side in (0, 1))
+        span = last[None, :] - first[:, None]
+        total = scores[first, 0][:, None] + scores[last, 1][None, :]
+        total = np.where((span >= 0) & (span < _MOST_TOKENS), total, -np.inf)
+        row, column = np.unravel_index(int(total.argmax()), total.shape)
+        if total[row, column] > best:
+            best = float(total[row, column])
+            answer = context[offsets[first[row], 0] : offsets[last[column], 1]]
+    return answer
+
+
+def load_squad(data: DataConfig, *, tokenizer: PreTrainedTokenizerFast, lead: Lead = alone) -> dict[str, Dataset]:
+    """The splits ``train`` and ``eval``, cut into windows once per node. Samples that are counted are questions."""
+    check_tokenizer(tokenizer, max_length=data.max_length)
+    if not 0 < data.stride < data.max_length // 2:
+        raise UserError(
+            f"data.stride: {data.stride} is not allowed; give at least 1 and less than half of data.max_length"
+        )
+    reader = _reader(data)
+    splits: dict[str, Dataset] = {}
+    for split, max_samples in (("train", data.max_train_samples), ("eval", data.max_eval_samples)):
+
+        def read(split: str = split, max_samples: int | None = max_samples) -> list[Question]:
+            return read_squad(data, split=split, max_samples=max_samples)
+
+        def key(split: str = split, max_samples: int | None = max_samples) -> object:
+            source = reader.digest(split)
+            content = source if source is not None else repr(read(split, max_samples))
+            return ("squad", content, tokenizer_identity(tokenizer), data.max_length, data.stride, max_samples)
+
+        def build(split: str = split, max_samples: int | None = max_samples) -> Mapping[str, np.ndarray]:
+            return _windows(read(split, max_samples), tokenizer, max_length=data.max_length, stride=data.stride)
+
+        splits[split] = SquadDataset(
+            prepared(key, build, lead=lead),
+            read=read,
+            padding_id=int(tokenizer.pad_token_id),
+            max_length=data.max_length,
+        )
+    return splits
+
+
+def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> list[Question]:
+    """The first ``max_samples`` questions of a split.
+
+    Raises:
+        UserError: naming the file and the question; for an answer, too, that is not where it says it is.
+    """
+    reader = _reader(data)
+    source, found = reader.place(split), reader.read(split, max_samples=max_samples)
+    questions, names = list[Question](), set[str]()
+    for question in found:
+        if len(questions) == max_samples:
+            break
+        if not question.answers:
+            raise UserError(f"{source}: question {question.id} has no answer; give SQuAD 1.1, where each has one")
+        for text, start in question.answers:
+            if not text or question.context[start : start + len(text)] != text:
+                raise UserError(
+                    f"{source}: question {question.id}: the answer {text!r} is not at character {start} of its context"
+                )
+        if question.id in names:
+            raise UserError(f"{source}: two questions have the id {question.id}; give each its own")
+        names.add(question.id)
+        questions.append(question)
+    if not questions:
+        raise UserError(f"{source}: holds no questions; at least 1 is needed")
+    return questions
+
+
+def _reader(data: DataConfig) -> QuestionReader:
+    reader = reader_of(data)
+    assert isinstance(reader, QuestionReader), reader
+    return reader
+
+
+def _windows(
+    questions: Sequence[Question], tokenizer: PreTrainedTokenizerFast, *, max_length: int, stride: int
+) -> dict[str, np.ndarray]:
+    """The windows of all questions. A window without the whole answer is labelled with its first token, twice."""
+    asked = [question.question.lstrip() for question in questions]
+    by_themselves = tokenizer(asked, add_special_tokens=False, return_attention_mask=False)["input_ids"]
+    least = max(map(len, by_themselves)) + tokenizer.num_special_tokens_to_add(pair=True) + stride + 1
+    if max_length < least:  # the tokenizer itself would panic
+        raise UserError(
+            f"data.max_length: {max_length} leaves no room for a context behind the longest question; "
+            f"give at least {least}, or a smaller data.stride"
+        )
+    encoded = tokenizer(
+        asked,
+        [question.context for question in questions],
+        truncation="only_second",
+        max_length=max_length,
+        stride=stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        return_token_type_ids=True,
+        return_attention_mask=False,
+    )
+    of_question = np.array(encoded["overflow_to_sample_mapping"], dtype=np.int64)
+    labels = np.zeros((len(of_question), 2), dtype=np.int64)
+    offsets = []
+    for window, question in enumerate(of_question.tolist()):
+        table = np.array(encoded["offset_mapping"][window], dtype=np.int32)
+        part = np.array([-1 if s is None else s for s in encoded.sequence_ids(window)])
+        table[part != 1] = -1
+        text, start = questions[question].answers[0]
+        labels[window] = _label(table, start, start + len(text))
+        offsets.append(table)
+    return {
+        **ragged(encoded["input_ids"], encoded["token_type_ids"]),
+        "labels": labels,
+        "question": of_question,
+        "offsets": np.concatenate(offsets),
+    }
+
+
+def _label(offsets: np.ndarray, start: int, stop: int) -> tuple[int, int]:
+    """First and last token of characters start .. stop - 1; (0, 0) where the window does not hold them all."""
+    inside = np.flatnonzero(offsets[:, 0] >= 0)
+    if not len(inside) or offsets[inside[0], 0] > start or offsets[inside[-1], 1] < stop:
+        return 0, 0
+    first = inside[np.searchsorted(offsets[inside, 0], start, side="right") - 1]
+    last = inside[np.searchsorted(offsets[inside, 1], stop, side="left")]
+    return int(first), int(last)

@@ -1,0 +1,48 @@
+"""The policy of AutoFreeze's paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipetransformer.config.types import Percent, Section
+
+__all__ = ["PercentilePolicy"]
+
+
+@dataclass(frozen=True, slots=True)
+class PercentilePolicy:
+    """Freezes the blocks in front of the first active one that still changes: AutoFreeze, arXiv 2102.01386, section 4.
+
+    A block changes by |norm - norm before| / norm before. It still changes where that is at or above the
+    ``percentile``-th percentile (linear interpolation) of all active blocks' changes, so that never all freeze at once.
+    """
+
+    class Options(Section):
+        percentile: Percent
+
+    num_blocks: int
+    options: Options
+    needs_norms: ClassVar[bool] = True
+    may_unfreeze: ClassVar[bool] = False
+
+    def decide(
+        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None
+    ) -> int:
+        if norms is None or before is None or frozen == self.num_blocks:
+            return frozen
+        changes = [
+            abs(now - then) / then if then > 0 else math.inf for now, then in zip(norms[frozen:], before[frozen:])
+        ]
+        threshold = _percentile(changes, self.options.percentile)
+        return frozen + next(index for index, change in enumerate(changes) if change >= threshold)
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    """The ``percent``-th percentile of ``values``, linearly between neighbours."""
+    ordered = sorted(values)
+    position = percent / 100 * (len(ordered) - 1)
+    low, high = ordered[math.floor(position)], ordered[math.ceil(position)]
+    return low if low == high else low + (high - low) * (position - math.floor(position))

@@ -1,0 +1,63 @@
+"""What AutoFreeze asks: how many leading blocks are frozen after interval T. Pure functions of plain numbers.
+
+A policy is one class in one file, an entry of ``config/entries.py`` or the user's own. ``norms`` holds one number a
+block: the mean over the interval of the norm of its data-parallel gradient before clipping (0 for frozen blocks);
+``before`` those of the interval before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from pipetransformer.config.policies import chosen_policy
+from pipetransformer.errors import UserError
+
+if TYPE_CHECKING:
+    from pipetransformer.config import FreezeConfig, Section
+
+__all__ = ["Policy", "build_policy", "ceiling"]
+
+
+class Policy(Protocol):
+    """Made as ``Class(num_blocks, options=Options(...))``.
+
+    Attributes:
+        Options: its keys, those of ``freeze`` that it reads or, for a user's own, those of ``freeze.options``.
+        needs_norms: whether ``decide`` reads gradient norms (they cost one fused pass a step).
+        may_unfreeze: whether n may ever shrink (then optimizer state of frozen blocks is kept).
+    """
+
+    Options: ClassVar[type[Section]]
+    needs_norms: ClassVar[bool]
+    may_unfreeze: ClassVar[bool]
+
+    def __init__(self, num_blocks: int, *, options: Any) -> None: ...
+
+    def decide(
+        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None
+    ) -> int:
+        """n after ``interval`` (0, 1, ...) intervals since the warm-up, given the n of the interval before."""
+        ...
+
+
+def build_policy(config: FreezeConfig, *, num_blocks: int) -> Policy | None:
+    """The policy that ``freeze.policy`` names; None for ``none``.
+
+    Raises:
+        UserError: if it or its options are not as they should be, or more blocks than the model has are to be frozen.
+    """
+    if config.max_frozen is not None and not 0 <= config.max_frozen <= num_blocks:
+        raise UserError(f"freeze.max_frozen: {config.max_frozen} is not allowed; the model has {num_blocks} blocks")
+    chosen = chosen_policy(config)
+    if chosen is None:
+        return None
+    policy, options = chosen
+    built: Policy = policy(num_blocks, options=options)
+    return built
+
+
+def ceiling(value: float) -> int:
+    """Ceiling that forgives the rounding of (1 - alpha)^T: 12 (1 - 2/3) is 4, not 5."""
+    return math.ceil(value - 1e-9)
