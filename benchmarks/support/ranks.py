@@ -11,7 +11,7 @@ from pathlib import Path
 from pipetransformer.errors import UserError
 from pipetransformer.process.world import slowest
 
-__all__ = ["is_rank", "launch", "slowest"]
+__all__ = ["import_path", "is_rank", "launch", "slowest"]
 
 _MARK = "PIPETRANSFORMER_BENCHMARK_RANK"
 
@@ -26,6 +26,11 @@ def is_rank() -> bool:
     return True
 
 
+def import_path() -> dict[str, str]:
+    """The variable with which another Python finds what this one does."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
 def launch(script: str | Path, *, num_ranks: int, num_threads: int = 1) -> None:
     """Runs ``script`` with this process's own arguments on ranks of this machine; exits with torchrun's status if any
     failed.
@@ -34,7 +39,8 @@ def launch(script: str | Path, *, num_ranks: int, num_threads: int = 1) -> None:
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads), "PIPETRANSFORMER_CACHE": cache, _MARK: "1"}
+        own = {"OMP_NUM_THREADS": str(num_threads), "PIPETRANSFORMER_CACHE": cache, _MARK: "1"}
+        environment = {**os.environ, **import_path(), **own}
         ended = subprocess.run([*command, str(script), *sys.argv[1:]], env=environment)
     if ended.returncode:
         sys.exit(ended.returncode)
