@@ -1,7 +1,7 @@
 """Ranks that live for one measurement: what one leaves behind, or dies of, is no matter of the next one's.
 
-``support.ranks.launch`` starts a whole script again. Here the script stays, and asks for new ranks again and again: a
-rank that runs out of memory can only be ended, and its peers, which wait for it, with it. Each ``run`` is one job of
+``support.ranks.as_ranks`` starts a whole script again. Here the script stays, and asks for new ranks again and again:
+a rank that runs out of memory can only be ended, and its peers, which wait for it, with it. Each ``run`` is one job of
 torchrun (``rank.py``), in whose folder lie, as JSON, the argument and what every rank answers:
 
     argument.json  ->  0.json, 1.json, ...    or K.out_of_memory, where rank K had not enough

@@ -30,14 +30,14 @@ from benchmarks.gpt2_sweep.growth import peak_growth
 from benchmarks.gpt2_sweep.pipes import Batch, Ours, Pipe, Torchgpipe, block_cuts, layers_of
 from benchmarks.gpt2_sweep.report import Cell, Figures, Shape, write_sweep
 from benchmarks.support.command_line import add_output, bench_parser
-from benchmarks.support.ranks import is_rank, launch, slowest
+from benchmarks.support.ranks import as_ranks
 from benchmarks.support.torchgpipe import require_torchgpipe
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph import Graph, trace
 from pipetransformer.graphs.zoo import zoo_model
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
-from pipetransformer.process.world import World, close_world, init_world
+from pipetransformer.process.world import World, close_world, init_world, slowest
 
 MODEL, BATCH = "gpt2_90m", 64
 STAGES, MICROBATCHES = (1, 2, 4), (1, 2, 4, 8, 16, 32, 64)
@@ -54,10 +54,7 @@ def main() -> None:
     arguments = parse()
     require_torchgpipe()
     check_arguments(arguments)
-    if is_rank():
-        run(arguments)
-    else:
-        launch(__file__, num_ranks=max(arguments.stages))
+    as_ranks(__file__, lambda: run(arguments), num_ranks=max(arguments.stages))
 
 
 def parse() -> argparse.Namespace:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from benchmarks.support.command_line import bench_parser
 from benchmarks.support.measure import CONFIGS
-from benchmarks.support.ranks import is_rank, launch
+from benchmarks.support.ranks import as_ranks
 from benchmarks.support.steps import PlanSteps
 from benchmarks.support.table import Row, write_table
 from pipetransformer.adapter import LiveBytes
@@ -64,10 +64,7 @@ def main() -> None:
     parser = bench_parser("memory", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     arguments = parser.parse_args()
-    if is_rank():
-        run(arguments.models)
-    else:
-        launch(__file__, num_ranks=2)
+    as_ranks(__file__, lambda: run(arguments.models), num_ranks=2)
 
 
 def run(models: list[str]) -> None:

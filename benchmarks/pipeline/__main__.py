@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from benchmarks.support.command_line import bench_parser
 from benchmarks.support.measure import CONFIGS, spread
-from benchmarks.support.ranks import is_rank, launch
+from benchmarks.support.ranks import as_ranks
 from benchmarks.support.steps import PlanSteps
 from benchmarks.support.table import write_table
 from benchmarks.support.torchgpipe import build_gpipe, require_torchgpipe, threads
@@ -68,10 +68,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=count, default=7, help="timed rounds (default 7)")
     arguments = parser.parse_args()
     require_torchgpipe()
-    if is_rank():
-        run(repeats=arguments.repeats)
-    else:
-        launch(__file__, num_ranks=2)
+    as_ranks(__file__, lambda: run(repeats=arguments.repeats), num_ranks=2)
 
 
 def run(*, repeats: int) -> None:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from benchmarks.support.command_line import bench_parser
 from benchmarks.support.measure import CONFIGS, save, spread
-from benchmarks.support.ranks import is_rank, launch
+from benchmarks.support.ranks import as_ranks
 from benchmarks.support.steps import PlanSteps
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import Batch, cache_folder, epoch_batches
@@ -53,10 +53,7 @@ def main() -> None:
     parser = bench_parser("predictor", description=__doc__)
     parser.add_argument("--repeats", type=count, default=9, help="rounds (default 9)")
     arguments = parser.parse_args()
-    if is_rank():
-        run(repeats=arguments.repeats)
-    else:
-        launch(__file__, num_ranks=2)
+    as_ranks(__file__, lambda: run(repeats=arguments.repeats), num_ranks=2)
 
 
 def run(*, repeats: int) -> None:
@@ -80,7 +77,7 @@ def of_mode(config: Config, job: Job, world: World, *, mode: str, repeats: int) 
     bench = Bench(job, config, batches[0], world=world)
 
     def measured() -> JobCosts:
-        if world.rank == 0:  # what was measured before; the folder is ``launch``'s own
+        if world.rank == 0:  # what was measured before; the folder is ``as_ranks``'s own
             shutil.rmtree(cache_folder() / "profiles", ignore_errors=True)
         bench.give_back()
         return measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world).job

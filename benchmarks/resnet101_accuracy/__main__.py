@@ -35,12 +35,12 @@ from benchmarks.support.graphs import (
     num_ranks,
     pick_scale,
 )
-from benchmarks.support.ranks import is_rank, launch
+from benchmarks.support.ranks import as_ranks
 from benchmarks.support.table import Row, write_table
 from pipetransformer.config import DataConfig
 from pipetransformer.data import Dataset
 from pipetransformer.data.images import ImagePreprocessing, load_image_data
-from pipetransformer.data.info import describe
+from pipetransformer.data.info import DataInfo, describe
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.zoo import zoo_model
 from pipetransformer.launch.arguments import count
@@ -165,16 +165,22 @@ def main() -> None:
         max_eval_samples=size.eval_samples,
     )
     info = describe(data)
-    if is_rank():
-        world = init_world(timeout_seconds=600)
-        torch.set_num_threads(1)
-        splits = load_image_data(data, info=info, preprocessing=_PICTURES, seed=0, lead=partial(led_by, 0))
-        errors = Trials(world, size, splits).run(num_seeds=arguments.seeds)
-        if world.rank == 0:
-            tell(errors, size, world_size=world.size, num_seeds=arguments.seeds, splits=splits, to=arguments.output)
-        close_world()
-    else:
-        launch(__file__, num_ranks=num_ranks(arguments.ranks))
+    as_ranks(
+        __file__,
+        lambda: measure(data, info, size, num_seeds=arguments.seeds, folder=arguments.output),
+        num_ranks=num_ranks(arguments.ranks),
+    )
+
+
+def measure(data: DataConfig, info: DataInfo, size: Size, *, num_seeds: int, folder: Path) -> None:
+    """All rows, on one rank; rank 0 tells."""
+    world = init_world(timeout_seconds=600)
+    torch.set_num_threads(1)
+    splits = load_image_data(data, info=info, preprocessing=_PICTURES, seed=0, lead=partial(led_by, 0))
+    errors = Trials(world, size, splits).run(num_seeds=num_seeds)
+    if world.rank == 0:
+        tell(errors, size, world_size=world.size, num_seeds=num_seeds, splits=splits, to=folder)
+    close_world()
 
 
 class Trials:

@@ -22,7 +22,7 @@ from benchmarks.support.graphs import (
     sharing_note,
     time_rounds,
 )
-from benchmarks.support.ranks import is_rank, launch
+from benchmarks.support.ranks import as_ranks
 from benchmarks.support.table import Row, write_table
 from pipetransformer.errors import UserError
 from pipetransformer.launch.arguments import count
@@ -92,10 +92,11 @@ class SpeedTable:
         parser.add_argument("--repeats", type=count, default=7, help="timed rounds over all rows (default 7)")
         add_output(parser)
         arguments = parser.parse_args()
-        if is_rank():
-            self._measure(pick_scale(arguments.scale), repeats=arguments.repeats, folder=arguments.output)
-        else:
-            launch(script, num_ranks=num_ranks(arguments.ranks))
+        as_ranks(
+            script,
+            lambda: self._measure(pick_scale(arguments.scale), repeats=arguments.repeats, folder=arguments.output),
+            num_ranks=num_ranks(arguments.ranks),
+        )
 
     def _measure(self, scale: str, *, repeats: int, folder: Path) -> None:
         world = init_world(timeout_seconds=600)

@@ -6,19 +6,19 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from pipetransformer.errors import UserError
-from pipetransformer.process.world import slowest
 
-__all__ = ["import_path", "is_rank", "launch", "slowest"]
+__all__ = ["as_ranks", "import_path", "is_rank"]
 
 _MARK = "PIPETRANSFORMER_BENCHMARK_RANK"
 
 
 def is_rank() -> bool:
-    """Whether this process is one that ``launch`` started. Raises UserError under another's torchrun, whose ranks have
-    the user's own cache folder."""
+    """Whether ``as_ranks`` started this process. Raises UserError under another's torchrun, whose ranks have the user's
+    own cache folder."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
     if _MARK not in os.environ:
@@ -31,15 +31,18 @@ def import_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def launch(script: str | Path, *, num_ranks: int, num_threads: int = 1) -> None:
-    """Runs ``script`` with this process's own arguments on ranks of this machine; exits with torchrun's status if any
-    failed.
+def as_ranks(script: str | Path, body: Callable[[], None], *, num_ranks: int) -> None:
+    """Runs ``body`` if this process is a rank, or else ``script`` with this process's own arguments on ranks of this
+    machine, one thread each; exits with torchrun's status if any failed.
 
     Costs that jobs keep are measured now, not read from an earlier run: the ranks have an empty cache folder.
     """
+    if is_rank():
+        body()
+        return
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     with tempfile.TemporaryDirectory() as cache:
-        own = {"OMP_NUM_THREADS": str(num_threads), "PIPETRANSFORMER_CACHE": cache, _MARK: "1"}
+        own = {"OMP_NUM_THREADS": "1", "PIPETRANSFORMER_CACHE": cache, _MARK: "1"}
         environment = {**os.environ, **import_path(), **own}
         ended = subprocess.run([*command, str(script), *sys.argv[1:]], env=environment)
     if ended.returncode:

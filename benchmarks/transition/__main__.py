@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from benchmarks.support.command_line import bench_parser
 from benchmarks.support.measure import CONFIGS, save, spread
-from benchmarks.support.ranks import is_rank, launch
+from benchmarks.support.ranks import as_ranks
 from pipetransformer.config import load_config
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
@@ -50,10 +50,7 @@ def main() -> None:
     parser = bench_parser("transition", description=__doc__)
     parser.add_argument("--cycles", type=count, default=4, help="times to and fro")
     arguments = parser.parse_args()
-    if is_rank():
-        run(cycles=arguments.cycles)
-    else:
-        launch(__file__, num_ranks=WORLD_SIZE)
+    as_ranks(__file__, lambda: run(cycles=arguments.cycles), num_ranks=WORLD_SIZE)
 
 
 def plan_of(pp: int) -> ParallelPlan:
