@@ -20,13 +20,7 @@ from matplotlib.figure import Figure
 from benchmarks.amoebanet_memory.jobs import BYTES_PER_PARAMETER, Held, Job, Model, find_boundaries, measure
 from benchmarks.ddp_vs_pipe.fresh_ranks import FreshRanks, OutOfMemory
 from benchmarks.support.command_line import add_output, bench_parser
-from benchmarks.support.graphs import (
-    Setting,
-    add_scale,
-    needs,
-    num_ranks,
-    pick_scale,
-)
+from benchmarks.support.graphs import Setting, add_scale, needs, num_ranks, pick_scale
 from benchmarks.support.table import Row, write_table
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded

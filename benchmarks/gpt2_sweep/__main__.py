@@ -19,6 +19,7 @@ import os
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import partial
 from itertools import product
 from time import perf_counter
 
@@ -37,7 +38,7 @@ from pipetransformer.graphs.graph import Graph, trace
 from pipetransformer.graphs.zoo import zoo_model
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
-from pipetransformer.process.world import World, close_world, init_world, slowest
+from pipetransformer.process.world import World, slowest
 
 MODEL, BATCH = "gpt2_90m", 64
 STAGES, MICROBATCHES = (1, 2, 4), (1, 2, 4, 8, 16, 32, 64)
@@ -54,7 +55,7 @@ def main() -> None:
     arguments = parse()
     require_torchgpipe()
     check_arguments(arguments)
-    as_ranks(__file__, lambda: run(arguments), num_ranks=max(arguments.stages))
+    as_ranks(__file__, partial(run, arguments=arguments), num_ranks=max(arguments.stages))
 
 
 def parse() -> argparse.Namespace:
@@ -88,9 +89,7 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         )
 
 
-def run(arguments: argparse.Namespace) -> None:
-    world = init_world(timeout_seconds=600)
-    torch.set_num_threads(1)
+def run(world: World, *, arguments: argparse.Namespace) -> None:
     found, difference = sweep(
         world,
         sizes=SIZES[arguments.scale],
@@ -102,7 +101,6 @@ def run(arguments: argparse.Namespace) -> None:
     if world.rank == 0:
         shape = Shape(BATCH, SIZES[arguments.scale], on_gpus=world.device.type == "cuda")
         write_sweep(found, difference, shape=shape, folder=arguments.output)
-    close_world()
 
 
 def sweep(

@@ -36,7 +36,7 @@ from pipetransformer.pipe.measure.profile import Workload, full_batches, measure
 from pipetransformer.pipe.planner.search import predict
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.schedules import SCHEDULES, fewest_stages
-from pipetransformer.process.world import World, close_world, init_world, led_by
+from pipetransformer.process.world import World, led_by
 from pipetransformer.run.job import Job, build_job
 
 MODELS = {
@@ -64,11 +64,10 @@ def main() -> None:
     parser = bench_parser("memory", description=__doc__)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     arguments = parser.parse_args()
-    as_ranks(__file__, lambda: run(arguments.models), num_ranks=2)
+    as_ranks(__file__, partial(run, models=arguments.models), num_ranks=2)
 
 
-def run(models: list[str]) -> None:
-    world = init_world(timeout_seconds=300)
+def run(world: World, *, models: list[str]) -> None:
     rows: list[Row] = []
     everything = list(plans(world.size))
     for model, optimizer, mode in product(models, OPTIMIZERS, MODES):
@@ -85,7 +84,6 @@ def run(models: list[str]) -> None:
             print(f"{model} {optimizer} {mode}: predicted / real {min(ratios):.3f} .. {max(ratios):.3f}", flush=True)
     if world.rank == 0:
         tell(rows)
-    close_world()
 
 
 def plans(world_size: int) -> Iterator[ParallelPlan]:

@@ -36,11 +36,7 @@ def measure() -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
 
     def add(table: str, what: str, name: str, published: float, overrides: list[str]) -> None:
-        elastic, pipeline, best = (
-            seconds(name, *overrides),
-            seconds(name, *STATIC),
-            seconds(name, *STATIC, FREE),
-        )
+        elastic, pipeline, best = (seconds(name, *given) for given in (overrides, STATIC, [*STATIC, FREE]))
         rows.append(
             dict(
                 table=table,

@@ -34,7 +34,7 @@ from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
 from pipetransformer.models import Chain, Stage
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.process.world import World, close_world, init_world, led_by, slowest
+from pipetransformer.process.world import World, led_by, slowest
 from pipetransformer.run.job import build_job
 
 CONFIG = CONFIGS / "train_config_digits_no_freeze.yaml"
@@ -68,12 +68,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=count, default=7, help="timed rounds (default 7)")
     arguments = parser.parse_args()
     require_torchgpipe()
-    as_ranks(__file__, lambda: run(repeats=arguments.repeats), num_ranks=2)
+    as_ranks(__file__, partial(run, repeats=arguments.repeats), num_ranks=2)
 
 
-def run(*, repeats: int) -> None:
-    world = init_world(timeout_seconds=300)
-    torch.set_num_threads(1)
+def run(world: World, *, repeats: int) -> None:
     bench = Bench(world)
     times: dict[str, list[float]] = {}
     for repeat in range(repeats + 1):
@@ -83,7 +81,6 @@ def run(*, repeats: int) -> None:
                     times.setdefault(name, []).append(seconds)
     if world.rank == 0:
         tell(times)
-    close_world()
 
 
 class Bench:
@@ -105,8 +102,8 @@ class Bench:
     def rows(self) -> list[Mapping[str, Round]]:
         """By name what is timed, what is compared closely side by side; entering a layout is not timed."""
         rows: list[Mapping[str, Round]] = [
-            {"plain loop, 1 thread": partial(self.plain, num_threads=1)},
-            {"plain loop, 2 threads": partial(self.plain, num_threads=2)},
+            {"plain loop, 1 thread": partial(self.by_rank_0, self.plain, num_threads=1)},
+            {"plain loop, 2 threads": partial(self.by_rank_0, self.plain, num_threads=2)},
             {"data parallel, 2 ranks": self.entered(ParallelPlan(0, 1, 2, (), 1, "1f1b", None, NUM_BLOCKS))},
         ]
         for m in MICROBATCHES:
@@ -118,8 +115,8 @@ class Bench:
                 }
             )
             rows += [
-                {f"torchgpipe, 2 devices, {number} threads, M {m}": partial(self.torchgpipe, m, number)}
-                for number in (1, 2)
+                {f"torchgpipe, 2 devices, {n} threads, M {m}": partial(self.by_rank_0, self.gpipes[m], num_threads=n)}
+                for n in (1, 2)
             ]
         return rows
 
@@ -158,20 +155,14 @@ class Bench:
                 torch.autograd.backward(self.objective(stage(entering), self.labels[part]))
         self.alone.model.zero_grad()
 
-    def plain(self, *, num_threads: int) -> None:
-        if self.world.rank == 0:
-            with threads(num_threads):
-                self.objective.begin(step=0, global_count=BATCH)
-                outputs = self.alone.run(range(NUM_BLOCKS + 2), self.inputs, {})
-                torch.autograd.backward(self.objective(outputs, self.labels))
-            self.alone.model.zero_grad()
-        dist.barrier()
+    def plain(self, inputs: Tensor) -> Tensor:
+        return self.alone.run(range(NUM_BLOCKS + 2), inputs, {})
 
-    def torchgpipe(self, m: int, num_threads: int) -> None:
+    def by_rank_0(self, forward: Callable[[Tensor], Tensor], *, num_threads: int) -> None:
         if self.world.rank == 0:
             with threads(num_threads):
                 self.objective.begin(step=0, global_count=BATCH)
-                torch.autograd.backward(self.objective(self.gpipes[m](self.inputs), self.labels))
+                torch.autograd.backward(self.objective(forward(self.inputs), self.labels))
             self.alone.model.zero_grad()
         dist.barrier()
 

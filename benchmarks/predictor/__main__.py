@@ -35,7 +35,7 @@ from pipetransformer.pipe.measure.profile import Workload, measure_profile
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.search import Constraints, best_plan, predict, unit_costs
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.process.world import World, close_world, init_world, led_by, slowest, synchronize
+from pipetransformer.process.world import World, led_by, slowest, synchronize
 from pipetransformer.run.job import Job, build_job
 
 CONFIG = CONFIGS / "train_config_digits_no_freeze.yaml"
@@ -53,11 +53,10 @@ def main() -> None:
     parser = bench_parser("predictor", description=__doc__)
     parser.add_argument("--repeats", type=count, default=9, help="rounds (default 9)")
     arguments = parser.parse_args()
-    as_ranks(__file__, lambda: run(repeats=arguments.repeats), num_ranks=2)
+    as_ranks(__file__, partial(run, repeats=arguments.repeats), num_ranks=2)
 
 
-def run(*, repeats: int) -> None:
-    world = init_world(timeout_seconds=300)
+def run(world: World, *, repeats: int) -> None:
     rows: list[dict[str, object]] = []
     for mode in MODES:
         config = load_config(CONFIG, [*MODEL, f"pipe.recompute={mode}", "pipe.microbatches=auto"])
@@ -65,7 +64,6 @@ def run(*, repeats: int) -> None:
         rows += of_mode(config, job, world, mode=mode, repeats=repeats)
     if world.rank == 0:
         print(f"saved {save('predictor', rows)}")
-    close_world()
 
 
 def of_mode(config: Config, job: Job, world: World, *, mode: str, repeats: int) -> list[dict[str, object]]:

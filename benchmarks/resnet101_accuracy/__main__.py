@@ -40,12 +40,12 @@ from benchmarks.support.table import Row, write_table
 from pipetransformer.config import DataConfig
 from pipetransformer.data import Dataset
 from pipetransformer.data.images import ImagePreprocessing, load_image_data
-from pipetransformer.data.info import DataInfo, describe
+from pipetransformer.data.info import describe
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.zoo import zoo_model
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
-from pipetransformer.process.world import World, close_world, init_world, led_by, slowest
+from pipetransformer.process.world import World, led_by, slowest
 
 NAME = "resnet101-accuracy"
 # Pixels as CIFAR-100's own statistics have them.
@@ -164,23 +164,20 @@ def main() -> None:
         max_train_samples=size.train_samples,
         max_eval_samples=size.eval_samples,
     )
-    info = describe(data)
+    describe(data)  # a mistake is told before ranks start
     as_ranks(
         __file__,
-        lambda: measure(data, info, size, num_seeds=arguments.seeds, folder=arguments.output),
+        partial(measure, data=data, size=size, num_seeds=arguments.seeds, folder=arguments.output),
         num_ranks=num_ranks(arguments.ranks),
     )
 
 
-def measure(data: DataConfig, info: DataInfo, size: Size, *, num_seeds: int, folder: Path) -> None:
+def measure(world: World, *, data: DataConfig, size: Size, num_seeds: int, folder: Path) -> None:
     """All rows, on one rank; rank 0 tells."""
-    world = init_world(timeout_seconds=600)
-    torch.set_num_threads(1)
-    splits = load_image_data(data, info=info, preprocessing=_PICTURES, seed=0, lead=partial(led_by, 0))
+    splits = load_image_data(data, info=describe(data), preprocessing=_PICTURES, seed=0, lead=partial(led_by, 0))
     errors = Trials(world, size, splits).run(num_seeds=num_seeds)
     if world.rank == 0:
         tell(errors, size, world_size=world.size, num_seeds=num_seeds, splits=splits, to=folder)
-    close_world()
 
 
 class Trials:

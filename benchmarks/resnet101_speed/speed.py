@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -26,7 +27,7 @@ from benchmarks.support.ranks import as_ranks
 from benchmarks.support.table import Row, write_table
 from pipetransformer.errors import UserError
 from pipetransformer.launch.arguments import count
-from pipetransformer.process.world import close_world, init_world
+from pipetransformer.process.world import World
 
 __all__ = ["Published", "Size", "SpeedTable", "equal_settings", "own_settings"]
 
@@ -94,13 +95,13 @@ class SpeedTable:
         arguments = parser.parse_args()
         as_ranks(
             script,
-            lambda: self._measure(pick_scale(arguments.scale), repeats=arguments.repeats, folder=arguments.output),
+            partial(
+                self._measure, scale=pick_scale(arguments.scale), repeats=arguments.repeats, folder=arguments.output
+            ),
             num_ranks=num_ranks(arguments.ranks),
         )
 
-    def _measure(self, scale: str, *, repeats: int, folder: Path) -> None:
-        world = init_world(timeout_seconds=600)
-        torch.set_num_threads(1)
+    def _measure(self, world: World, *, scale: str, repeats: int, folder: Path) -> None:
         size = self.sizes[scale]
         bench = GraphBench(world, build=size.build, image_size=size.image_size, num_classes=self.num_classes)
         settings = [
@@ -116,7 +117,6 @@ class SpeedTable:
             taken = {id(setting): rounds for setting, rounds in zip(able, seconds)}
             timed = [(block, setting, taken.get(id(setting))) for block, setting in settings]
             self.tell(timed, size, world_size=world.size, repeats=repeats, folder=folder)
-        close_world()
 
     def tell(
         self,

@@ -9,11 +9,15 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from pipetransformer.errors import UserError
+from pipetransformer.process.world import World, close_world, init_world
 
 __all__ = ["as_ranks", "import_path", "is_rank"]
 
 _MARK = "PIPETRANSFORMER_BENCHMARK_RANK"
+_TIMEOUT_SECONDS = 600  # of a collective
 
 
 def is_rank() -> bool:
@@ -31,14 +35,17 @@ def import_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
-def as_ranks(script: str | Path, body: Callable[[], None], *, num_ranks: int) -> None:
+def as_ranks(script: str | Path, body: Callable[[World], None], *, num_ranks: int) -> None:
     """Runs ``body`` if this process is a rank, or else ``script`` with this process's own arguments on ranks of this
     machine, one thread each; exits with torchrun's status if any failed.
 
     Costs that jobs keep are measured now, not read from an earlier run: the ranks have an empty cache folder.
     """
     if is_rank():
-        body()
+        world = init_world(timeout_seconds=_TIMEOUT_SECONDS)
+        torch.set_num_threads(1)
+        body(world)
+        close_world()
         return
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     with tempfile.TemporaryDirectory() as cache:

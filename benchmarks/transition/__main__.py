@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -29,7 +30,7 @@ from pipetransformer.config import load_config
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.process.world import close_world, init_world, synchronize
+from pipetransformer.process.world import World, synchronize
 from pipetransformer.run.tracking import Transition
 from pipetransformer.trainer import Trainer
 
@@ -50,7 +51,7 @@ def main() -> None:
     parser = bench_parser("transition", description=__doc__)
     parser.add_argument("--cycles", type=count, default=4, help="times to and fro")
     arguments = parser.parse_args()
-    as_ranks(__file__, lambda: run(cycles=arguments.cycles), num_ranks=WORLD_SIZE)
+    as_ranks(__file__, partial(run, cycles=arguments.cycles), num_ranks=WORLD_SIZE)
 
 
 def plan_of(pp: int) -> ParallelPlan:
@@ -59,9 +60,8 @@ def plan_of(pp: int) -> ParallelPlan:
     return ParallelPlan(0, pp, WORLD_SIZE // pp, boundaries, num_microbatches, "1f1b", None, NUM_BLOCKS)
 
 
-def run(*, cycles: int) -> None:
+def run(world: World, *, cycles: int) -> None:
     """The job on one rank; rank 0 tells what it cost."""
-    world = init_world(timeout_seconds=120)
     lengths = [*CYCLE * cycles, CYCLE[0]]
     plans = {number * STEPS_PER_PLAN: plan_of(pp) for number, pp in enumerate(lengths)}
     probed: list[float] = []
@@ -89,7 +89,6 @@ def run(*, cycles: int) -> None:
     dist.all_gather_object(all_probed, probed)
     if world.rank == 0:
         tell(lengths, all_probed, moves, unit_bytes)
-    close_world()
 
 
 def tell(
