@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Callable
@@ -13,30 +12,32 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from laws import REPOSITORY
 from matplotlib.figure import Figure
 from ranks import RankPool
 from scipy.stats import ttest_ind
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+sys.path.insert(0, str(REPOSITORY))
 
-import amoebanet_memory
-import amoebanet_speed
-import ddp_vs_pipe
-import memory
-import overhead
-import paper
-import partitioner
-import pipeline
-import predictor
-import resnet101_accuracy
-import resnet101_speed
-import transition
-from support.fresh import OutOfMemory
-from support.graphs import GraphBench, Setting, group_of, time_rounds
-from support.ranks import is_rank
-from support.speed import Published, SpeedTable, equal_settings, own_settings, rows_of
-from support.table import write_table
-
+import benchmarks.amoebanet_memory.__main__ as amoebanet_memory
+import benchmarks.amoebanet_speed.__main__ as amoebanet_speed
+import benchmarks.ddp_vs_pipe.__main__ as ddp_vs_pipe
+import benchmarks.memory.__main__ as memory
+import benchmarks.overhead.__main__ as overhead
+import benchmarks.paper.__main__ as paper
+import benchmarks.partitioner.__main__ as partitioner
+import benchmarks.pipeline.__main__ as pipeline
+import benchmarks.predictor.__main__ as predictor
+import benchmarks.resnet101_accuracy.__main__ as resnet101_accuracy
+import benchmarks.resnet101_speed.__main__ as resnet101_speed
+import benchmarks.transition.__main__ as transition
+from benchmarks.amoebanet_memory.jobs import Held, Job, find_boundaries
+from benchmarks.ddp_vs_pipe.fresh_ranks import OutOfMemory
+from benchmarks.resnet101_speed.speed import Published, SpeedTable, equal_settings, own_settings, rows_of
+from benchmarks.support.graphs import GraphBench, Setting, group_of, time_rounds
+from benchmarks.support.measure import save
+from benchmarks.support.ranks import is_rank
+from benchmarks.support.table import write_table
 from pipetransformer.data import Dataset
 from pipetransformer.data.images import ImageDataset
 from pipetransformer.data.prepared import Prepared
@@ -94,7 +95,7 @@ def test_rows_are_kept_where_none_of_them_can_run(table: SpeedTable, tmp_path: P
     settings = [("equal", s) for s in equal_settings(table.settings, size)]
     settings += [("original's", s) for s in own_settings(table.settings, size)]
     table.tell([(*each, None) for each in settings], size, world_size=1, repeats=1, folder=tmp_path)
-    rows = list(csv.DictReader((tmp_path / f"{table.name}.csv").open()))
+    rows = json.loads((tmp_path / f"{table.name}.json").read_text())["rows"]
     assert [(row["batch"], row["experiment"]) for row in rows] == [(batch, s.name) for batch, s in settings]
     assert all(
         row["note"] == f"needs {s.num_devices} ranks" for row, (_, s) in zip(rows, settings) if s.num_devices > 1
@@ -111,19 +112,29 @@ def test_the_reason_is_the_winners(fastest: str) -> None:
     )
 
 
-def test_a_table_is_four_files_that_agree(tmp_path: Path) -> None:
+def test_a_table_is_printed_kept_with_a_row_a_line_and_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rows = [{"what": "one", "figure": 1.5, "note": None}, {"what": "two", "figure": None, "note": "needs 8 GPUs"}]
     figures: list[Figure] = []
-    text = write_table("name", rows, title="Title", notes=["A note."], draw=figures.append, folder=tmp_path / "new")
-    lines = text.read_text().splitlines()
-    assert lines[0] == "Title" and "A note." in lines
+    path = write_table("name", rows, title="Title ±", notes=["A note."], draw=figures.append, folder=tmp_path / "new")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Title ±" and "A note." in lines
     assert any(line.split() == ["one", "1.5", "-"] for line in lines)
     assert any(line.split() == ["two", "-", "needs", "8", "GPUs"] for line in lines)
-    with text.with_suffix(".csv").open() as file:
-        assert list(csv.DictReader(file))[1] == {"what": "two", "figure": "", "note": "needs 8 GPUs"}
-    kept = json.loads(text.with_suffix(".json").read_text())
+    text = path.read_text(encoding="utf-8")
+    assert {json.dumps(row) for row in rows} <= {line.strip(" ,") for line in text.splitlines()}
+    kept = json.loads(text)
     assert kept["rows"] == rows and "torch" in kept["environment"]
-    assert text.with_suffix(".png").read_bytes().startswith(b"\x89PNG") and len(figures) == 1
+    assert (kept["title"], kept["notes"]) == ("Title ±", ["A note."])
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG") and len(figures) == 1
+    assert {path.name for path in path.parent.iterdir()} == {"name.json", "name.png"}
+
+
+@pytest.mark.parametrize("rows", [[], [{"ratio": [1.0, 2.0]}, {"ratio": [3.0]}]])
+def test_results_without_a_table_are_rows_and_their_environment(rows: list[dict[str, object]], tmp_path: Path) -> None:
+    kept = json.loads(save("name", rows, folder=tmp_path).read_text())
+    assert list(kept) == ["environment", "rows"] and kept["rows"] == rows
 
 
 @pytest.mark.parametrize("name", list(amoebanet_memory.PUBLISHED))
@@ -143,8 +154,8 @@ class FakeRanks:
 
     uncut = 0
 
-    def run(self, function: object, job: amoebanet_memory.Job, *, num_ranks: int) -> list[object]:
-        if function is amoebanet_memory.find_boundaries:
+    def run(self, function: object, job: Job, *, num_ranks: int) -> list[object]:
+        if function is find_boundaries:
             if job.model.filters == self.uncut:
                 raise OutOfMemory
             return [tuple(range(1, num_ranks))] * num_ranks
@@ -152,7 +163,7 @@ class FakeRanks:
         if job.model.filters > 64 and num_ranks == 1:
             raise OutOfMemory
         share = job.model.num_parameters // num_ranks
-        return [amoebanet_memory.Held(share, 60 * share)] * num_ranks
+        return [Held(share, 60 * share)] * num_ranks
 
 
 def test_rows_that_run_out_of_memory_are_kept_and_named(tmp_path: Path) -> None:
@@ -177,8 +188,8 @@ def test_rows_that_run_out_of_memory_are_kept_and_named(tmp_path: Path) -> None:
     uncut = amoebanet_memory.Bench(size, fake, most_ranks=2, limit=limit)  # type: ignore[arg-type]
     row = uncut.row(Setting("pipeline-2", 2, 16, 16))
     assert row["note"] == amoebanet_memory.NOT_CUT, "what times the units is not the row"
-    text = write_table("m", rows, title="T", draw=lambda to: amoebanet_memory.draw(to, rows), folder=tmp_path)
-    assert "needs 8 ranks" in text.read_text()
+    path = write_table("m", rows, title="T", draw=lambda to: amoebanet_memory.draw(to, rows), folder=tmp_path)
+    assert "needs 8 ranks" in path.read_text()
 
 
 # ---- graphs ----------------------------------------------------------------------------------------------------------
@@ -354,11 +365,12 @@ def test_a_row_outside_noise_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     }
     splits = {"train": range(100), "eval": range(10)}
     resnet101_accuracy.tell(errors, size, world_size=2, num_seeds=3, splits=splits, to=tmp_path)  # type: ignore[arg-type]
-    told = (tmp_path / "resnet101-accuracy.txt").read_text()
-    assert "Not within noise: pipeline-4k." in told and "needs 8 ranks" in told
-    with (tmp_path / "resnet101-accuracy.csv").open() as file:
-        rows = {row["experiment"]: row for row in csv.DictReader(file)}
-    assert [rows[name]["within noise"] for name in resnet101_accuracy.PAIRS] == ["yes", "", "no"]
+    kept = json.loads((tmp_path / "resnet101-accuracy.json").read_text())
+    told = capsys.readouterr().out
+    assert "Not within noise: pipeline-4k." in kept["notes"] and "Not within noise: pipeline-4k." in told
+    assert "needs 8 ranks" in told
+    rows = {row["experiment"]: row for row in kept["rows"]}
+    assert [rows[name]["within noise"] for name in resnet101_accuracy.PAIRS] == ["yes", None, "no"]
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------

@@ -372,7 +372,9 @@ def test_a_mistake_is_one_line(call: list[str], line: str, profile: str, capsys:
 def test_benchmarks_are_listed_with_their_first_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench"]) == 0
     told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert told.keys() == {path.stem.replace("_", "-") for path in (REPOSITORY / "benchmarks").glob("*.py")}
+    assert told.keys() == {
+        path.parent.name.replace("_", "-") for path in (REPOSITORY / "benchmarks").glob("*/__main__.py")
+    }
     assert told["resnet101-speed"].startswith("torchgpipe's table of ResNet-101's speed: ")
 
 
@@ -388,7 +390,8 @@ def test_a_benchmark_gets_its_arguments_and_its_exit_code_is_the_commands(
 ) -> None:
     given = ["--repeats", "2", "--help", str(tmp_path / "told")]
     script = 'import sys\nfrom pathlib import Path\nPath(sys.argv[-1]).write_text("\\n".join(sys.argv[1:]))\n'
-    (tmp_path / "a_script.py").write_text(f"{script}sys.exit({code})\n")
+    (tmp_path / "a_script").mkdir()
+    (tmp_path / "a_script" / "__main__.py").write_text(f"{script}sys.exit({code})\n")
     monkeypatch.setattr(bench, "_FOLDER", tmp_path)
     try:
         ended = main(["bench", "a-script", *given])

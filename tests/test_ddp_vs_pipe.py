@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from time import sleep
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from laws import REPOSITORY
 from ranks import RankPool
 
-sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+sys.path.insert(0, str(REPOSITORY))
 
-import ddp_vs_pipe
-from support.fresh import FreshRanks, OutOfMemory
-from support.largest import largest_batch
-from support.trials import Probe, RankJob, Trial, probe_frozen, time_steps
-
+import benchmarks.ddp_vs_pipe.__main__ as ddp_vs_pipe
+from benchmarks.ddp_vs_pipe.fresh_ranks import FreshRanks, OutOfMemory
+from benchmarks.ddp_vs_pipe.largest import largest_batch
+from benchmarks.ddp_vs_pipe.trials import Probe, RankJob, Trial, probe_frozen, time_steps
 from pipetransformer.config import load_config
+from pipetransformer.errors import UserError
 from pipetransformer.launch.entry import run_guarded
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
@@ -110,25 +113,46 @@ def test_all_frozen_reduces_the_gradient_of_the_head_alone(ranks: RankPool, cach
         assert probe.data + probe.forward + probe.backward > 0 and probe.backward < probe.seconds
 
 
-def out_of_memory_of_one(world: World, rank: int) -> None:
-    if world.rank == rank:
-        raise MemoryError
-    import torch.distributed as dist
-
+def one_fails(world: World, way: str) -> None:
+    """Rank 1, while the other one waits for it."""
+    if world.rank == 1:
+        if way == "out of memory":
+            raise MemoryError
+        if way == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if way == "mistake":
+            raise UserError("data.path: nothing is there; give another")
+        if way == "bug":
+            raise ZeroDivisionError("of this rank")
+        sleep(60)
     dist.barrier()
 
 
-def rank_of(world: World, _: None) -> int:
-    return world.rank
+def doubled(world: World, trial: Trial) -> tuple[int, Trial]:
+    return world.rank, replace(trial, batch=2 * trial.batch)
 
 
 @pytest.mark.full
-def test_a_rank_out_of_memory_ends_its_waiting_peers_and_the_next_ranks_are_new() -> None:
-    with FreshRanks.ready() as fresh:
-        for rank in range(2):
-            with pytest.raises(OutOfMemory):
-                fresh.run(out_of_memory_of_one, rank, num_ranks=2)
-        assert fresh.run(rank_of, None, num_ranks=2) == [0, 1]
+@pytest.mark.parametrize(
+    ("way", "error", "told"),
+    [
+        ("out of memory", OutOfMemory, None),
+        ("killed", OutOfMemory, None),
+        ("mistake", UserError, "^data.path: nothing is there; give another$"),
+        ("bug", RuntimeError, "(?s)rank 1: ZeroDivisionError: of this rank\n.*in one_fails"),
+        ("sleep", RuntimeError, "(?s)rank .: no answer within 20 s\n.*in one_fails"),
+    ],
+)
+def test_a_rank_that_fails_ends_its_waiting_peers_and_the_next_ranks_are_new(
+    way: str, error: type[Exception], told: str | None
+) -> None:
+    before = dict(os.environ)
+    with FreshRanks.ready(timeout_seconds=20) as fresh:
+        with pytest.raises(error, match=told):
+            fresh.run(one_fails, way, num_ranks=2)
+        twice = replace(TINY, batch=2 * TINY.batch)
+        assert fresh.run(doubled, TINY, num_ranks=2) == [(0, twice), (1, twice)], "what they are given and answer"
+    assert dict(os.environ) == before
 
 
 # ---- the benchmark ---------------------------------------------------------------------------------------------------
@@ -142,24 +166,27 @@ def test_a_tiny_run_tells_both_tables(
     tiny += ["--scale", "small", "--memory-per-rank", "27 MB", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["ddp_vs_pipe.py", *tiny])
     assert run_guarded(ddp_vs_pipe.main) == 0, capsys.readouterr().err
-    rows = list(csv.DictReader((tmp_path / "ddp-vs-pipe-1x2.csv").open()))
+    tables = {
+        name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("ddp-vs-pipe-1x2", "ddp-vs-pipe-frozen")
+    }
+    rows = tables["ddp-vs-pipe-1x2"]["rows"]
     assert {row["method"] for row in rows} == {"DDP (torch)", "our plan, pp 1", "Pipe+DDP"}
     for row in rows:
         if row["block"] == "largest batch":
             is_out = row["memory"] == "out of memory"
-            assert (float(row["MB a rank"]) > 27) == is_out, "rows that do not fit are kept, with the figure"
-            assert (row["images/s"] == "") == is_out
+            assert (row["MB a rank"] > 27) == is_out, "rows that do not fit are kept, with the figure"
+            assert (row["images/s"] is None) == is_out
     assert any(row["memory"] == "out of memory" for row in rows)
     assert any(row["block"] == "equal batch" and row["images/s"] for row in rows)
-    frozen = list(csv.DictReader((tmp_path / "ddp-vs-pipe-frozen.csv").open()))
+    frozen = tables["ddp-vs-pipe-frozen"]["rows"]
     both = ("computed", "cached")
-    assert [(row["batch"], row["prefix"]) for row in frozen] == [(n, prefix) for n in ("16", "80") for prefix in both]
+    assert [(row["batch"], row["prefix"]) for row in frozen] == [(n, prefix) for n in (16, 80) for prefix in both]
     for row in frozen:
-        assert float(row["images/s"]) == pytest.approx(float(row["syncs/s"]) * float(row["global batch"]))
-    for name in ("ddp-vs-pipe-1x2", "ddp-vs-pipe-frozen"):
+        assert row["images/s"] == pytest.approx(row["syncs/s"] * row["global batch"])
+    for name, table in tables.items():
         assert (tmp_path / f"{name}.png").stat().st_size
-        assert "environment" in json.loads((tmp_path / f"{name}.json").read_text())
-        assert "simulated" in (tmp_path / f"{name}.txt").read_text()
+        assert "environment" in table
+        assert "simulated" in " ".join(table["notes"])
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import csv
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from laws import REPOSITORY
 from ranks import RankPool
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+sys.path.insert(0, str(REPOSITORY))
 
-import gpt2_sweep
-from support.memory import Growth, peak_growth
-from support.sweep_report import Cell, Figures, Shape, memory_notes, rows_of, write_sweep
-
+import benchmarks.gpt2_sweep.__main__ as gpt2_sweep
+from benchmarks.gpt2_sweep.growth import Growth, peak_growth
+from benchmarks.gpt2_sweep.report import Cell, Figures, Shape, memory_notes, rows_of, write_sweep
 from pipetransformer.process.world import World
 
 SIZES = {"num_layers": 4, "width": 32, "num_heads": 4, "vocabulary_size": 61, "sequence_length": 16}
@@ -45,8 +45,7 @@ def test_all_cells_are_measured_and_their_gradients_agree(ranks: RankPool, tmp_p
             kept, again = (sum(found[Cell(k, 8, mode, name)].activation_bytes) for mode in (False, True))
             assert again < 0.6 * kept, (name, k)
     write_sweep(found, difference, shape=SHAPE, folder=tmp_path)
-    with (tmp_path / "gpt2-sweep.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(found)
+    assert len(json.loads((tmp_path / "gpt2-sweep.json").read_text())["rows"]) == len(found)
 
 
 def _wrong_gradients(world: World) -> None:
@@ -143,7 +142,7 @@ def test_mistakes_are_one_line(
 def test_without_torchgpipe_the_remedy_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("support.torchgpipe.find_spec", lambda name: None)
+    monkeypatch.setattr("benchmarks.support.torchgpipe.find_spec", lambda name: None)
     monkeypatch.setattr(sys, "argv", ["gpt2_sweep.py"])
     assert gpt2_sweep.run_guarded(gpt2_sweep.main) == 2
     assert 'pip install -e ".[bench]"' in capsys.readouterr().err
@@ -152,7 +151,8 @@ def test_without_torchgpipe_the_remedy_is_told(
 @pytest.mark.full
 def test_the_script_runs_from_the_command_line(tmp_path: Path) -> None:
     flags = ["--scale", "small", "--stages", "1,2", "--microbatches", "2", "--repeats", "1", "--output", str(tmp_path)]
-    ended = subprocess.run([sys.executable, gpt2_sweep.__file__, *flags], capture_output=True, text=True)
+    command = [sys.executable, "-m", "benchmarks.gpt2_sweep", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
     assert ended.returncode == 0, ended.stderr
     assert "Memory: ours takes at most torchgpipe's in" in ended.stdout
-    assert {path.suffix for path in tmp_path.glob("gpt2-sweep.*")} == {".csv", ".txt", ".png", ".json"}
+    assert {path.suffix for path in tmp_path.glob("gpt2-sweep.*")} == {".png", ".json"}

@@ -24,9 +24,9 @@ from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.schedules import Work, orders
 from pipetransformer.process.world import World
 
-sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+sys.path.insert(0, str(REPOSITORY))
 
-from memory import (
+from benchmarks.memory.__main__ import (
     MICROBATCHES,
     MODELS,
     NUM_BLOCKS,

@@ -1,1 +1,1 @@
-"""What the benchmarks share; the scripts themselves are one folder up."""
+"""What at least three of the benchmarks share."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.support.measure import RESULTS
 from pipetransformer.errors import check_folder
 from pipetransformer.launch.arguments import Parser
-from support.measure import RESULTS
 
 __all__ = ["add_output", "bench_parser"]
 

@@ -112,12 +112,19 @@ class GraphBench:
         if self.world.rank >= setting.num_devices:
             return None
         images, target = self.batch(setting.batch_size)
-        if pipeline is None:
-            optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-            loss = cross_entropy_of(setting.batch_size)
-            return partial(_plain_step, self.model, optimizer, images=images, target=target, loss=loss)
-        optimizer = torch.optim.SGD(group_of(pipeline), lr=0.1)
-        return partial(_pipeline_step, pipeline, optimizer, images=images, target=target)
+        loss = cross_entropy_of(setting.batch_size)
+        groups = [{"params": list(self.model.parameters())}] if pipeline is None else group_of(pipeline)
+        optimizer = torch.optim.SGD(groups, lr=0.1)
+
+        def step() -> None:
+            if pipeline is None:
+                torch.autograd.backward(loss(self.model(images), target))
+            else:
+                pipeline.train((images,), target)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
 
     def pipeline(self, setting: Setting) -> GraphPipeline | None:
         """This rank's share of the model; None where it has none."""
@@ -189,27 +196,6 @@ def cross_entropy_of(batch_size: int) -> Callable[[Tensor, Tensor], Tensor]:
 def group_of(pipeline: GraphPipeline) -> list[dict[str, list[nn.Parameter]]]:
     """This rank's parameters, for an optimizer: in a group, because a stage may have none (a pooling alone, say)."""
     return [{"params": [parameter for stage in pipeline.stages for parameter in stage.parameters()]}]
-
-
-def _plain_step(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    images: Tensor,
-    target: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor],
-) -> None:
-    torch.autograd.backward(loss(model(images), target))
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def _pipeline_step(
-    pipeline: GraphPipeline, optimizer: torch.optim.Optimizer, *, images: Tensor, target: Tensor
-) -> None:
-    pipeline.train((images,), target)
-    optimizer.step()
-    optimizer.zero_grad()
 
 
 def time_rounds(steps: Sequence[Step | None], *, repeats: int, device: torch.device) -> list[list[float]]:

@@ -14,9 +14,10 @@ import torch
 
 from pipetransformer.process.device import device_name
 
-__all__ = ["RESULTS", "environment", "save", "spread"]
+__all__ = ["CONFIGS", "RESULTS", "environment", "save", "spread"]
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+_BENCHMARKS = Path(__file__).resolve().parent.parent
+RESULTS, CONFIGS = _BENCHMARKS / "results", _BENCHMARKS.parent / "config"
 
 
 def environment() -> dict[str, object]:
@@ -44,12 +45,31 @@ def spread(values: Sequence[float], *, digits: int = 3) -> str:
     return f"{median(values):.{digits}f} [{low:.{digits}f} .. {high:.{digits}f}]"
 
 
-def save(name: str, rows: Sequence[Mapping[str, object]], *, folder: Path = RESULTS) -> Path:
-    """Writes ``FOLDER/NAME.json``: the rows, and the environment beside them."""
+def save(
+    name: str,
+    rows: Sequence[Mapping[str, object]],
+    *,
+    title: str | None = None,
+    notes: Sequence[str] = (),
+    folder: Path = RESULTS,
+) -> Path:
+    """Writes ``FOLDER/NAME.json``: the rows, and the environment beside them; of a table its title and notes too."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=1) + "\n")
+    parts = {"environment": _line(environment()), "rows": _lines(rows)}
+    if title is not None:
+        parts = {"title": _line(title), **parts, "notes": _lines(notes)}
+    path.write_text("{\n" + ",\n".join(f'"{key}": {text}' for key, text in parts.items()) + "\n}\n", encoding="utf-8")
     return path
+
+
+def _lines(values: Sequence[object]) -> str:
+    """One of them a line, so that a change shows which."""
+    return "[\n " + ",\n ".join(map(_line, values)) + "\n]"
+
+
+def _line(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _commit() -> str:

@@ -6,19 +6,23 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-from pipetransformer.errors import UserError
-from pipetransformer.process.collectives import slowest
+import torch
 
-__all__ = ["is_rank", "launch", "slowest"]
+from pipetransformer.errors import UserError
+from pipetransformer.process.world import World, close_world, init_world
+
+__all__ = ["as_ranks", "import_path", "is_rank"]
 
 _MARK = "PIPETRANSFORMER_BENCHMARK_RANK"
+_TIMEOUT_SECONDS = 600  # of a collective
 
 
 def is_rank() -> bool:
-    """Whether this process is one that ``launch`` started. Raises UserError under another's torchrun, whose ranks have
-    the user's own cache folder."""
+    """Whether ``as_ranks`` started this process. Raises UserError under another's torchrun, whose ranks have the user's
+    own cache folder."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return False
     if _MARK not in os.environ:
@@ -26,15 +30,27 @@ def is_rank() -> bool:
     return True
 
 
-def launch(script: str | Path, *, num_ranks: int, num_threads: int = 1) -> None:
-    """Runs ``script`` with this process's own arguments on ranks of this machine; exits with torchrun's status if any
-    failed.
+def import_path() -> dict[str, str]:
+    """The variable with which another Python finds what this one does."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def as_ranks(script: str | Path, body: Callable[[World], None], *, num_ranks: int) -> None:
+    """Runs ``body`` if this process is a rank, or else ``script`` with this process's own arguments on ranks of this
+    machine, one thread each; exits with torchrun's status if any failed.
 
     Costs that jobs keep are measured now, not read from an earlier run: the ranks have an empty cache folder.
     """
+    if is_rank():
+        world = init_world(timeout_seconds=_TIMEOUT_SECONDS)
+        torch.set_num_threads(1)
+        body(world)
+        close_world()
+        return
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     with tempfile.TemporaryDirectory() as cache:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads), "PIPETRANSFORMER_CACHE": cache, _MARK: "1"}
+        own = {"OMP_NUM_THREADS": "1", "PIPETRANSFORMER_CACHE": cache, _MARK: "1"}
+        environment = {**os.environ, **import_path(), **own}
         ended = subprocess.run([*command, str(script), *sys.argv[1:]], env=environment)
     if ended.returncode:
         sys.exit(ended.returncode)

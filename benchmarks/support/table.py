@@ -1,8 +1,7 @@
-"""A benchmark's table as three files: CSV for programs, text for people, a picture; the environment beside them."""
+"""A benchmark's table: printed for people, kept as JSON with the environment beside it, and drawn."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,8 +12,8 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from benchmarks.support.measure import RESULTS, save
 from pipetransformer.commands.tables import make_table
-from support.measure import RESULTS, save
 
 __all__ = ["Row", "write_table"]
 
@@ -30,7 +29,7 @@ def write_table(
     draw: Callable[[Figure], None],
     folder: Path = RESULTS,
 ) -> Path:
-    """Prints the table and writes ``FOLDER/NAME.csv``, ``.txt``, ``.png`` and ``.json`` (rows and environment).
+    """Prints the table and writes ``FOLDER/NAME.json`` (title, environment, rows, notes) and ``.png``.
 
     Args:
         name: as in ``pipetransformer bench NAME``.
@@ -38,24 +37,17 @@ def write_table(
         notes: lines beneath the table: what a reader must know to read it right.
         draw: fills the empty figure.
 
-    Returns the path of the text.
+    Returns the path of the JSON.
     """
-    columns = list(rows[0])
-    text = text_of(columns, rows, title=title, notes=notes)
-    print(text)
-    base: Path = save(name, rows, folder=folder).with_suffix("")
-    with base.with_suffix(".csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-    base.with_suffix(".txt").write_text(text)
+    print(text_of(list(rows[0]), rows, title=title, notes=notes))
+    path: Path = save(name, rows, title=title, notes=notes, folder=folder)
     figure = plt.figure(figsize=(10, 6), layout="constrained")
     draw(figure)
     figure.suptitle(title)
-    figure.savefig(base.with_suffix(".png"), dpi=120)
+    figure.savefig(path.with_suffix(".png"), dpi=120)
     plt.close(figure)
-    print(f"written to {base}.csv, .txt, .png and .json")
-    return base.with_suffix(".txt")
+    print(f"written to {path} and .png")
+    return path
 
 
 def text_of(columns: Sequence[str], rows: Sequence[Row], *, title: str, notes: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -105,8 +106,9 @@ def _limit_stop_seconds(stop_seconds: int) -> None:
     """
     from torch.distributed.elastic.multiprocessing import PContext
 
-    close = PContext.close
+    close = getattr(PContext.close, "__wrapped__", PContext.close)  # of a process that has run ranks before
 
+    @functools.wraps(close)
     def close_soon(self: PContext, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
         handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

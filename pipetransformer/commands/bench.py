@@ -1,9 +1,13 @@
-"""Run one of the project's benchmarks; they lie in benchmarks/ of the source, and write to benchmarks/results/."""
+"""Run one of the project's benchmarks; they lie in benchmarks/ of the source, and write to benchmarks/results/.
+
+Note: they are not installed. Their ``import benchmarks`` finds them because the source is in front of their path.
+"""
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    scripts = {path.stem.replace("_", "-"): path for path in sorted(_FOLDER.glob("*.py"))}
+    scripts = {path.parent.name.replace("_", "-"): path for path in sorted(_FOLDER.glob("*/__main__.py"))}
     if not scripts:
         raise UserError("bench: the benchmarks are not installed with the package; run it from a clone of the project")
     if arguments.name is None:
@@ -32,7 +36,9 @@ def run(arguments: argparse.Namespace) -> None:
         near = difflib.get_close_matches(arguments.name, scripts, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f"bench: {arguments.name!r} is not a benchmark{hint} (known: {', '.join(scripts)})")
-    ended = subprocess.run([sys.executable, str(scripts[arguments.name]), *arguments.arguments])
+    path = os.pathsep.join(filter(None, [str(_FOLDER.parent), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, str(scripts[arguments.name]), *arguments.arguments]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": path})
     if ended.returncode:
         sys.exit(ended.returncode)
 

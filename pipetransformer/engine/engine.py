@@ -12,7 +12,7 @@ The trainer drives it by the controllers' decisions, benchmarks and tests by the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -86,6 +86,20 @@ class Engine:
         self._layout: Layout | None = None
         self._feeds: dict[str, Feed] = {}
 
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        *,
+        chain: Chain,
+        datasets: Mapping[str, Dataset],
+        world: World,
+        stores: Callable[[str], ActivationStore | None] = lambda split: None,
+    ) -> Engine:
+        """An engine outside the trainer, with an AutoDP of its own that forgets the state of frozen units."""
+        autodp = AutoDP.of(config, chain=chain, world=world, keeps_frozen_state=False)
+        return cls(chain, datasets, config, world, autodp=autodp, stores=stores)
+
     @property
     def layout(self) -> Layout:
         """Of the plan that was entered last."""
@@ -140,6 +154,13 @@ class Engine:
         self.layout.forget_state()
         self.stepper.clear()
         self.objective.clear()
+
+    def gather(self) -> None:
+        """Leaves its plan: every rank holds the whole model, and nobody optimizer state, as before training."""
+        numbering = self.chain.numbering
+        whole = ParallelPlan(0, 1, self._world.size, (), 1, "1f1b", None, numbering.num_blocks)
+        self.enter(replace(whole, units_per_block=numbering.units_per_block))
+        self.forget()
 
     def forget(self) -> None:
         """Leaves its plan: every rank has room for the whole model, and nobody optimizer state."""

@@ -1,0 +1,56 @@
+"""torchgpipe's table of AmoebaNet-D's speed: naive-2 and pipelines of 2 to 8, at an equal batch and at its own batches.
+
+    pipetransformer bench amoebanet-speed [--scale small|full] [--ranks 8] [--repeats 7]
+
+Batches, micro-batches and checkpointing are those of torchgpipe's examples/amoebanetd_performance_benchmark/main.py at
+2535a5a, whose README has the published table: amoebanetd(num_classes=10), which is 4 normal cells a group and 512
+filters, 224 x 224 random pixels, SGD. Ours is the same definition of the cells (``cells="ftpipe"``).
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from benchmarks.resnet101_speed.speed import Published, Size, SpeedTable
+from benchmarks.support.graphs import Setting
+from pipetransformer.graphs.zoo import zoo_model
+from pipetransformer.launch.entry import run_guarded
+
+_BUILD = zoo_model("amoebanet_4x512_c10").build
+
+TABLE = SpeedTable(
+    name="amoebanet-speed",
+    title="AmoebaNet-D speed",
+    sizes={
+        "full": Size(
+            model="AmoebaNet-D (4, 512) of 10 classes",
+            build=_BUILD,
+            image_size=224,
+            batch_size=64,
+            num_microbatches=16,
+            divisor=1,
+        ),
+        "small": Size(
+            model="AmoebaNet-D (1, 32) of 10 classes",
+            build=partial(_BUILD, num_layers=3, num_filters=32),
+            image_size=64,
+            batch_size=64,
+            num_microbatches=8,
+            divisor=8,
+        ),
+    },
+    rows={
+        Setting("naive-2", 2, 47, checkpoint="never"): Published(14.188, 1.000),
+        Setting("pipeline-2", 2, 803, 48): Published(20.346, 1.434),
+        Setting("pipeline-4", 4, 378, 32): Published(29.074, 2.049),
+        Setting("pipeline-8", 8, 216, 32): Published(34.392, 2.424),
+    },
+    notes=(
+        "naive-2 is the model cut in two, one micro-batch, nothing recomputed: one device waits while the other works. "
+        "The original's batches include loading random images; ours lie in memory.",
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(partial(TABLE.main, __file__, description=__doc__ or "")))

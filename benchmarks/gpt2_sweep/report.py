@@ -1,0 +1,206 @@
+"""What the sweep over K, M and checkpointing found: table, picture, and the cells where ours takes more memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+from benchmarks.support.table import Row, write_table
+
+__all__ = ["Cell", "Figures", "Shape", "memory_notes", "rows_of", "write_sweep"]
+
+MIB = 2**20
+
+
+class Cell(NamedTuple):
+    """implementation: "ours", "ours 1f1b" or "torchgpipe"."""
+
+    num_stages: int
+    num_microbatches: int
+    is_checkpointed: bool
+    implementation: str
+
+
+@dataclass(slots=True)
+class Figures:
+    """What a cell gave.
+
+    Attributes:
+        num_threads: of our ranks together, or of torchgpipe's operators.
+        seconds, forward_seconds: of a step and of its forward phase, by round.
+        parameter_bytes: by partition.
+        growth_bytes: peaks above the parameters, by device; one where devices are not told apart.
+        kept_bytes: above the parameters, behind the last forward, by process; on CPUs.
+    """
+
+    num_threads: int = 1
+    seconds: list[float] = field(default_factory=list)
+    forward_seconds: list[float] = field(default_factory=list)
+    parameter_bytes: list[int] = field(default_factory=list)
+    growth_bytes: list[int] = field(default_factory=list)
+    kept_bytes: list[int] = field(default_factory=list)
+
+    @property
+    def activation_bytes(self) -> list[int]:
+        """By device: the peak without parameters and their gradients."""
+        return [growth - held for growth, held in zip(self.growth_bytes, self._held())]
+
+    @property
+    def total_bytes(self) -> list[int]:
+        return [growth + held for growth, held in zip(self.growth_bytes, self._held())]
+
+    def _held(self) -> list[int]:
+        by_device = len(self.growth_bytes) == len(self.parameter_bytes)
+        return self.parameter_bytes if by_device else [sum(self.parameter_bytes)]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """sizes: num_layers, width, sequence_length and so on."""
+
+    batch_size: int
+    sizes: Mapping[str, int]
+    on_gpus: bool
+
+    @property
+    def hidden_bytes(self) -> int:
+        """What crosses a cut in the forward of a whole batch, in float32."""
+        return 4 * self.batch_size * self.sizes["sequence_length"] * self.sizes["width"]
+
+
+def rows_of(found: Mapping[Cell, Figures], *, batch_size: int) -> list[Row]:
+    rows: list[Row] = []
+    for cell, figures in found.items():
+        has_phases = cell.implementation != "ours 1f1b"
+        rates = [batch_size / seconds for seconds in figures.seconds]
+        backward = [step - forward for step, forward in zip(figures.seconds, figures.forward_seconds)]
+        is_apart = len(figures.total_bytes) == cell.num_stages
+        rows.append(
+            {
+                "K_partitions": cell.num_stages,
+                "M_microbatches": cell.num_microbatches,
+                "checkpoint": str(cell.is_checkpointed),
+                "implementation": cell.implementation,
+                "threads": figures.num_threads,
+                "parameter_bytes": " ".join(map(str, figures.parameter_bytes)),
+                "peak_activation_bytes": sum(figures.activation_bytes),
+                "total_bytes": sum(figures.total_bytes),
+                "forward_s": median(figures.forward_seconds) if has_phases else None,
+                "backward_s": median(backward) if has_phases else None,
+                "samples_per_s": median(rates),
+                "lowest": min(rates),
+                "highest": max(rates),
+                "activation_per_device_MiB": _mebibytes(figures.activation_bytes) if is_apart else None,
+                "total_per_device_MiB": _mebibytes(figures.total_bytes) if is_apart else None,
+            }
+        )
+    return rows
+
+
+def _mebibytes(numbers: Sequence[int]) -> str:
+    return " ".join(f"{number / MIB:.1f}" for number in numbers)
+
+
+def write_sweep(found: Mapping[Cell, Figures], difference: float, *, shape: Shape, folder: Path) -> None:
+    """Prints and writes all of it. ``difference``: of the gradients, over the largest gradient."""
+    rows = rows_of(found, batch_size=shape.batch_size)
+    sizes = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in shape.sizes.items())
+    notes = [
+        f"Model: {sizes}; batch {shape.batch_size}, dropout 0.1. With dropout off, gradients of ours and torchgpipe's "
+        f"differ by at most {difference:.1e} of the largest of their tensor.",
+        *(NOTES_ON_GPUS if shape.on_gpus else NOTES_ON_CPU),
+        *NOTES,
+        *memory_notes(found, shape=shape),
+    ]
+    title = "A GPT: K stages, M micro-batches, checkpointing"
+    write_table("gpt2-sweep", rows, title=title, notes=notes, draw=lambda to: draw(to, rows), folder=folder)
+
+
+NOTES = (
+    "checkpoint True: except_last in both. Forward is from the start to the loss of the last micro-batch, backward the "
+    "rest of the step on the slowest rank; where ours has one stage, forwards and backwards take turns and are added "
+    "up. 1F1B has no such phases. samples_per_s: the median of whole steps, the lowest and the highest round.",
+    "total_bytes: parameters, and the peak above them in two steps, the second of which finds gradients in place. "
+    "peak_activation_bytes: that without parameters and gradients. Of all devices together, each at its own peak.",
+)
+NOTES_ON_GPUS = ("Memory is what torch's allocator gave out on each GPU.",)
+NOTES_ON_CPU = (
+    "On the CPU memory is the bytes of tensors alive; torchgpipe's devices are one process, where they cannot be told "
+    "apart and peak together; ours is the sum of what the ranks reached, each for itself. torchgpipe has one worker "
+    'for all devices "cpu": its partitions follow one another, and threads inside operators are all that it can use of '
+    "a second core.",
+)
+
+
+def memory_notes(found: Mapping[Cell, Figures], *, shape: Shape) -> list[str]:
+    """In how many cells ours takes at most torchgpipe's memory, and the others, each with what may account for it."""
+    others: list[str] = []
+    pairs = [(cell, cell._replace(implementation="torchgpipe")) for cell in found if cell.implementation == "ours"]
+    for cell, beside in pairs:
+        mine, theirs = sum(found[cell].total_bytes), sum(found[beside].total_bytes)
+        if mine > theirs:
+            causes = _causes(cell, mine - theirs, found=found, shape=shape)
+            others.append(
+                f"  K {cell.num_stages}, M {cell.num_microbatches}, checkpoint {cell.is_checkpointed}: "
+                f"{mine / MIB:.1f} MiB, torchgpipe {theirs / MIB:.1f} MiB, {100 * (mine / theirs - 1):.1f} % more: "
+                f"{causes}"
+            )
+    said = f"Memory: ours takes at most torchgpipe's in {len(pairs) - len(others)} of {len(pairs)} cells"
+    return [f"{said}.", *([] if not others else ["The others:", *others])]
+
+
+def _causes(cell: Cell, excess: int, *, found: Mapping[Cell, Figures], shape: Shape) -> str:
+    """What ours keeps and torchgpipe does not, with the most bytes that it may be."""
+    causes = {}
+    hidden, k, m = shape.hidden_bytes, cell.num_stages, cell.num_microbatches
+    if cell.is_checkpointed and m > 1 and k > 1:  # one stage has one micro-batch alive at a time
+        kept = (shape.sizes["num_layers"] - k) * hidden * (m - 1) // m
+        causes["what enters each block, where torchgpipe keeps what enters a partition"] = kept
+        # Note: torch's GPipe schedule takes the backwards in the order of the forwards.
+        everything = sum(found[cell._replace(is_checkpointed=False)].activation_bytes)
+        causes[
+            "a block run again while the last micro-batch waits: its backward comes last in ours, first in torchgpipe"
+        ] = everything * k // (m * shape.sizes["num_layers"])
+    if not shape.on_gpus and k > 1:
+        causes["what crosses a cut, on both sides of it"] = (k - 1) * hidden
+        # When torchgpipe's last partition is at its peak, all others still hold what theirs begin with.
+        peaks = list(zip(found[cell].growth_bytes, found[cell].kept_bytes, strict=True))[:-1]
+        causes["what backwards work with on all ranks but the last, which do not peak at once but count so"] = sum(
+            peak - kept for peak, kept in peaks
+        )
+    said = [f"{name}: {num_bytes / MIB:.1f} MiB" for name, num_bytes in causes.items() if num_bytes]
+    if excess > sum(causes.values()):
+        said.append("the rest is not explained")
+    return "; ".join(said)
+
+
+def draw(figure: Figure, rows: Sequence[Row]) -> None:
+    """A column for each K: throughput above, memory below, over M."""
+    stages = sorted({int(row["K_partitions"] or 0) for row in rows})
+    names = sorted({str(row["implementation"]) for row in rows})
+    grid = figure.subplots(2, len(stages), squeeze=False, sharex=True)
+    for column, k in enumerate(stages):
+        top, bottom = grid[0][column], grid[1][column]
+        for number, name in enumerate(names):
+            for checkpoint, style in (("False", "-"), ("True", "--")):
+                cell = (k, checkpoint, name)
+                chosen = [r for r in rows if (r["K_partitions"], r["checkpoint"], r["implementation"]) == cell]
+                if chosen:
+                    m = [row["M_microbatches"] for row in chosen]
+                    look = {"color": f"C{number}", "linestyle": style, "marker": "."}
+                    label = f"{name}{', checkpoint' if checkpoint == 'True' else ''}"
+                    top.plot(m, [row["samples_per_s"] for row in chosen], **look, label=label)
+                    bottom.plot(m, [int(row["total_bytes"] or 0) / MIB for row in chosen], **look)
+        top.set_title(f"K = {k}")
+        bottom.set_xscale("log", base=2)
+        bottom.set_xlabel("M")
+        for axes in (top, bottom):
+            axes.set_ylim(bottom=0)
+    grid[0][0].set_ylabel("samples/s")
+    grid[1][0].set_ylabel("memory, MiB")
+    grid[0][0].legend(fontsize="small")

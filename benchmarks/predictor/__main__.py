@@ -1,0 +1,211 @@
+"""Predicted over real, on 2 ranks: the time of each stage, and the step time of a pipeline.
+
+    pipetransformer bench predictor [--repeats 9]
+
+In every round costs are measured unit by unit, as the trainer does before training, then some steps of each layout are
+timed, then costs again. A ratio is of one round: the mean of both predictions over the steps, so that both have seen
+the same machine. Medians over the rounds, with their spread.
+Layouts: GPipe and 1F1B, M = 2, 4, 8, recomputation never and always. Predictions are the planner's own, without the
+correction by static layouts that a job makes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from statistics import mean, median
+from time import perf_counter
+
+import torch.distributed as dist
+
+from benchmarks.support.command_line import bench_parser
+from benchmarks.support.measure import CONFIGS, save, spread
+from benchmarks.support.ranks import as_ranks
+from pipetransformer.config import Config, load_config
+from pipetransformer.data import Batch, cache_folder, epoch_batches
+from pipetransformer.engine import Engine, PhaseSeconds
+from pipetransformer.launch.arguments import count
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.pipe.measure.profile import measure_profile
+from pipetransformer.pipe.measure.workload import Workload
+from pipetransformer.pipe.planner.costs import JobCosts
+from pipetransformer.pipe.planner.search import Constraints, best_plan, predict, unit_costs
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.process.collectives import led_by, slowest
+from pipetransformer.process.device import synchronize
+from pipetransformer.process.world import World
+from pipetransformer.run.job import Job, build_job
+
+CONFIG = CONFIGS / "train_config_digits_no_freeze.yaml"
+# A ViT of 5.4 M parameters on 32 x 32 pictures in patches of 4.
+MODEL = (
+    "model.kwargs={patch_size: 4, embed_dim: 192, depth: 12, num_heads: 3}",
+    "data.image_size=32",
+    "train.batch_size=32",
+)
+SCHEDULES, MICROBATCHES, MODES = ("gpipe", "1f1b"), (2, 4, 8), ("never", "always")
+STEPS = 3  # timed in a row
+
+
+def main() -> None:
+    parser = bench_parser("predictor", description=__doc__)
+    parser.add_argument("--repeats", type=count, default=9, help="rounds (default 9)")
+    arguments = parser.parse_args()
+    as_ranks(__file__, partial(run, repeats=arguments.repeats), num_ranks=2)
+
+
+def run(world: World, *, repeats: int) -> None:
+    rows: list[dict[str, object]] = []
+    for mode in MODES:
+        config = load_config(CONFIG, [*MODEL, f"pipe.recompute={mode}", "pipe.microbatches=auto"])
+        job = build_job(config, world, lead=partial(led_by, 0))
+        rows += of_mode(config, job, world, mode=mode, repeats=repeats)
+    if world.rank == 0:
+        print(f"saved {save('predictor', rows)}")
+
+
+def of_mode(config: Config, job: Job, world: World, *, mode: str, repeats: int) -> list[dict[str, object]]:
+    data, train = job.datasets["train"], config.train
+    batches = epoch_batches(data.lengths, batch_size=train.batch_size, seed=0, epoch=0, num_nodes=1)
+    workload = Workload.of(
+        batches, global_batch_size=train.batch_size, num_ranks=2, pipeline_lengths=(1, 2), num_microbatches=None
+    )
+    bench = Bench(job, config, batches[0], world=world)
+
+    def measured() -> JobCosts:
+        if world.rank == 0:  # what was measured before; the folder is ``as_ranks``'s own
+            shutil.rmtree(cache_folder() / "profiles", ignore_errors=True)
+        bench.give_back()
+        return measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world).job
+
+    before = measured()
+    plans = {
+        layout: plan_of(*layout, config=config, job=job, costs=before) for layout in product(SCHEDULES, MICROBATCHES)
+    }
+    found = {layout: Rounds(plan) for layout, plan in plans.items()}
+    for number in range(repeats):
+        layouts = list(plans)[:: -1 if number % 2 else 1]  # each is as near to one measurement as to the other
+        real = {layout: bench.time(plans[layout]) for layout in layouts}
+        behind = measured()
+        for layout, (step, stages) in real.items():
+            found[layout].add((before, behind), step=step, stages=stages, global_batch_size=train.batch_size)
+        before = behind
+    return [row_of(rounds, mode=mode, world=world) for rounds in found.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """One layout's figures, round by round."""
+
+    plan: ParallelPlan
+    predicted: list[float] = field(default_factory=list)
+    real: list[float] = field(default_factory=list)
+    step_ratios: list[float] = field(default_factory=list)
+    stage_ratios: list[list[float]] = field(default_factory=list)
+    contention: list[float] = field(default_factory=list)
+
+    def add(
+        self, around: tuple[JobCosts, JobCosts], *, step: float, stages: Sequence[float], global_batch_size: int
+    ) -> None:
+        """Args: around: what was measured before the steps and behind them. step, stages: seconds that they took."""
+        predicted = mean(
+            predict(self.plan, costs=costs, global_batch_size=global_batch_size).step_seconds for costs in around
+        )
+        expected = zip(*(stage_seconds(self.plan, costs, global_batch_size=global_batch_size) for costs in around))
+        self.predicted.append(predicted)
+        self.real.append(step)
+        self.step_ratios.append(predicted / step)
+        self.stage_ratios.append([mean(both) / real for both, real in zip(expected, stages, strict=True)])
+        self.contention.append(mean(costs.contention for costs in around))
+
+
+class Bench:
+    """Real steps of any plan."""
+
+    def __init__(self, job: Job, config: Config, batch: Batch, *, world: World) -> None:
+        self._engine = Engine.of(config, chain=job.chain, datasets=job.datasets, world=world)
+        self._batch, self._world = batch, world
+        self._step = 0
+
+    def time(self, plan: ParallelPlan) -> tuple[float, list[float]]:
+        """Seconds of a step, the slowest rank's, and of each rank's computing: medians of some steps in a row."""
+        self._engine.enter(plan)
+        self._engine.chain.train()
+        incoming = self._engine.feed("train").batches([self._batch] * (1 + STEPS), epoch=0)
+        steps, computing = list[float](), list[float]()
+        for number in range(1 + STEPS):  # the first builds the schedule
+            batch = next(incoming)
+            dist.barrier()
+            self._engine.stepper.seconds = PhaseSeconds()
+            start = perf_counter()
+            self._engine.step(batch, step=self._step, lr=0.0)
+            synchronize(self._world.device)
+            seconds, self._step = slowest(perf_counter() - start), self._step + 1
+            if number:
+                steps.append(seconds)
+                phases = self._engine.stepper.seconds
+                computing.append(phases.forward + phases.backward)
+        incoming.close()
+        everyone = [0.0] * self._world.size
+        dist.all_gather_object(everyone, median(computing))
+        return median(steps), everyone
+
+    def give_back(self) -> None:
+        """As measurements before training find the job."""
+        self._engine.gather()
+
+
+def plan_of(schedule: str, m: int, *, config: Config, job: Job, costs: JobCosts) -> ParallelPlan:
+    """Cut by ``costs``."""
+    constraints = Constraints(
+        world_size=2, global_batch_size=config.train.batch_size, schedules=((schedule, 1),), num_microbatches=m,
+        pipeline_lengths=(2,), memory_limit=None,
+    )  # fmt: skip
+    best, _ = best_plan(
+        0, cached=None, costs=costs, constraints=constraints, num_blocks=job.chain.num_blocks, calibration={}
+    )
+    assert best is not None
+    return best.plan
+
+
+def stage_seconds(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int) -> list[float]:
+    """What each stage computes in a step, as the units' costs say."""
+    unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
+    return [
+        plan.num_microbatches
+        * sum(unit.forward_ns[u] + unit.backward_ns[u] + unit.recompute_ns[u] for u in plan.stage_units(stage))
+        / 1e9
+        for stage in range(plan.num_stages)
+    ]
+
+
+def row_of(rounds: Rounds, *, mode: str, world: World) -> dict[str, object]:
+    plan = rounds.plan
+    by_stage = [list(ratios) for ratios in zip(*rounds.stage_ratios)]
+    if world.rank == 0:
+        print(
+            f"{plan.schedule:6} M {plan.num_microbatches} {mode:7} step {spread([1e3 * t for t in rounds.real])} ms, "
+            f"predicted over real: step {spread(rounds.step_ratios)}, stages {', '.join(map(spread, by_stage))}",
+            flush=True,
+        )
+    return {
+        "schedule": plan.schedule,
+        "M": plan.num_microbatches,
+        "checkpoint": mode,
+        "boundaries": plan.boundaries,
+        "predicted_step_s": rounds.predicted,
+        "real_step_s": rounds.real,
+        "step_ratio": median(rounds.step_ratios),
+        "stage_ratio": [median(ratios) for ratios in by_stage],
+        "step_ratios": rounds.step_ratios,
+        "stage_ratios": by_stage,
+        "contention": rounds.contention,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(main))
