@@ -83,8 +83,8 @@ def run(world: World, *, cycles: int) -> None:
             trainer.run()
         moves = trainer.report.totals.transitions
         unit_bytes = [
-            sum(p.numel() * p.element_size() for p in trainer.chain.named_parameters([unit]).values())
-            for unit in range(trainer.chain.num_units)
+            sum(p.numel() * p.element_size() for p in trainer.job.chain.named_parameters([unit]).values())
+            for unit in range(trainer.job.chain.num_units)
         ]
     all_probed: list[list[float]] = [[] for _ in range(world.size)]
     dist.all_gather_object(all_probed, probed)
