@@ -16,7 +16,6 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
-    _utils,
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
@@ -25,10 +24,7 @@ from pipetransformer.adapter.stage import StageTimes, TimedStage
 if TYPE_CHECKING:
     from pipetransformer.adapter.recomputation import Recompute
 
-__all__ = ["SENDS_WITHOUT_GRADIENTS", "Schedule", "StagePart", "build_schedule", "run_schedule"]
-
-# Note: stages of torch 2.11 take all that they receive to have a gradient; later ones look, in metadata of their own.
-SENDS_WITHOUT_GRADIENTS = hasattr(_utils, "_StageMeta")
+__all__ = ["Schedule", "StagePart", "build_schedule", "run_schedule"]
 
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 
