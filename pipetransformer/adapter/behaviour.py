@@ -1,6 +1,6 @@
-"""Differences between versions of torch, found by what a version does.
+"""Differences between versions of torch, found by behaviour.
 
-That a private name exists says nothing of what is done with it. So two small stages run a step in this process, and
+That a private name exists says nothing of its use. So two small stages run a step in this process, and
 the second looks at what the first hands it:
 
     stage 0  --- hidden, and where asked for a position, which has no gradient --->  stage 1  --->  loss
