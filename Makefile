@@ -1,6 +1,10 @@
 python := .venv/bin/python
 
-.PHONY: setup test test-full lint clean
+# What a version of torch can break: its pipelines, and the laws that every layout keeps.
+torch_tests := $(addprefix tests/test_, $(addsuffix .py, schedules graph graph_laws graph_pipeline exactness reducer \
+    planted_bugs recompute memory halves live resume))
+
+.PHONY: setup test test-full test-torch lint clean
 
 setup:
 	@sh setup.sh
@@ -11,10 +15,17 @@ test: setup
 test-full: setup
 	@$(python) -m pytest -q -m ""
 
+test-torch:
+	@test -n "$(VERSION)" || { echo "error: VERSION is missing; give make test-torch VERSION=2.11, or newest" >&2; exit 2; }
+	@sh setup.sh $(VERSION)
+	@.venv-torch-$(VERSION)/bin/python -c 'import torch; print("torch", torch.__version__)'
+	@.venv-torch-$(VERSION)/bin/python -m pytest -q $(torch_tests)
+
 lint: setup
 	@$(python) -m ruff check .
+	@$(python) -m ruff format --check --quiet .
 	@$(python) -m mypy
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-torch-* build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

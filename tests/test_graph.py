@@ -13,7 +13,7 @@ from graphs import MODELS, ROWS, SMALL_ZOO, batch, build, errors, even_cut, loss
 from ranks import RankPool
 from torch import Tensor, nn
 
-from pipetransformer.adapter import SENDS_WITHOUT_GRADIENTS
+from pipetransformer.adapter import sends_without_gradients
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph import Graph, GraphPipeline, GraphStage, checks, profile_graph, trace
 from pipetransformer.process.world import World
@@ -140,7 +140,7 @@ class _SentBytes:
 @pytest.mark.parametrize("name", MODELS)
 def test_stages_on_ranks_give_the_model_s_gradients(ranks: RankPool, name: str, num_stages: int) -> None:
     cases = [("gpipe", 2), ("1f1b", 4)] if num_stages == 3 else [("gpipe", 4), ("1f1b", 2)]
-    if name == "without gradients" and not SENDS_WITHOUT_GRADIENTS:
+    if name == "without gradients" and not sends_without_gradients():
         pytest.skip("stages of this version of torch cannot send tensors that have no gradient")
     by_rank = ranks.run(num_stages, trains, name, cases)
     for number in range(len(cases)):
@@ -161,7 +161,7 @@ def test_stages_on_ranks_give_the_model_s_gradients(ranks: RankPool, name: str, 
 def test_all_models_and_schedules(ranks: RankPool, name: str, num_stages: int) -> None:
     cases = [("gpipe", 2), ("gpipe", 4), ("1f1b", 2), ("1f1b", 4)]
     cases = [case for case in cases if case[0] == "gpipe" or case[1] >= num_stages]
-    if name == "without gradients" and not SENDS_WITHOUT_GRADIENTS:
+    if name == "without gradients" and not sends_without_gradients():
         pytest.skip("stages of this version of torch cannot send tensors that have no gradient")
     for results in ranks.run(num_stages, trains, name, cases, timeout=300):
         for result in results:
@@ -198,7 +198,7 @@ def test_side_computations_and_inputs_are_never_sent() -> None:
 
 
 def test_a_version_that_cannot_send_what_has_no_gradient_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "SENDS_WITHOUT_GRADIENTS", False)
+    monkeypatch.setattr(checks, "sends_without_gradients", lambda: False)
     _, graph = traced("without gradients")
     options: dict[str, Any] = {"num_microbatches": 2, "kind": "gpipe", "loss": loss, "group": None}
     with pytest.raises(UserError, match="argmax, which has no gradient"):

@@ -17,7 +17,7 @@ import pytest
 from laws import REPOSITORY
 from ranks import RankPool
 
-from pipetransformer.adapter import MODES, SENDS_WITHOUT_GRADIENTS
+from pipetransformer.adapter import MODES
 from pipetransformer.launch.node import free_port
 from pipetransformer.pipe.planner.memory import UnitBytes, rank_bytes
 from pipetransformer.plan import ParallelPlan
@@ -119,16 +119,11 @@ CASES = [
 ]
 
 
-KEEPS_ALL = "this torch keeps all that interleaved stages send and receive until the step ends"
-
-
 @pytest.mark.parametrize(("model", "mode", "optimizer", "chosen", "precision"), CASES)
 def test_a_rank_holds_what_is_predicted(
     model: str, mode: str, optimizer: str, chosen: Sequence[ParallelPlan], precision: str, ranks: RankPool
 ) -> None:
     """Within 10 %; n = 5 is where the prefix takes more than the step behind it."""
-    if not SENDS_WITHOUT_GRADIENTS and any(plan.schedule == "interleaved" for plan in chosen):
-        pytest.skip(KEEPS_ALL)
     found = ranks.run(2, predicted_and_real, model, mode, optimizer, chosen, precision, timeout=600)
     wrong = [
         (plan, rank, predicted, real)
@@ -159,7 +154,14 @@ def test_one_f_one_b_keeps_at_most_three_fifths_of_what_gpipe_keeps(num_ranks: i
 # ---- several stages a rank -------------------------------------------------------------------------------------------
 
 
-def most_held(order: Sequence[Work], stages: dict[int, list[UnitBytes]], *, widest: int, num_stages: int) -> int:
+def most_held(
+    order: Sequence[Work],
+    stages: dict[int, list[UnitBytes]],
+    *,
+    widest: int,
+    num_stages: int,
+    keeps_boundaries: bool,
+) -> int:
     """The most bytes at any backward of an interleaved schedule, by keeping account of every tensor."""
     num_microbatches = 1 + max(work.microbatch for work in order)
     held: dict[tuple[object, ...], int] = {
@@ -167,10 +169,15 @@ def most_held(order: Sequence[Work], stages: dict[int, list[UnitBytes]], *, wide
     }
     if 0 in stages:
         held["batch", 0] = num_microbatches * stages[0][0].entering
+    if keeps_boundaries:  # buffers of all that is to be received
+        for stage, microbatch in product(stages, range(num_microbatches)):
+            held["leaf", stage, microbatch] = widest if stage > 0 else 0
+            held["received gradient", stage, microbatch] = widest if stage < num_stages - 1 else 0
     peaks = []
     for kind, stage, microbatch in order:
         units = stages[stage]
         if kind == "F":
+            held["leaf", stage, microbatch] = 0  # among what is kept
             held["kept", stage, microbatch] = sum(unit.kept for unit in units) - (
                 units[0].entering if stage == 0 else 0
             )
@@ -178,15 +185,18 @@ def most_held(order: Sequence[Work], stages: dict[int, list[UnitBytes]], *, wide
             continue
         entering = [units[0].entering if stage == 0 else 0, *[0] * (len(units) - 1)]
         working = max(unit.working + unit.whole - unit.kept for unit in units)
+        working -= held.get(("received gradient", stage, microbatch), 0)  # part of the working set
         if ("gradients", stage) in held:
             peaks.append(sum(held.values()) + working)
         else:  # each unit has its activations still, or its gradients already
             ending = sum(max(unit.kept - less, unit.gradients) for unit, less in zip(units, entering))
             peaks.append(sum(held.values()) - held["kept", stage, microbatch] + ending + working)
             held["gradients", stage] = sum(unit.gradients for unit in units)
-        del held["kept", stage, microbatch], held["output", stage, microbatch]
+        del held["kept", stage, microbatch]
+        if not keeps_boundaries:
+            del held["output", stage, microbatch]
         held["sent", stage, microbatch] = widest if stage > 0 else 0
-        held["leaf", stage, microbatch] = widest if stage == num_stages - 1 else 0
+        held["leaf", stage, microbatch] = widest if stage == num_stages - 1 or (keeps_boundaries and stage > 0) else 0
     return max(peaks)
 
 
@@ -202,11 +212,14 @@ def test_ranks_of_several_stages_hold_what_an_account_of_every_tensor_says() -> 
                 stage: [random_unit(random, entering=widest) for _ in range(random.randint(1, 3))]
                 for stage in range(rank, num_stages, pp)
             }
-            predicted = rank_bytes(
-                order, stages, before=0, widest=widest, num_stages=num_stages, keeps_sends=True, recompute="always",
-                sums_gradients=False,
-            )  # fmt: skip
-            assert predicted == most_held(order, stages, widest=widest, num_stages=num_stages)
+            for keeps in (False, True):
+                predicted = rank_bytes(
+                    order, stages, before=0, widest=widest, num_stages=num_stages, keeps_sends=True,
+                    keeps_boundaries=keeps, recompute="always", sums_gradients=False,
+                )  # fmt: skip
+                assert predicted == most_held(
+                    order, stages, widest=widest, num_stages=num_stages, keeps_boundaries=keeps
+                )
 
 
 def random_unit(random: Random, *, entering: int) -> UnitBytes:

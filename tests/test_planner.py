@@ -78,6 +78,7 @@ def random_job(random: Random, num_units: int) -> JobCosts:
         reduction=Link(random.randint(0, 10**5), random.uniform(0, 100)),
         num_ranks=8,
         overlap=random.choice([0.0, 0.5]),
+        keeps_boundaries=random.choice([False, True]),
     )
 
 
@@ -187,14 +188,18 @@ def stage_bytes(plan: ParallelPlan, stage: int, costs: JobCosts, unit: UnitCosts
         before += lasting + (gradient if plan.dp > 1 else 0)
     total += max(unit.working_bytes[u] + reruns * (unit.activation_bytes[u] - unit.kept_bytes[u]) for u in units)
     if plan.pp > 1:
-        num_held = m - alive if stage == plan.pp - 1 and (ends_whole or not halved) else 0  # leaves
-        if plan.schedule == "zero_bubble":
-            num_halved = min(halved, 1 if alive == 1 else 0) if ends_whole else halved
-            if stage < plan.pp - 1:
-                num_held += alive - num_halved  # outputs
-            if stage > 0:
-                num_held += m - alive + num_halved  # gradients
-        total += num_held * max(unit.entering_bytes[plan.first_active + 1 :])
+        is_first, is_last, keeps_sends = stage == 0, stage == plan.pp - 1, plan.schedule == "zero_bubble"
+        num_halved = min(halved, 1 if alive == 1 else 0) if ends_whole else halved
+        if costs.keeps_boundaries:
+            outputs, inputs, received = m if keeps_sends else alive, m - alive, m - 1
+        else:
+            outputs, received = alive - num_halved if keeps_sends else 0, 0
+            inputs = m - alive if is_last and (ends_whole or not halved) else 0  # leaves
+        num_held = 0 if is_first else inputs + keeps_sends * (m - alive + num_halved)
+        num_held += 0 if is_last else outputs + received
+        widest = max(unit.entering_bytes[plan.first_active + 1 :])
+        total += num_held * widest
+        before += m * widest * (is_first and costs.keeps_boundaries)
     if stage == 0 and computed_prefix:
         start = computed_prefix[0]
         frozen = [unit.prefix_bytes[u] + (u > start) * unit.entering_bytes[u] for u in computed_prefix]
@@ -310,6 +315,7 @@ def test_a_cut_fits_where_the_prediction_does() -> None:
                     before=prefix,
                     limit=allowed,
                     keeps_sends=schedule == "zero_bubble",
+                    keeps_boundaries=costs.keeps_boundaries,
                     recompute=costs.recompute,
                     sums_gradients=dp > 1,
                 )

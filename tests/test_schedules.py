@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
+from weakref import ref
 
 import pytest
 import torch
@@ -23,7 +24,15 @@ from torch.distributed.pipelining import (
     ScheduleInterleavedZeroBubble,
 )
 
-from pipetransformer.adapter import Schedule, StagePart, StageTimes, build_schedule, run_schedule
+from pipetransformer.adapter import (
+    Schedule,
+    StagePart,
+    StageTimes,
+    build_schedule,
+    keeps_boundaries,
+    run_schedule,
+    sends_without_gradients,
+)
 from pipetransformer.adapter.split import bytes_between_halves, splits_exactly
 from pipetransformer.config import load_config
 from pipetransformer.dp import GradientReducer
@@ -159,6 +168,60 @@ def test_torch_refuses_what_is_not_admitted() -> None:
         with pytest.raises(ValueError, match="rounds"):
             torch_orders(schedule, num_ranks=2, num_microbatches=5, stages_per_rank=2)
         assert why_not(schedule, num_ranks=2, num_microbatches=5, stages_per_rank=2) is not None
+
+
+class Noting(nn.Linear):
+    """Notes at each backward how many outputs are alive of those whose backward is done."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.outputs: list[ref[torch.UntypedStorage]] = []
+        self.found: list[int] = []
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        output = super().forward(hidden)
+        before = len(self.outputs)
+        self.outputs.append(ref(output.untyped_storage()))
+        output.register_hook(
+            lambda _: self.found.append(sum(storage() is not None for storage in self.outputs[:before]))
+        )
+        return output
+
+
+def outlived(world: World) -> tuple[bool, list[int]]:
+    """Whether torch is taken to keep boundaries, and by micro-batch the sent outputs of stage 0 that it did keep."""
+    made: list[Noting] = []
+
+    def layer() -> nn.Module:
+        made.append(Noting())
+        return made[-1]
+
+    run(world, schedule_of(layer, world, "interleaved", 2, 4), rows=8)
+    return keeps_boundaries(), made[0].found
+
+
+def test_boundaries_are_taken_to_stay_where_sent_outputs_outlive_their_backward(ranks: RankPool) -> None:
+    for keeps, found in ranks.run(2, outlived):
+        assert found == ([0, 1, 2, 3] if keeps else [0, 0, 0, 0])
+
+
+def asked_alone(world: World) -> tuple[bool, bool] | None:
+    """Of rank 1: the answers, found while others do something else; the random state and the world stay."""
+    if world.rank != 1:
+        return None
+    keeps_boundaries.cache_clear()
+    sends_without_gradients.cache_clear()
+    before = torch.get_rng_state()
+    answers = keeps_boundaries(), sends_without_gradients()
+    assert torch.equal(torch.get_rng_state(), before) and dist.get_world_size() == world.size
+    return answers
+
+
+def test_one_rank_asks_what_torch_does_without_the_others_or_a_world(ranks: RankPool) -> None:
+    assert not dist.is_initialized()
+    answers = keeps_boundaries(), sends_without_gradients()
+    assert not dist.is_initialized()
+    assert ranks.run(2, asked_alone) == [None, answers]
 
 
 def trained(world: World, case: Case, folder: str) -> None:

@@ -1,24 +1,18 @@
 """Every private or version-dependent call into torch, each with its reason. Supported: torch 2.11 to the newest."""
 
+from pipetransformer.adapter.behaviour import keeps_boundaries, sends_without_gradients
 from pipetransformer.adapter.checkpoints import CheckpointException, load_tensors, save_tensors
 from pipetransformer.adapter.export import block_call, export, export_failure, module_call, requires_grad
 from pipetransformer.adapter.launch import is_peer_failure, run_ranks
 from pipetransformer.adapter.memory import LiveBytes
 from pipetransformer.adapter.operators import aliases, has_random_tag, is_assertion, is_light, written
-from pipetransformer.adapter.pipelining import (
-    SENDS_WITHOUT_GRADIENTS,
-    Schedule,
-    StagePart,
-    build_schedule,
-    run_schedule,
-)
+from pipetransformer.adapter.pipelining import Schedule, StagePart, build_schedule, run_schedule
 from pipetransformer.adapter.recomputation import MODES, Recompute, kept_bytes, product_bytes
 from pipetransformer.adapter.split import bytes_between_halves
 from pipetransformer.adapter.stage import StageTimes
 from pipetransformer.adapter.tensors import belongs_to_parameter, gradient_norms, scale_gradients_
 
 __all__ = [
-    "SENDS_WITHOUT_GRADIENTS",
     "CheckpointException",
     "LiveBytes",
     "MODES",
@@ -38,6 +32,7 @@ __all__ = [
     "is_assertion",
     "is_light",
     "is_peer_failure",
+    "keeps_boundaries",
     "kept_bytes",
     "load_tensors",
     "module_call",
@@ -47,5 +42,6 @@ __all__ = [
     "run_schedule",
     "save_tensors",
     "scale_gradients_",
+    "sends_without_gradients",
     "written",
 ]

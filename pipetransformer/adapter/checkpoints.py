@@ -27,7 +27,7 @@ def save_tensors(tensors: dict[str, Tensor], folder: Path, *, is_alone: bool) ->
 
 
 def load_tensors(tensors: dict[str, Tensor], folder: Path, *, is_alone: bool) -> None:
-    """Fills ``tensors`` with what ``save_tensors`` wrote, in any mesh; collective like it."""
+    """Fills ``tensors`` from the files of ``save_tensors``, in any mesh; collective like it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp_load(tensors, checkpoint_id=folder, no_dist=is_alone)

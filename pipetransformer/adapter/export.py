@@ -1,4 +1,4 @@
-"""torch.export: a model's training graph, why there is none, and what the exporter noted of each operator."""
+"""torch.export: a model's training graph, the reason where there is none, and the exporter's notes on operators."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def export_failure(error: BaseException, *, calls_from: Path) -> tuple[str, str,
 
 
 def module_call(node: fx.Node, depth: int | None) -> tuple[str, str] | None:
-    """Where ``node`` was called: qualified name of the innermost module, cut after ``depth`` levels, and which of its
-    calls that was. None where the exporter made the node.
+    """The innermost module that called ``node``: its qualified name, cut after ``depth`` levels, and the number of the
+    call. None where the exporter made the node.
 
     Note: the stack has the path of every module around the call, outermost first, under a key that ends with "@1" and
     so on where it is called again.
@@ -83,8 +83,8 @@ def module_call(node: fx.Node, depth: int | None) -> tuple[str, str] | None:
 
 
 def block_call(node: fx.Node) -> tuple[str, str] | None:
-    """Where ``node`` was called: qualified name of the outermost module around it that is one of a list or sequence,
-    and which of its calls that was; empty where there is none. None where the exporter made the node."""
+    """The outermost module around ``node`` that is one of a list or sequence: its qualified name and the number of the
+    call; both empty where there is none. None where the exporter made the node."""
     stack: Mapping[str, tuple[str, Any]] | None = node.meta.get("nn_module_stack")
     if not stack:
         return None

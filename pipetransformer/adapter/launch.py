@@ -1,4 +1,4 @@
-"""torchrun's API, and what ranks and launcher tell each other through it."""
+"""torchrun's API, and the messages of ranks and launcher that go through it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes live in tensors."""
+"""The bytes that live in tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     profiler, in the transformers' operations on a CPU.
 
     Attributes:
-        alive: bytes now. peak: the most since it was last set.
+        alive: bytes now.
+        peak: the most since it was last set.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Operators of an exported graph: what each changes, aliases and draws, as only its schema and tags tell."""
+"""Operators of an exported graph: changes in place, aliases and random draws, as only schemas and tags tell."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def _is_node(value: object) -> bool:
 
 
 def written(node: fx.Node) -> tuple[fx.Node, ...]:
-    """What ``node`` changes in place. An operator without a schema (one with a subgraph) is taken to change nothing
-    unless its subgraph does; then everything that it is given."""
+    """The arguments that ``node`` changes in place.
+
+    An operator without a schema (one with a subgraph) is taken to change nothing unless its subgraph does; then all.
+    """
     if _schema(node) is not None:
         return tuple(_marked(node, lambda info: bool(info.is_write)))
     for source in node.all_input_nodes:
@@ -43,7 +45,7 @@ def written(node: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def aliases(node: fx.Node) -> tuple[fx.Node, ...]:
-    """What the value of ``node`` may share memory with: the arguments that it is a view of or returns."""
+    """The arguments that the value of ``node`` may share memory with: it is a view of them, or they are returned."""
     if _is_getitem(node) or node.target in _RETURNS_INPUT:
         return tuple(node.all_input_nodes)
     if _schema(node) is None:

@@ -16,7 +16,6 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleLoopedBFS,
-    _utils,
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
@@ -25,10 +24,7 @@ from pipetransformer.adapter.stage import StageTimes, TimedStage
 if TYPE_CHECKING:
     from pipetransformer.adapter.recomputation import Recompute
 
-__all__ = ["SENDS_WITHOUT_GRADIENTS", "Schedule", "StagePart", "build_schedule", "run_schedule"]
-
-# Note: stages of torch 2.11 take all that they receive to have a gradient; later ones look, in metadata of their own.
-SENDS_WITHOUT_GRADIENTS = hasattr(_utils, "_StageMeta")
+__all__ = ["Schedule", "StagePart", "build_schedule", "run_schedule"]
 
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 
@@ -38,10 +34,11 @@ class StagePart:
     """One of the stages that a rank holds.
 
     Attributes:
-        module: what it runs; its ``parameters`` are asked for where a backward is split.
+        module: the stage's computation; its ``parameters`` are asked for where a backward is split.
         index: of the stage in the pipeline.
-        example_inputs, example_outputs: what one micro-batch brings in and sends on (``requires_grad`` counts). They
-            are on the meta device or any other: only their metadata is used.
+        example_inputs: all that one micro-batch brings in, on any device: only metadata are used (``requires_grad``
+            counts).
+        example_outputs: likewise, all that it sends on.
     """
 
     module: nn.Module
@@ -111,7 +108,8 @@ def run_schedule(
     """One step of a schedule; returns the last stage's output where it does not train.
 
     Args:
-        arguments: what enters stage 0; nothing on other ranks. keywords: what all stages of this rank are given beside.
+        arguments: the inputs of stage 0; nothing on other ranks.
+        keywords: further inputs, of all stages of this rank.
         losses: takes those of the micro-batches; on the last stage's rank.
 
     Note: ``return_outputs`` spares training the merge of outputs that nobody reads; it is not in every version's

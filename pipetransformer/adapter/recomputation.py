@@ -3,7 +3,7 @@
     never        autograd keeps what it needs; nothing runs twice
     except_last  all micro-batches of a step but the last, whose backward follows at once (torchgpipe, arXiv 2004.09910)
     always       every micro-batch
-    selective    every micro-batch, but what matrix products and attention gave is kept (arXiv 2205.05198, section 5)
+    selective    every micro-batch, but results of matrix products and attention are kept (arXiv 2205.05198, section 5)
 
 It goes unit by unit of a chain, block by block of a graph, so that one at a time is alive again. Dropout draws the same
 numbers both times.
@@ -85,8 +85,9 @@ def kept_bytes(mode: str, activation_bytes: int, input_bytes: int, *, product_by
     A recomputing rank needs, beside the sum of these, the ``activation_bytes`` of one unit and micro-batch at a time.
 
     Args:
-        activation_bytes: what autograd keeps without recomputation. input_bytes: what enters the unit.
-        product_bytes: what ``product_bytes`` measures, which ``selective`` keeps.
+        activation_bytes: kept by autograd without recomputation.
+        input_bytes: of the unit's input.
+        product_bytes: measured by ``product_bytes``; ``selective`` keeps them.
     """
     if mode == "never":
         return activation_bytes
@@ -94,7 +95,7 @@ def kept_bytes(mode: str, activation_bytes: int, input_bytes: int, *, product_by
 
 
 def product_bytes(forward: Callable[[], object]) -> int:
-    """Runs ``forward`` and counts the bytes of what matrix products and attention give: ``selective`` keeps them."""
+    """Runs ``forward`` and counts the bytes that matrix products and attention return: ``selective`` keeps them."""
     counter = _ProductBytes()
     with counter:
         forward()
@@ -131,7 +132,7 @@ def _selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextM
 
 
 class _ProductBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts, as a context, the bytes of what ``selective`` would keep."""
+    """Counts, as a context, the bytes that ``selective`` would keep."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

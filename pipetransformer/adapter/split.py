@@ -1,9 +1,14 @@
-"""A backward that is split into one of inputs and a later one of weights: where it may be, and what it keeps.
+"""A backward in two halves, one of inputs and a later one of weights: where it is exact, and the bytes in between.
 
 Torch goes from every parameter up to the first operators that also depend on an input, keeps their gradients, and goes
-down from these again. That gives the whole gradient where there is one such operator. Where there are several (a
-parameter that is used twice) it counts some twice, by the luck of a set's order; where there is none (an output made of
-parameters alone) it leaves the gradient out, without an error.
+down from these again:
+
+    input ----> matmul ----> output      the gradient at matmul is kept; the weights' half begins there
+    weight ---->
+
+That gives the whole gradient where there is one such operator. Where there are several (a parameter that is used twice)
+it counts some twice, by the luck of a set's order; where there is none (an output made of parameters alone) it leaves
+the gradient out, without an error.
 """
 
 from __future__ import annotations
@@ -78,20 +83,22 @@ class _Alias(torch.autograd.Function):
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """What goes in and out of a stage with a split backward. Note: that sends gradients as they come, contiguous or
-    not, and detaches outputs in place, which fails where one is a view, and where the operator that made it keeps it
-    for the weights' half (a relu, say)."""
+    """An input or an output of a stage with a split backward.
+
+    Note: such a backward sends gradients as they come, contiguous or not, and detaches outputs in place. That fails for
+    a view, and where the operator that made the output keeps it for the weights' half (a relu, say).
+    """
     return _Alias.apply(tensor) if tensor.requires_grad else tensor
 
 
 def bytes_between_halves(
     forward: Callable[[Tensor], Tensor], source: Tensor, parameters: Iterable[nn.Parameter]
 ) -> int:
-    """What a backward that is split holds between its halves, beside what was kept before them: gradients at the
-    results of operators on weights.
+    """Bytes between the halves of a split backward, beside activations: gradients at results of operators on weights.
 
     Args:
-        forward: of one tensor that needs a gradient. parameters: what else is behind its result.
+        forward: of one tensor that needs a gradient.
+        parameters: all other leaves behind its result.
     """
     with LiveBytes() as live:
         output = alias(forward(alias(source)))

@@ -19,7 +19,7 @@ __all__ = ["StageTimes", "TimedStage"]
 
 @dataclass(slots=True)
 class StageTimes:
-    """Seconds that one stage spent computing since ``clear``; what is left of a step is waiting for a neighbour."""
+    """Seconds that one stage spent computing since ``clear``; the rest of a step is waiting for a neighbour."""
 
     forward: float = 0.0
     backward: float = 0.0
@@ -29,12 +29,16 @@ class StageTimes:
 
 
 class TimedStage(PipelineStage):
-    """Note: the ``*_one_chunk`` methods are where every schedule calls a stage; arguments that differ between versions
+    """A stage with its times.
+
+    Note: the ``*_one_chunk`` methods are where every schedule calls a stage; arguments that differ between versions
     are passed through. On CUDA, kernels are asynchronous and the times are launch times.
 
     Attributes:
-        times: counts the seconds spent here. recompute: is told of every micro-batch; None where nothing is recomputed.
-        last_microbatch: number of the step's last. may_split: whether the schedule has backwards of weights apart.
+        times: counts the seconds spent here.
+        recompute: is told of every micro-batch; None where nothing is recomputed.
+        last_microbatch: number of the step's last.
+        may_split: whether the schedule has backwards of weights apart.
     """
 
     times: StageTimes
@@ -68,8 +72,10 @@ class TimedStage(PipelineStage):
         return output
 
     def _forget_outputs(self, microbatch: int) -> None:
-        """Note: torch keeps a stage's outputs until their backward, also the last one's, which begins at the loss: the
-        logits of all micro-batches that are alive. Where they are kept depends on the version; training asks for none.
+        """Drop the last stage's outputs, which training does not ask for.
+
+        Note: torch keeps a stage's outputs until their backward, also the last one's, which begins at the loss: the
+        logits of all micro-batches that are alive. Where they are kept depends on the version.
         """
         if hasattr(self, "_forward_chunk_states"):
             inputs = self._forward_chunk_states[microbatch].input_values
@@ -79,8 +85,10 @@ class TimedStage(PipelineStage):
             cache[microbatch] = ((), cache[microbatch][1])
 
     def _splits(self, microbatch: int, output: Tensor | tuple[Tensor, ...]) -> bool:
-        """Note: a split backward of what is recomputed would run it again for every parameter's share of the weights'
-        half, and selective recomputation refuses that. Of stage 0, torch does the whole later.
+        """Whether the backward of a micro-batch is split.
+
+        Note: that of a recomputed one would run its forward again for every parameter's share of the weights' half, and
+        selective recomputation refuses that. Of stage 0, torch does the whole later.
 
         A schedule's stage looks at one graph for all micro-batches that it does not recompute: their shapes are alike,
         and what of a stage trains does not change while a layout lasts.
@@ -106,7 +114,9 @@ class TimedStage(PipelineStage):
             self.times.backward += perf_counter() - start
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
-        """Note: torch adds these gradients to ``.grad`` itself, in place, and autograd's hooks never hear of it: they
+        """The weights' half of a backward.
+
+        Note: torch adds these gradients to ``.grad`` itself, in place, and autograd's hooks never hear of it: they
         are called here. Which parameters have one, only its private state tells.
         """
         if bwd_chunk_id in self._whole:

@@ -1,4 +1,4 @@
-"""Tensors: what torch fuses, and what a view is of."""
+"""Tensors: operations that torch fuses, and bases of views."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class BatchReader:
         self._boundary = boundary
         self._device = device
         self._dtype = dtype
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._buffers: dict[tuple[int, int], deque[Tensor]] = {}
 
     def read(self, ids: np.ndarray, *, length: int) -> Tensor | None:

@@ -6,7 +6,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class TimmModel(BuiltModel):
 
     def __init__(self, config: Config, info: DataInfo) -> None:
         import timm
-        from timm.data import resolve_model_data_config
+        from timm.data import resolve_model_data_config  # type: ignore[attr-defined]
 
         kwargs = own_arguments(config, decided_by_data=("num_classes", "img_size"))
         channels = kwargs.pop("in_chans", info.channels)
@@ -60,7 +60,7 @@ class TimmModel(BuiltModel):
             )
         self.arguments = {"in_chans": channels, **kwargs}
         self.label_names = info.label_names
-        data = resolve_model_data_config(self.model)
+        data = resolve_model_data_config(self.model)  # type: ignore[no-untyped-call]
         size = config.data.image_size or data["input_size"][-1]
         # Note: timm keeps the channels of pre-training in the data configuration of a model with other ones.
         self.preprocessing = ImagePreprocessing.from_timm({**data, "input_size": (channels, size, size)}, size=size)
@@ -69,7 +69,7 @@ class TimmModel(BuiltModel):
         """Writes the hub layout of timm: ``config.json`` and ``model.safetensors``."""
         from safetensors.torch import save_file
 
-        used, source = self.preprocessing, self.model.pretrained_cfg
+        used, source = self.preprocessing, cast(Mapping[str, Any], self.model.pretrained_cfg)
         config = {
             "architecture": source["architecture"],
             "num_classes": len(self.label_names),

@@ -31,8 +31,9 @@ class TransformersModel(BuiltModel):
     def __init__(self, config: Config, info: DataInfo) -> None:
         from transformers.utils import logging
 
-        logging.set_verbosity_error()  # its reports that matter are checked below
-        logging.disable_progress_bar()
+        # What matters of its reports is checked below.
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         name = config.model.name
         refuse_useless_folder(name)
         try:
@@ -74,7 +75,7 @@ class TransformersModel(BuiltModel):
 
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
         """Writes the layout of ``save_pretrained``, tokenizer included."""
-        self.model.save_pretrained(folder, state_dict=dict(state))
+        self.model.save_pretrained(folder, state_dict=dict(state))  # type: ignore[operator]
         self.tokenizer.save_pretrained(folder)
 
 
@@ -95,15 +96,15 @@ def _tokenizer_and_settings(config: Config, info: DataInfo) -> tuple[Any, Any]:
     else:
         settings |= {"num_labels": 1, "problem_type": "regression"}
     tokenizer: Any
-    is_drawn = info.tokenizer is not None and not config.model.pretrained
-    if is_drawn and name in CONFIG_MAPPING and not Path(name).is_dir():
+    is_drawn = not config.model.pretrained and name in CONFIG_MAPPING and not Path(name).is_dir()
+    if info.tokenizer is not None and is_drawn:
         backend = Tokenizer.from_str(info.tokenizer)
         sizes = {"vocab_size": backend.get_vocab_size(), "pad_token_id": backend.token_to_id("[PAD]")}
         model_config, unknown = CONFIG_MAPPING[name].from_dict({}, **{**sizes, **settings}, return_unused_kwargs=True)
         inputs = ["input_ids", "token_type_ids", "attention_mask"]
         if getattr(model_config, "type_vocab_size", 1) < 2:
             inputs.remove("token_type_ids")
-        tokenizer = PreTrainedTokenizerFast(
+        tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
             tokenizer_object=backend,
             model_input_names=inputs,
             model_max_length=getattr(model_config, "max_position_embeddings", None),
@@ -131,7 +132,7 @@ def _network(config: Config, model_config: Any) -> tuple[nn.Module, Mapping[str,
     answers = config.task == "question_answering"
     factory = AutoModelForQuestionAnswering if answers else AutoModelForSequenceClassification
     if not config.model.pretrained:
-        return factory.from_config(model_config), {}
+        return factory.from_config(model_config), {}  # type: ignore[no-untyped-call]
     model, report = factory.from_pretrained(
         config.model.name,
         config=model_config,

@@ -76,10 +76,10 @@ def fewest_stages(schedule: str) -> int:
 
 
 def keeps_sends(schedule: str) -> bool:
-    """Whether what is sent stays on its rank: outputs until their backward, gradients until the step ends.
+    """Whether sent tensors stay on their rank: outputs at least until their backward, gradients until the step ends.
 
-    Note: so does torch's runtime of schedules that may have several stages a rank; before it had ``WAIT_SEND_F`` (2.11
-    has not, 2.15 has), outputs stayed until the step's end too.
+    Note: so does torch's runtime of schedules that may have several stages a rank. How long outputs stay depends on the
+    version, which is measured (``JobCosts.keeps_boundaries``).
     """
     return schedule in _BY_ROUNDS
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pipetransformer.adapter import MODES, SENDS_WITHOUT_GRADIENTS
+from pipetransformer.adapter import MODES, sends_without_gradients
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph.graph import Graph
 from pipetransformer.plan.schedules import SCHEDULES, why_not
@@ -51,7 +51,7 @@ def check_recomputation(mode: str, graph: Graph) -> None:
 def check_gradients(graph: Graph, boundaries: Sequence[int]) -> None:
     """Refuses a cut that sends a tensor without a gradient where this version of torch cannot. Raises UserError."""
     without = next((t.name for cut in boundaries for t in graph.crossing(cut) if not t.requires_grad), None)
-    if without is not None and not SENDS_WITHOUT_GRADIENTS:
+    if without is not None and not sends_without_gradients():
         raise UserError(
             f"the cut sends {without}, which has no gradient, and pipelines of torch {torch.__version__} cannot; "
             "update torch or cut elsewhere"

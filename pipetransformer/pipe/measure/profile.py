@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from pipetransformer.adapter import keeps_boundaries
 from pipetransformer.config import Config, TrainConfig
 from pipetransformer.data import Batch, Dataset, cache_folder, channels_of, known_classes
 from pipetransformer.engine.optim import build_optimizer
@@ -137,6 +138,7 @@ def _measure(
         between=between if world.num_nodes > 1 else None,
         read=Link(0, memcpy_s * 1e9),
         receives_late=world.device.type == "cpu",
+        keeps_boundaries=keeps_boundaries(),
         contention=min(at_first, contention()),  # the machine's: another's work adds to it for a while
         recompute=config.pipe.recompute,
     )

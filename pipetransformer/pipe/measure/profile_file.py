@@ -20,7 +20,7 @@ from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts, at_length
 
 __all__ = ["Profile", "file_name", "load_profile", "save_profile", "write_profile"]
 
-_VERSION = 5
+_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)

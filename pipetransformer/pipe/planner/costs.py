@@ -110,6 +110,7 @@ class JobCosts:
         read: of a rank to the memory that its cache is in; None does not count reads.
         receives_late: messages of a pipeline move only when they are asked for, right before they are needed. Note: so
             they do between CPUs, where torch's schedules wait for what they ask for; GPUs are asked far ahead.
+        keeps_boundaries: stages keep all that they send and receive, as torch did before 2.15 (``adapter.behaviour``).
     """
 
     by_rows: Mapping[int, UnitCosts]
@@ -125,6 +126,7 @@ class JobCosts:
     between: Link | None = None
     read: Link | None = None
     receives_late: bool = False
+    keeps_boundaries: bool = False
 
     @property
     def lasting_bytes(self) -> tuple[int, ...]:

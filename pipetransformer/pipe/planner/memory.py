@@ -1,27 +1,39 @@
-"""The most that a rank of a pipeline holds at once in a step: pure, the same for the cut and for the prediction.
+"""The most bytes that a rank of a pipeline holds at once in a step: pure, the same for the cut and for the prediction.
 
-    weights, optimizer state   of its units; of the prefix, which every rank has, weights alone
-    gradients                  of its units: each from its first backward on, or always where replicas sum them
-    batch                      on the first rank: what enters the first active unit, of all micro-batches
-    activations                of the micro-batches whose backward is to come
-    gradients between halves   of the micro-batches whose backward is split and half done
-    leaves                     on the last rank of several: what entered its last stage, of all micro-batches whose
-                               backward was whole; losses last until the step ends, and the leaves of their graphs
-    sends                      where a schedule keeps them (``schedules.keeps_sends``): outputs until their backward,
-                               gradients until the step ends
-    working set                of the one unit whose backward runs, what is recomputed included
+    +--------------------------+
+    | working set              |  of the one unit whose backward runs, its recomputation included
+    | boundaries               |  sent or received, where they stay longer than they are needed (below)
+    | gradients between halves |  of the micro-batches whose backward is split and half done
+    | activations              |  of the micro-batches whose backward is to come
+    | batch                    |  on the first rank: all micro-batches as they enter the first unit that trains
+    | gradients                |  of its units: each from its first backward on, or always where replicas sum them
+    | weights, optimizer state |  of its units; of the frozen prefix, which every rank has, weights alone
+    +--------------------------+
 
-On the first rank, before the activations: the forward of the prefix, for all micro-batches at once.
+Or, on the first rank, before the activations: the forward of the prefix, for all micro-batches at once.
 
-Not counted: outputs, losses, masks and labels (few bytes a row), the store of the cache and what is read ahead from it,
-optimizer state of frozen units that may unfreeze, what kernels and the process take for themselves; what ranks of
-several stages receive ahead of their turn; gradients sent under GPipe, which stay too, and weigh where a stage keeps
-next to nothing. What is received is what a unit keeps of its input.
+A boundary is the tensor between two stages, of one micro-batch, or its gradient. A received one is part of the
+activations, and its gradient part of the working set, until their backward is done. Beside those stay, by the version
+of torch (``JobCosts.keeps_boundaries``) and the schedule (``schedules.keeps_sends``):
+
+    version      schedule         outputs sent      gradients sent    inputs received     gradients received
+    keeps all    keeps sends      to the end        to the end        all, always         all, always
+    keeps all    other            to the backward   -                 all, always         all, always
+    keeps few    keeps sends      to the backward   to the end        of the last stage   -
+    keeps few    other            -                 -                 of the last stage   -
+
+"The end" is the step's. "Always": there are buffers for every micro-batch, from step to step. "Of the last stage": a
+loss lasts until the step ends, and with it the inputs of its graph, where the whole graph went through one backward.
+
+Not counted: outputs, losses, masks and labels (few bytes a row), the store of the cache and the batches read ahead from
+it, optimizer state of frozen units that may unfreeze, memory of kernels and of the process itself; boundaries that
+ranks of several stages receive ahead of their turn; gradients sent under GPipe, which stay too, and weigh where a stage
+keeps next to nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -36,12 +48,14 @@ class UnitBytes:
     """One unit's part of a rank's memory.
 
     Attributes:
-        lasting: weights and optimizer state. gradients: where they are there.
-        entering: what enters it, of one micro-batch.
-        kept: of one micro-batch until its backward, ``entering`` included. whole: of one that is not recomputed.
-        working: while its backward runs, beside what is recomputed.
+        lasting: weights and optimizer state.
+        gradients: of its weights.
+        entering: the unit's input, of one micro-batch.
+        kept: activations of one micro-batch until its backward, ``entering`` included.
+        whole: the same of a micro-batch that is not recomputed.
+        working: during its backward, beside all that is recomputed.
         between: of one micro-batch whose backward is split, between the halves.
-        batch: of the first unit that trains: what enters it, of all micro-batches.
+        batch: of the first unit that trains: its input, of all micro-batches; 0 elsewhere.
     """
 
     lasting: int
@@ -55,20 +69,21 @@ class UnitBytes:
 
 
 def unit_bytes(unit: UnitCosts, costs: JobCosts, *, recomputes: bool) -> list[UnitBytes]:
-    """Of every unit. Args: recomputes: any micro-batch."""
+    """The parts of all units.
+
+    Args:
+        recomputes: whether any micro-batch is recomputed.
+    """
     kept_bytes = unit.kept_bytes if recomputes else unit.activation_bytes
     columns = (
         costs.lasting_bytes, costs.parameter_bytes, unit.entering_bytes, kept_bytes, unit.activation_bytes,
         unit.working_bytes, unit.between_bytes,
     )  # fmt: skip
-    return [
-        UnitBytes(lasting, gradients, entering, kept, whole, working, between)
-        for lasting, gradients, entering, kept, whole, working, between in zip(*columns)
-    ]
+    return [UnitBytes(*of_unit) for of_unit in zip(*columns)]
 
 
 def prefix_bytes(unit: UnitCosts, *, computed: range, num_microbatches: int) -> int:
-    """What the first rank holds at most while it runs the frozen units ``computed`` on all micro-batches at once."""
+    """The most that the first rank holds while it runs the frozen units ``computed`` on all micro-batches at once."""
     if not computed:
         return 0
     start = computed.start
@@ -77,7 +92,11 @@ def prefix_bytes(unit: UnitCosts, *, computed: range, num_microbatches: int) -> 
 
 
 def widest_boundary(units: Sequence[UnitBytes]) -> int:
-    """The most that enters a stage behind the first, of one micro-batch. Args: units: all that train."""
+    """The widest input that a stage behind the first can have, of one micro-batch.
+
+    Args:
+        units: all that train.
+    """
     return max(unit.entering for unit in units[1:])
 
 
@@ -89,58 +108,107 @@ def rank_bytes(
     widest: int,
     num_stages: int,
     keeps_sends: bool,
+    keeps_boundaries: bool,
     recompute: str,
     sums_gradients: bool,
 ) -> int:
-    """What a rank holds at most, beside the weights of the prefix.
+    """The most that a rank holds, beside the weights of the prefix.
 
-    A rank of one stage is taken to hold the most when its units do, as ``cut_bytes`` has it: leaves and sends, which
-    grow in number until the end, count as they are then.
+    A rank of one stage is taken to hold the most when its units do, as ``cut_bytes`` has it: boundaries, which grow in
+    number until the end, count as they are then.
 
     Args:
-        order: what the rank does. stages: the units of each of its stages.
-        before: while it runs the prefix. widest: ``widest_boundary``; 0 where the pipeline has one stage.
-        num_stages: of the pipeline. keeps_sends: its schedule does.
+        order: the rank's work.
+        stages: the units of each of its stages, by number in the pipeline.
+        before: bytes while it runs the prefix.
+        widest: ``widest_boundary``; 0 where the pipeline has one stage.
+        num_stages: of the pipeline.
+        keeps_sends: whether its schedule does.
+        keeps_boundaries: whether torch does.
         recompute: one of ``adapter.MODES``.
-        sums_gradients: with other replicas, in buckets that stay.
+        sums_gradients: whether it sums them with other replicas, in buckets that stay.
     """
     order = _whole_backwards(order, recompute)
+    held = _num_held(order, num_stages=num_stages, keeps_sends=keeps_sends, keeps_boundaries=keeps_boundaries)
     if 0 in stages:
         stages = {**stages, 0: _behind_batch(stages[0], num_microbatches=_num_microbatches(order))}
+        before += widest * held[0]
+    parts = {number: _StageBytes.of(units) for number, units in stages.items()}
+    peaks = list(_peaks(order, parts, held=held, recompute=recompute, sums_gradients=sums_gradients))
+    if len(stages) == 1:
+        peaks = [max(peaks)]
     units = [unit for stage in stages.values() for unit in stage]
-    gradients = {number: sum(unit.gradients for unit in stage) for number, stage in stages.items()}
-    kept = {number: sum(unit.kept for unit in stage) for number, stage in stages.items()}
-    whole = {number: sum(unit.whole for unit in stage) for number, stage in stages.items()}
-    between = {number: sum(unit.between for unit in stage) for number, stage in stages.items()}
-    working = {
-        number: [max(_working(stage, recomputes=again)) for again in (False, True)] for number, stage in stages.items()
-    }
+    most = max(num_bytes + widest * num_held for num_bytes, _, num_held in peaks) + sum(unit.batch for unit in units)
+    before += sum(unit.gradients for unit in units) if sums_gradients else 0
+    return sum(unit.lasting for unit in units) + max(before, most)
+
+
+@dataclass(frozen=True, slots=True)
+class _StageBytes:
+    """Sums over the units of a stage, and maxima.
+
+    Attributes:
+        gradients, kept, whole, between: sums of those of ``UnitBytes``.
+        first_end: while the first backward goes through: whole, and of weights alone.
+        working: the largest working set: without recomputation, and with it.
+    """
+
+    gradients: int
+    kept: int
+    whole: int
+    between: int
+    first_end: tuple[int, int]
+    working: tuple[int, int]
+
+    @classmethod
+    def of(cls, units: Sequence[UnitBytes]) -> _StageBytes:
+        return cls(
+            gradients=sum(unit.gradients for unit in units),
+            kept=sum(unit.kept for unit in units),
+            whole=sum(unit.whole for unit in units),
+            between=sum(unit.between for unit in units),
+            first_end=(sum(_first_end(unit, False) for unit in units), sum(_first_end(unit, True) for unit in units)),
+            working=(max(_working(units, recomputes=False)), max(_working(units, recomputes=True))),
+        )
+
+
+def _peaks(
+    order: Sequence[Work],
+    stages: Mapping[int, _StageBytes],
+    *,
+    held: Sequence[int],
+    recompute: str,
+    sums_gradients: bool,
+) -> Iterator[tuple[int, int, int]]:
+    """Of each backward: bytes without boundaries, micro-batches alive, boundaries beside them.
+
+    Args:
+        order: of ``_whole_backwards``.
+        held: of ``_num_held``.
+    """
     whole_microbatch, halved = _whole_microbatch(order, recompute), _halved(order)
-    alive, begun = (sum(gradients.values()), set(stages)) if sums_gradients else (0, set[int]())
-    num_alive, peaks = 0, []  # of each backward: bytes, micro-batches alive, boundaries held beside
-    for work, num_held in zip(order, _num_held(order, num_stages=num_stages, keeps_sends=keeps_sends)):
+    alive = sum(stage.gradients for stage in stages.values()) if sums_gradients else 0
+    begun = set(stages) if sums_gradients else set[int]()  # stages whose gradients are there
+    num_alive = 0
+    for work, num_held in zip(order, held):
+        stage = stages[work.stage]
         is_whole, is_halved = work.microbatch == whole_microbatch, work[1:] in halved
-        size = (whole if is_whole else kept)[work.stage]
+        size = stage.whole if is_whole else stage.kept
         if work.kind == "F":
-            alive += size + (between[work.stage] if is_whole and is_halved else 0)
+            alive += size + (stage.between if is_whole and is_halved else 0)
             num_alive += 1
             continue
         if work.kind == "I":
-            now = rest = alive + (0 if is_whole else between[work.stage])
+            now = rest = alive + (0 if is_whole else stage.between)
         else:
-            now, rest = alive, alive - size - (between[work.stage] if is_halved else 0)
+            now, rest = alive, alive - size - (stage.between if is_halved else 0)
             if work.stage not in begun:
                 begun.add(work.stage)
-                now = rest + sum(_first_end(unit, is_halved) for unit in stages[work.stage])
-                rest += gradients[work.stage]
-        peaks.append((now + working[work.stage][not is_whole], num_alive, num_held))
+                now = rest + stage.first_end[is_halved]
+                rest += stage.gradients
+        yield now + stage.working[not is_whole], num_alive, num_held
         alive = rest
         num_alive -= work.kind == "B"
-    if len(stages) == 1:
-        peaks = [max(peaks)]
-    most = max(num_bytes + widest * num_held for num_bytes, _, num_held in peaks) + sum(unit.batch for unit in units)
-    before += sum(gradients.values()) if sums_gradients else 0
-    return sum(unit.lasting for unit in units) + max(before, most)
 
 
 def cut_bytes(
@@ -150,43 +218,55 @@ def cut_bytes(
     before: int,
     limit: int,
     keeps_sends: bool,
+    keeps_boundaries: bool,
     recompute: str,
     sums_gradients: bool,
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """``rank_bytes`` by rank and unit, for ranks of one stage: what every unit adds, and beside their sum the working
-    sets, of which the largest counts.
+    """``rank_bytes`` of ranks of one stage, by rank and unit, for whoever looks for a cut.
 
     All units reach their most at once: in the first backward, or behind it where as many micro-batches are alive again.
-    For that, what a micro-batch that alone is not recomputed holds between its halves counts from its forward on. What
-    the first rank cannot hold while it runs the prefix is made more than ``limit``.
+    For that, the gradients between halves of a micro-batch that alone is not recomputed count from its forward on. The
+    units that are too many for the first rank while it runs the prefix are made more than ``limit``.
+
+    Returns:
+        the bytes that each unit adds, and the working sets beside their sum, of which the largest counts.
     """
     rows, working = [], []
     widest = widest_boundary(units) if len(order) > 1 else 0
     order = [_whole_backwards(of_rank, recompute) for of_rank in order]
     for rank, of_rank in enumerate(order):
         mine = units if rank else _behind_batch(units, num_microbatches=_num_microbatches(of_rank))
-        first_end = next(number for number, work in enumerate(of_rank) if work.kind == "B")
-        is_behind = sums_gradients or peak_alive(of_rank[first_end + 1 :]) > 0
-        whole, halved = _whole_microbatch(of_rank, recompute), _halved(of_rank)
-        num_whole = int(whole is not None)  # it is among those alive at the peak
-        num_kept = peak_alive(of_rank) - num_whole
-        num_halved = int(any(m == whole for _, m in halved)) if num_whole else _peak_halved(of_rank)
-        ends_halved = not num_whole and of_rank[first_end][1:] in halved
-        row = []
-        for unit in mine:
-            kept = num_whole * unit.whole + (num_kept - 1) * unit.kept + num_halved * unit.between
-            if is_behind:
-                ending = unit.kept + unit.gradients
-            else:
-                ending = _first_end(unit, ends_halved) - ends_halved * unit.between
-            row.append(unit.lasting + unit.batch + kept + ending)
-        rows.append(row)
-        is_alone = whole is not None and peak_alive(of_rank) == 1
-        beside = widest * _most_held(of_rank, num_stages=len(order), keeps_sends=keeps_sends)
+        rows.append(_cut_row(of_rank, mine, recompute=recompute, sums_gradients=sums_gradients))
+        held = _num_held(of_rank, num_stages=len(order), keeps_sends=keeps_sends, keeps_boundaries=keeps_boundaries)
+        before += widest * held[0] if rank == 0 else 0
+        is_alone = _whole_microbatch(of_rank, recompute) is not None and peak_alive(of_rank) == 1
+        beside = widest * _most_held(of_rank, held)
         working.append([num_bytes + beside for num_bytes in _working(mine, recomputes=not is_alone)])
-    held = accumulate(unit.lasting + (unit.gradients if sums_gradients else 0) for unit in units)
-    rows[0] = [most if before + so_far <= limit else limit + 1 for most, so_far in zip(rows[0], held)]
+    so_far = accumulate(unit.lasting + (unit.gradients if sums_gradients else 0) for unit in units)
+    rows[0] = [most if before + num_bytes <= limit else limit + 1 for most, num_bytes in zip(rows[0], so_far)]
     return rows, working
+
+
+def _cut_row(order: Sequence[Work], units: Sequence[UnitBytes], *, recompute: str, sums_gradients: bool) -> list[int]:
+    """The bytes that each unit adds to a rank of one stage.
+
+    Args:
+        order: of ``_whole_backwards``.
+    """
+    first_end = next(number for number, work in enumerate(order) if work.kind == "B")
+    is_behind = sums_gradients or peak_alive(order[first_end + 1 :]) > 0
+    whole, halved = _whole_microbatch(order, recompute), _halved(order)
+    num_whole = int(whole is not None)  # it is among those alive at the peak
+    num_kept = peak_alive(order) - num_whole
+    num_halved = int(any(m == whole for _, m in halved)) if num_whole else _peak_halved(order)
+    ends_halved = not num_whole and order[first_end][1:] in halved
+    row = []
+    for unit in units:
+        kept = num_whole * unit.whole + (num_kept - 1) * unit.kept + num_halved * unit.between
+        first = _first_end(unit, ends_halved) - ends_halved * unit.between
+        ending = unit.kept + unit.gradients if is_behind else first
+        row.append(unit.lasting + unit.batch + kept + ending)
+    return row
 
 
 def _first_end(unit: UnitBytes, is_halved: bool) -> int:
@@ -195,12 +275,12 @@ def _first_end(unit: UnitBytes, is_halved: bool) -> int:
 
 
 def _working(units: Sequence[UnitBytes], *, recomputes: bool) -> list[int]:
-    """What each unit's backward takes, what is recomputed included."""
+    """The working set of each unit's backward, its recomputation included."""
     return [unit.working + (unit.whole - unit.kept if recomputes else 0) for unit in units]
 
 
 def _behind_batch(units: Sequence[UnitBytes], *, num_microbatches: int) -> list[UnitBytes]:
-    """The units of the first stage: what enters it is no tensor of its own, but part of the batch, which stays."""
+    """The units of the first stage, whose input is no tensor of its own, but part of the batch, which stays."""
     first = units[0]
     first = replace(
         first,
@@ -211,31 +291,37 @@ def _behind_batch(units: Sequence[UnitBytes], *, num_microbatches: int) -> list[
     return [first, *units[1:]]
 
 
-def _num_held(order: Sequence[Work], *, num_stages: int, keeps_sends: bool) -> list[int]:
-    """Before each piece of work: leaves and sends that a rank holds, in boundaries of a micro-batch.
+def _num_held(order: Sequence[Work], *, num_stages: int, keeps_sends: bool, keeps_boundaries: bool) -> list[int]:
+    """Before each piece of work: the boundaries that a rank holds beside activations and working set.
 
     Args:
         order: of ``_whole_backwards``.
     """
     last, halved = num_stages - 1, _halved(order)
+    has_outputs, frees_outputs = keeps_sends or keeps_boundaries, keeps_sends != keeps_boundaries
     num_held, found = 0, []
+    if keeps_boundaries:
+        num_held = _num_microbatches(order) * sum((s > 0) + (s < last) for s in {work.stage for work in order})
     for work in order:
-        found.append(num_held)
+        receives, sends = work.stage > 0, work.stage < last
         if work.kind == "F":
-            num_held += keeps_sends and work.stage < last
+            found.append(num_held)
+            num_held += (has_outputs and sends) - (keeps_boundaries and receives)
             continue
-        if work.kind == "I" or work[1:] not in halved:  # gradients of inputs are there
-            num_held += keeps_sends * ((work.stage > 0) - (work.stage < last))
-        if work.kind == "B" and work[1:] not in halved:
-            num_held += 0 < work.stage == last
+        found.append(num_held - (keeps_boundaries and sends))  # the gradient at hand is in the working set
+        is_halved = work[1:] in halved
+        if work.kind == "I" or not is_halved:  # gradients of inputs are there
+            num_held += (keeps_sends and receives) - (frees_outputs and sends)
+        if work.kind == "B":  # activations go
+            num_held += receives and (keeps_boundaries or (not is_halved and not sends))
     return found
 
 
-def _most_held(order: Sequence[Work], *, num_stages: int, keeps_sends: bool) -> int:
-    """``_num_held`` at most while a rank of one stage has the most micro-batches alive."""
+def _most_held(order: Sequence[Work], held: Sequence[int]) -> int:
+    """The largest of ``held`` while a rank of one stage has the most micro-batches alive."""
     most = peak_alive(order)
     alive, found = 0, []
-    for work, num_held in zip(order, _num_held(order, num_stages=num_stages, keeps_sends=keeps_sends)):
+    for work, num_held in zip(order, held):
         if alive == most:
             found.append(num_held)
         alive += {"F": 1, "I": 0, "B": -1}[work.kind]
@@ -249,8 +335,8 @@ def _num_microbatches(order: Sequence[Work]) -> int:
 def _whole_backwards(order: Sequence[Work], recompute: str) -> Order:
     """``order`` with one "B" for each forward, where it frees the activations and makes the gradients of weights.
 
-    Where the backward is split, it is that of weights, and "I" stays; but what is recomputed is not split, its backward
-    is whole where that of inputs stands. Of stage 0 all is later (``adapter.stage``).
+    Where the backward is split, that is the half of weights, and "I" stays. But a recomputed micro-batch is not split,
+    and its whole backward stands where that of inputs does. Of stage 0 all is later (``adapter.stage``).
     """
     if all(work.kind in "FB" for work in order):
         return list(order)
@@ -267,18 +353,22 @@ def _whole_backwards(order: Sequence[Work], recompute: str) -> Order:
 
 
 def _halved(order: Sequence[Work]) -> set[tuple[int, int]]:
-    """(stage, micro-batch) whose backward is split. Args: order: of ``_whole_backwards``."""
+    """(stage, micro-batch) of all backwards that are split.
+
+    Args:
+        order: of ``_whole_backwards``.
+    """
     return {(work.stage, work.microbatch) for work in order if work.kind == "I"}
 
 
 def _peak_halved(order: Sequence[Work]) -> int:
-    """The most that are between their halves at once."""
+    """The most micro-batches that are between the halves of their backward at once."""
     halved = _halved(order)
     ends = [work for work in order if work.kind != "F" and work[1:] in halved]
     return peak_alive([work._replace(kind="F" if work.kind == "I" else "B") for work in ends])
 
 
 def _whole_microbatch(order: Sequence[Work], recompute: str) -> int | None:
-    """The one that is kept as without recomputation, where the others are not; None where all are alike."""
+    """The micro-batch that alone is not recomputed; None where all are alike."""
     last = _num_microbatches(order) - 1
     return last if recompute == "except_last" and last > 0 else None

@@ -200,6 +200,7 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, corr
             widest=widest_boundary(units[plan.first_active :]) if plan.pp > 1 else 0,
             num_stages=plan.num_stages,
             keeps_sends=keeps_sends(plan.schedule),
+            keeps_boundaries=costs.keeps_boundaries,
             recompute=costs.recompute,
             sums_gradients=plan.dp > 1,
         )
@@ -316,6 +317,7 @@ def _cuts(
             before=prefix_bytes(unit, computed=computed, num_microbatches=shape.num_microbatches),
             limit=limit,
             keeps_sends=keeps_sends(shape.schedule),
+            keeps_boundaries=costs.keeps_boundaries,
             recompute=costs.recompute,
             sums_gradients=constraints.world_size > shape.pp,
         )
