@@ -14,8 +14,6 @@ _MADE = re.compile(
     r"(summary|predictions|tokenizer)\.json|config\.yaml|(train|dev)\.\w+|.*_bs1\..*"  # by a run, a user, a command
     r"|.*my_policies\.py|.*npz\.py|names\.txt|__main__\.py"  # by who follows docs/extending.md or CONTRIBUTING.md
 )
-    r"(summary|predictions|tokenizer)\.json|config\.yaml|train\.\w+|dev\.\w+|.*_bs1\..*|.*my_policies\.py|.*npz\.py|names\.txt|__main__\.py"
-)
 _PLACES = ("", "pipetransformer", "tests", "docs", "pipetransformer/pipe/planner", "config")
 
 
