@@ -12,17 +12,22 @@ from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import pytest
 from laws import REPOSITORY
 from ranks import RankPool
 
 from pipetransformer.adapter import MODES
+from pipetransformer.data import epoch_batches
 from pipetransformer.launch.node import free_port
+from pipetransformer.pipe.measure import profile
+from pipetransformer.pipe.measure.profile import Workload
 from pipetransformer.pipe.planner.memory import UnitBytes, rank_bytes
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.schedules import Work, orders
-from pipetransformer.process.world import World
+from pipetransformer.process.world import World, led_by
+from pipetransformer.run.job import build_job
 
 sys.path.insert(0, str(REPOSITORY))
 
@@ -132,6 +137,24 @@ def test_a_rank_holds_what_is_predicted(
         if not 0.9 * real <= predicted <= 1.1 * real
     ]
     assert not wrong, wrong
+
+
+def told(world: World) -> bool:
+    """The profile's word on a torch that keeps boundaries."""
+    config = configuration("vit", mode="never", optimizer="sgd")
+    job = build_job(config, world, lead=partial(led_by, 0))
+    data = job.datasets["train"]
+    batches = epoch_batches(data.lengths, batch_size=64, seed=0, epoch=0, num_nodes=1)
+    workload = Workload.of(batches, global_batch_size=64, num_ranks=2, pipeline_lengths=(2,), microbatches=2)
+    with mock.patch.object(profile, "keeps_boundaries", lambda: True):
+        found = profile._measure(
+            job.chain, data, key={}, batches=batches, workload=workload, config=config, world=world
+        )
+    return found.job.keeps_boundaries
+
+
+def test_a_profile_tells_the_planner_whether_torch_keeps_boundaries(ranks: RankPool) -> None:
+    assert ranks.run(2, told) == [True, True]
 
 
 def added_bytes(world: World, chosen: Sequence[ParallelPlan]) -> list[int]:
