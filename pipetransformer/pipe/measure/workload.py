@@ -77,7 +77,7 @@ def samples_by_length(batches: Sequence[Batch]) -> Counter[int]:
 
 
 def full_batches(batches: Sequence[Batch]) -> dict[int, Batch]:
-    """One batch for each padded length, each as large as the largest one. Samples are repeated where there are too few."""
+    """One batch for each padded length, all as large as the largest batch; samples are repeated where needed."""
     full = [max(map(len, parts)) for parts in zip(*(batch.parts for batch in batches))]
     longest = {batch.length: batch for batch in sorted(batches, key=len)}
     return {
