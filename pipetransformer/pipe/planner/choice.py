@@ -318,10 +318,8 @@ class Planner:
         costs: JobCosts,
         corrections: Mapping[int, float],
     ) -> bool:
-        """Whether a plan with the same n pays: with its transition, it takes less than 95 % of the time of ``current``.
-
-        The times are those of the rest of the run. The other 5 % may be noise of the measurements.
-        """
+        """Whether a plan with the same n pays: for the rest of the run, it takes less than 95 % of the time of
+        ``current``, transition included. The other 5 % may be noise."""
         stay = predict(
             current,
             costs=costs,
@@ -333,11 +331,7 @@ class Planner:
         return go_seconds < (1.0 - _NOISE) * stay_seconds
 
     def steady_plan(self, frozen: int, *, costs: JobCosts, has_cache: bool) -> Prediction | None:
-        """The fastest plan for ``frozen`` blocks, without the costs of the transition; None if none fits.
-
-        Raises:
-            UserError: if there is no first plan.
-        """
+        """The fastest plan for ``frozen`` blocks, without the costs of the transition; None if none fits."""
         first = self.first_plan(costs, {})
         if frozen == 0:
             return first.prediction
