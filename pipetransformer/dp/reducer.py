@@ -137,7 +137,8 @@ class _Bucket:
             offset += parameter.numel()
 
     def begin(self) -> None:
-        # Note: zeroed in place; without this the gradients would no longer be views of the bucket.
+        """Prepares for a step: gradients of zero, and no backward pass counted."""
+        # Note: zeroed in place. With None instead, the gradients would no longer be views of the bucket.
         self.flat.zero_()
         self.missing = len(self.members)
         for name in self.counts:

@@ -20,7 +20,7 @@ __all__ = ["ComputeFloor"]
 
 @dataclass(slots=True)
 class ComputeFloor:
-    """Adds up the floor of a run.
+    """Adds up the compute floor of a run.
 
     Attributes:
         step_seconds: t0 by padded length: seconds of a full step of the best static layout, measured before training.

@@ -105,7 +105,7 @@ class TrainingStarts(Event):
 
 @dataclass(frozen=True, slots=True)
 class NeverFreezes(Event):
-    """The policy's decisions are too few in this run to freeze anything."""
+    """The freeze policy takes too few decisions in this run to freeze anything."""
 
 
 @dataclass(frozen=True, slots=True)

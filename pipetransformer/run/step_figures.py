@@ -1,4 +1,4 @@
-"""The figures of some steps, gathered over all ranks."""
+"""The figures of some steps, gathered from all ranks."""
 
 from __future__ import annotations
 

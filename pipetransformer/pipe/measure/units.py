@@ -82,6 +82,7 @@ class _Times:
         self._rounds: list[list[int]] = [[] for _ in range(num_units)]
 
     def add(self, unit: int, taken: int) -> None:
+        """Adds the nanoseconds of ``unit`` in the present round."""
         self._rounds[unit].append(taken)
 
     def medians(self) -> tuple[int, ...]:
@@ -114,7 +115,10 @@ class _Shape:
         self._bytes: dict[str, list[int]] = defaultdict(list)
 
     def count_bytes(self) -> None:
-        """A first round, which also warms up: what counts bytes would disturb a timed one."""
+        """Counts the bytes of every unit. It is a round of its own, because the counting would disturb the times.
+
+        It also warms up the machine for the timed rounds.
+        """
         hidden = self._main
         for unit in range(self._chain.num_units):
             source, parameters = self._enter(unit, hidden), self._with_gradients(unit)
@@ -139,6 +143,7 @@ class _Shape:
         self._run_prefix(counts_bytes=True)
 
     def time(self) -> None:
+        """Times one round of all units, in training and as a frozen prefix."""
         self._run_units(self._time_backward, self._forward)
         if self._weights_apart:
             self._run_units(self._time_of_inputs, None)
@@ -190,6 +195,7 @@ class _Shape:
             self._of_inputs.add(unit, now_ns(device) - start)
 
     def costs(self) -> UnitCosts:
+        """The costs by all rounds so far."""
         backward, recomputing, of_inputs = (
             times.medians() for times in (self._backward, self._recomputing, self._of_inputs)
         )
