@@ -1,11 +1,11 @@
-"""The loop. Where a decision is due, four controllers are asked in this order:
+"""The training loop. When a decision is due, it asks four controllers, in this order:
 
 AutoFreeze  gradient norms            -> n, how many leading blocks are frozen now
 AutoPipe    n, measured layer costs   -> ParallelPlan(n, pp, dp, boundaries, microbatches, schedule, cached)
 AutoDP      old plan, new plan        -> transfers; the same ranks re-meshed in place
 AutoCache   n, sample ids             -> activations at the freeze boundary, read instead of computed
 
-The engine does the work between two decisions; listeners, the report first, are told of everything.
+The engine does the work between two decisions. Listeners are told every event, the report before all others.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class Trainer:
 
     Args:
         probe: called with (step, local gradients by name) after the reduction and before clipping.
-        timed: measure unit costs and static layouts before training. Only a run that replays its plans can do without;
-            it then has no compute floor.
-        listeners: told of every event behind the report; on every rank alike where they are collective.
+        timed: whether unit costs and static layouts are measured before training. Only a replay can do without, and
+            then it has no compute floor.
+        listeners: called with every event, after the report. Collective ones must be given on every rank.
 
     Raises:
-        UserError: for every mistake in the configuration or the files it names.
+        UserError: for any mistake in the configuration, or in the files that it names.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Trainer:
         self.listeners: tuple[events.Listener, ...] = (self.report, *listeners)
 
     def run(self) -> None:
-        """Trains to the end and leaves the run's folder as the README says."""
+        """Trains to the end. The README describes the folder that a run leaves."""
         exit_code = 1
         try:
             self._start()
@@ -121,7 +121,7 @@ class Trainer:
     # ---- the controllers -------------------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        """Asks the controllers where a decision is due, and takes the job to the plan that they come to."""
+        """Asks the controllers if a decision is due, and takes the job to their plan."""
         self._tell(events.DecisionStarts())
         if self.origin.is_replayed:
             plan = self.origin.replayed.get(self.step, self.engine.plan)
@@ -162,7 +162,7 @@ class Trainer:
         self.autopipe.entered()
 
     def _with_cache(self, plan: ParallelPlan) -> ParallelPlan:
-        """``plan`` with the cache's memory reserved, or without a cache where that is declined."""
+        """Reserves the cache's memory. Returns ``plan``, without a cache if the memory is declined."""
         if plan.cached is not None and self.autocache.reserve():
             plan = replace(plan, cached=None)
         if plan.frozen and self.autocache.declined:
@@ -176,14 +176,14 @@ class Trainer:
     # ---- training and evaluation -----------------------------------------------------------------------------------
 
     def _train(self, *, stop: int) -> None:
-        """Optimizer steps up to ``stop``, all in one epoch."""
+        """Runs the optimizer steps up to ``stop``, all in one epoch."""
         position = self.step % self.calendar.batches_per_epoch
         batches = self.job.train_batches(self.epoch)[position : position + stop - self.step]
         self.steps.run(batches, first_step=self.step)
         self.step = stop
 
     def _evaluate(self) -> None:
-        """Measures every evaluation split; keeps the weights if they are the best so far."""
+        """Evaluates every split but ``train``. Saves the model if it is the best so far."""
         start = perf_counter()
         metrics = self.guards.evaluate(self.engine, last_step=self.step - 1)
         seconds, epoch = perf_counter() - start, self.calendar.epoch(self.step - 1)
@@ -196,7 +196,7 @@ class Trainer:
     # ---- beginning and saving --------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Enters the first plan, or the one of the checkpoint that is resumed; what is refused has left no trace."""
+        """Enters the first plan, or the plan of the resumed checkpoint. A refused job leaves no trace."""
         if self.timed:
             self._tell(events.MeasuringStarts())
             self.autopipe.measure(self.engine, self.job.train_batches(0))
@@ -234,14 +234,14 @@ class Trainer:
         if weights is not None:
             save_model(self.job.built, self.report.folder.path / "model" / name, weights)
 
-    # ---- small things ----------------------------------------------------------------------------------------------
+    # ---- helpers ---------------------------------------------------------------------------------------------------
 
     def _tell(self, event: events.Event) -> None:
         for listener in self.listeners:
             listener(event)
 
     def _decision_is_due(self, step: int) -> bool:
-        """A replay's plans need no policy, but where one is adopted there may be a decision of the policy's, too."""
+        """Whether a replay has a plan for ``step``, or AutoFreeze decides at it."""
         return step in self.origin.replayed or self.autofreeze.due(step)
 
     @property

@@ -1,4 +1,4 @@
-"""AutoCache: activations at the freeze boundary, read instead of computed."""
+"""AutoCache: activations at the boundary of the prefix, read instead of computed."""
 
 from pipetransformer.cache.advance import advance
 from pipetransformer.cache.controller import Advance, AutoCache

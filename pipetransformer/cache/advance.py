@@ -1,4 +1,4 @@
-"""The advance pass: all ranks together carry the cached activations from one boundary to a later one."""
+"""The advance pass: all ranks compute the cached activations at a later boundary, from those at the present one."""
 
 from __future__ import annotations
 
@@ -24,19 +24,25 @@ def advance(
     num_workers: int,
     rows: int,
 ) -> dict[tuple[int, int], int]:
-    """Runs this worker's share of ``dataset`` up to boundary ``target`` and stores it there.
+    """Computes the activations of this worker's samples at boundary ``target`` and stores them.
 
-    Samples that the store holds at ``source`` start from there, others from the inputs. The frozen units must be held
-    and in eval mode. Readers start after a barrier that the caller provides.
+    A batch whose samples are all in the store at ``source`` starts there, any other from the inputs of the model. The
+    rank must hold the frozen units, in eval mode. The caller must add a barrier before the first read.
 
     Args:
-        own: slot of each sample, -1 for those of other nodes; None where all are this node's.
-        worker, num_workers: this rank among those that share the store.
-        rows: samples a batch; the last of a length is filled up with copies, so that every product has the shape
-            [rows, length, width] (results depend on shape).
+        source: the boundary of the stored activations, in blocks; None for an empty store.
+        target: the boundary to compute, in blocks.
+        own: slot of each sample [samples], -1 for samples of other nodes; None where all belong to this node.
+        worker: number of this rank among the ranks that share the store, from 0.
+        num_workers: number of these ranks.
+        rows: samples of a batch. The last batch of a length is filled up with copies, so that every matrix product has
+            the shape [rows, length, width]: results depend on the shape.
 
     Returns:
-        Samples by (first unit that was run, padded length).
+        Number of samples by (first unit of the computation, padded length).
+
+    Raises:
+        UserError: if the type of the store cannot hold the activations.
     """
     done: dict[tuple[int, int], int] = {}
     numbering = chain.numbering

@@ -1,4 +1,4 @@
-"""AutoCache: whether and where activations are cached, and the advance pass that brings them there."""
+"""AutoCache: the activation stores of a node, the boundaries that they may hold, and their advance."""
 
 from __future__ import annotations
 
@@ -29,8 +29,13 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What one advance pass did: ``samples`` over all ranks by (first unit that was run, padded length), each carried
-    up to unit ``stop``."""
+    """The work of one advance pass, over all ranks.
+
+    Attributes:
+        seconds: duration on this rank.
+        stop: the unit behind the last one of the pass.
+        samples: number of samples by (first unit of the computation, padded length).
+    """
 
     seconds: float
     stop: int
@@ -38,20 +43,23 @@ class Advance:
 
     @property
     def num_samples(self) -> int:
+        """Number of samples of the pass, over all ranks."""
         return sum(self.samples.values())
 
 
 class AutoCache:
-    """The node's activation stores as one rank sees them.
+    """One rank's part in the activation stores of its node.
 
     Attributes:
-        boundary: what the stores hold now (in blocks), or None. path: the boundaries it came through: a store that is
-            narrower than the computation has rounded at each.
-        declined: why there is no cache, in words; empty while there may be one.
+        boundary: boundary of the stored activations, in blocks; None for empty stores.
+        path: all boundaries of the stores so far, in order. Where the stored type is narrower than that of the
+            computation, values were rounded at each of them.
+        declined: the reason for having no cache, in words; empty while a cache is possible.
 
     Args:
-        advance_rows: samples of a batch of the advance pass: those of a step at dp = world size, so that results, which
-            depend on shape, are those of the step. A function of the configuration, never of measurements.
+        datasets: the datasets by split; each split has its own store.
+        advance_rows: samples of a batch of the advance pass. It is the number of rows of a step at dp = world size,
+            because results depend on the shape. It comes from the configuration, never from measurements.
     """
 
     def __init__(
@@ -80,6 +88,7 @@ class AutoCache:
 
     @classmethod
     def of(cls, config: Config, *, chain: Chain, datasets: Mapping[str, Dataset], world: World) -> AutoCache:
+        """The controller for a job of this configuration. It takes no memory yet."""
         return cls(
             config.cache,
             chain=chain,
@@ -93,10 +102,11 @@ class AutoCache:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of the node's stores; 0 before ``reserve``."""
         return self._cache.num_bytes if self._cache is not None else 0
 
     def read_bytes(self, ids: np.ndarray) -> int:
-        """Bytes that reading these training samples takes."""
+        """Bytes of the stored activations of these training samples, as far as they belong to this node."""
         if self._cache is None:
             return 0
         layout = self._cache.stores["train"].layout
@@ -104,8 +114,16 @@ class AutoCache:
         return int(layout.num_tokens[slots[slots >= 0]].sum()) * layout.row_bytes
 
     def offers(self, frozen: int, *, evaluations: int) -> dict[int | None, tuple[PrefixWork, ...]]:
-        """The boundaries that ``frozen`` blocks could be read at (None: no cache), each with its work outside of steps:
-        the advance pass to get there, and the prefix that the remaining ``evaluations`` compute."""
+        """The possible boundaries of the cache for ``frozen`` blocks, each with its work outside of training steps.
+
+        This work is the advance pass to the boundary, and the rest of the prefix in the remaining evaluations.
+
+        Args:
+            evaluations: number of evaluations to come.
+
+        Returns:
+            Work by boundary in blocks; None stands for no cache.
+        """
         choices = (None,) if self.declined else cached_choices(frozen, held=self.boundary)
         return {cached: self._work(frozen, cached, evaluations=evaluations) for cached in choices}
 
@@ -121,10 +139,13 @@ class AutoCache:
         return tuple(work)
 
     def store(self, split: str) -> ActivationStore | None:
+        """The store of a split; None before ``reserve`` and where there is no cache."""
         return self._cache.stores[split] if self._cache is not None else None
 
     def reserve(self) -> str:
-        """Collective. Takes the memory if that has not been done; returns why not, or an empty string."""
+        """Collective. Reserves the memory at the first call. Returns the reason for having no cache, or an empty
+        string.
+        """
         if self._cache is None and not self.declined:
             budget = self._config.host_budget
             self._cache, self.declined = open_cache(
@@ -141,7 +162,7 @@ class AutoCache:
         own = samples_of_nodes(dataset.lengths, num_nodes=self._num_nodes) == self._rank // self._local_size
         slots = None if own.all() else np.where(own, np.cumsum(own) - 1, -1)
         if dataset.num_tokens is not None:
-            # A reader's softmax sees every position, padding too; a classifier's masked padding is worth no memory.
+            # The softmax of question answering reads all positions, also padding; a classifier masks padding.
             rows = dataset.lengths if dataset.kind == "spans" else dataset.num_tokens
             return StoreLayout(rows[own], width=leaving.shape[-1], dtype=dtype, slots=slots)
         positions = leaving.shape[1]
@@ -149,7 +170,10 @@ class AutoCache:
         return StoreLayout(tokens, width=leaving.shape[-1], dtype=dtype, positions=positions, slots=slots)
 
     def follow(self, frozen: int) -> None:
-        """Collective. Forgets what no longer belongs to frozen weights; call it before blocks unfreeze."""
+        """Collective. Clears the stores if they hold a boundary behind the first ``frozen`` blocks.
+
+        Call it before blocks unfreeze: the activations behind them will change.
+        """
         if self.boundary is not None and frozen < self.boundary:
             assert self._cache is not None
             if self._local_rank == 0:
@@ -159,7 +183,13 @@ class AutoCache:
             self.path = []
 
     def advance(self, target: int) -> Advance:
-        """Collective. Brings every sample of both splits to boundary ``target``; blocks up to it must be frozen."""
+        """Collective. Computes and stores every sample of all splits at boundary ``target``.
+
+        The first ``target`` blocks must be frozen, and the memory reserved.
+
+        Raises:
+            UserError: if the type of the stores cannot hold the activations.
+        """
         assert self._cache is not None
         start = perf_counter()
         done: dict[tuple[int, int], int] = {}
@@ -178,7 +208,7 @@ class AutoCache:
             for key, count in part.items():
                 done[key] = done.get(key, 0) + count
         parts: list[dict[tuple[int, int], int]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(parts, done)  # also the closing barrier: nobody reads before all have written
+        dist.all_gather_object(parts, done)  # also a barrier: no rank reads before all have written
         samples: dict[tuple[int, int], int] = {}
         for part in parts:
             for key, count in part.items():
@@ -189,6 +219,7 @@ class AutoCache:
         return Advance(seconds=perf_counter() - start, stop=stop, samples=samples)
 
     def close(self) -> None:
+        """Frees this rank's part of the stores. May be called twice."""
         if self._cache is not None:
             self._cache.close()
             self._cache = None

@@ -1,4 +1,4 @@
-"""Reads ahead: a thread gathers the next batches from the store into reused buffers while the step runs."""
+"""Reads ahead of the step: a thread gathers the next batches from the store into reused buffers."""
 
 from __future__ import annotations
 
@@ -21,9 +21,14 @@ _DEPTH = 2
 
 
 class BatchReader:
-    """Gathers batches at one boundary, each into the oldest of a few buffers of its shape.
+    """Gathers batches at one boundary. Each shape has a few buffers, used in turn.
 
-    A batch stays valid until ``_DEPTH + 1`` further ones of its shape are read: longer than the step that uses it.
+    A batch stays valid until ``_DEPTH + 1`` further batches of its shape are read. That is longer than its step takes.
+
+    Args:
+        boundary: the boundary to read at, in blocks.
+        device: the device of the step.
+        dtype: the type of the step's computation.
     """
 
     def __init__(self, store: ActivationStore, *, boundary: int, device: torch.device, dtype: torch.dtype) -> None:
@@ -35,7 +40,14 @@ class BatchReader:
         self._buffers: dict[tuple[int, int], deque[Tensor]] = {}
 
     def read(self, ids: np.ndarray, *, length: int) -> Tensor | None:
-        """Activations [len(ids), positions, width] on the device as the step computes; None if any sample is a miss."""
+        """Activations [len(ids), positions, width] on the step's device, in the step's type.
+
+        Returns None if the store lacks any of the samples.
+
+        Args:
+            ids: numbers of the samples [rows].
+            length: padded length of the samples.
+        """
         if not self._store.holds(ids, self._boundary).all():
             return None
         buffer = self._store.read(ids, length=length, out=self._buffer(len(ids), length))
@@ -43,7 +55,7 @@ class BatchReader:
             return buffer.to(self._dtype)
         with torch.cuda.stream(self._stream):
             moved = buffer.to(self._device, non_blocking=True).to(self._dtype)
-        # The buffer may be refilled only when its copy is done; this thread can wait, the step does not.
+        # The buffer may be filled again only after its copy. This thread waits for that; the step does not.
         self._stream.synchronize()
         moved.record_stream(torch.cuda.default_stream(self._device))
         return moved
@@ -61,7 +73,10 @@ class BatchReader:
 
 
 def read_ahead(items: Sequence[Item], fetch: Callable[[Item], Fetched]) -> Iterator[Fetched]:
-    """Yields ``fetch(item)`` in order, a few items ahead, from one thread that ends with the iterator."""
+    """Yields ``fetch(item)`` for each item, in order.
+
+    One thread fetches a few items ahead. It ends with the iterator.
+    """
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="cache-reader") as thread:
         pending: deque[Future[Fetched]] = deque()
         remaining = iter(items)

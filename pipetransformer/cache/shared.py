@@ -1,4 +1,4 @@
-"""One store a node and split, reserved by the node's first rank and opened by its neighbours; or a reason why not."""
+"""One store per node and split. The first rank of a node reserves it, the other ranks of the node open it."""
 
 from __future__ import annotations
 
@@ -21,30 +21,37 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class ActivationCache:
-    """The stores by split (``train``, ``eval``)."""
+    """The stores of a node, as one rank has them open.
+
+    Attributes:
+        stores: store of each split (``train``, ``eval``, ...).
+    """
 
     stores: Mapping[str, ActivationStore]
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of all stores together."""
         return sum(store.layout.num_bytes for store in self.stores.values())
 
     def clear(self) -> None:
+        """Empties every store."""
         for store in self.stores.values():
             store.clear()
 
     def close(self) -> None:
+        """Closes every store on this rank."""
         for store in self.stores.values():
             store.close()
 
 
 def available_host_memory() -> int:
-    """Bytes that may still be taken on this node: what the kernel has, or less where a control group allows less."""
+    """Free bytes of memory on this node: those of the kernel, or fewer where a control group sets a lower limit."""
     available = int(psutil.virtual_memory().available)
     try:
         limit, used = (int((_CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         counters = dict(line.split() for line in (_CONTROL_GROUP / "memory.stat").read_text().splitlines())
-        # Note: "current" counts the page cache, which the kernel gives back when asked for more.
+        # Note: "current" counts the page cache too, which the kernel frees on demand.
         return min(available, limit - used + int(counters["inactive_file"]))
     except (OSError, ValueError, KeyError):  # no control group, or "max"
         return available
@@ -53,13 +60,16 @@ def available_host_memory() -> int:
 def open_cache(
     layouts: Mapping[str, StoreLayout], *, budget: int | None, rank: int, local_rank: int
 ) -> tuple[ActivationCache | None, str]:
-    """Collective. Reserves the stores on every node, or none anywhere.
+    """Collective. Reserves the stores on every node, or on none.
 
     Args:
-        budget: bytes a node; None for half of what is available.
+        layouts: layout of this node's store, by split.
+        budget: bytes per node; None for half of the available memory.
+        rank: this rank.
+        local_rank: number of this rank on its node, from 0.
 
     Returns:
-        (cache, "") or (None, the reason in words), the same on all ranks.
+        The cache and an empty string, or None and the reason in words. The reason is the same on all ranks.
     """
     wanted = sum(layout.num_bytes for layout in layouts.values())
     stores: dict[str, ActivationStore] = {}
@@ -98,7 +108,7 @@ def open_cache(
 def _open_all(
     layouts: Mapping[str, StoreLayout], open_one: Callable[[str, StoreLayout], ActivationStore]
 ) -> dict[str, ActivationStore]:
-    """Every split's store, or an OSError and none."""
+    """The store of every split. Raises OSError, with all stores closed again."""
     stores: dict[str, ActivationStore] = {}
     try:
         for split, layout in layouts.items():

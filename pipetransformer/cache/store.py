@@ -1,14 +1,15 @@
-"""The activation store: one ragged, memory-mapped array in shared host memory, one slot a sample.
+"""The activation store: one ragged, memory-mapped array in shared host memory, with one slot per sample.
 
-    rows    [sum of tokens + 1, width]   sample i owns rows[offsets[i] : offsets[i + 1]]; the last row stays zero
-    stamps  [num_samples] uint8          the boundary (in blocks) whose activations a slot holds; 0 for none
+    rows    [sum of tokens + 1, width]   sample i owns rows[offsets[i] : offsets[i + 1]]; the last row is always zero
+    stamps  [num_samples] uint8          the boundary (in blocks) of the activations in a slot; 0 for an empty slot
 
-A slot is read only where its stamp is the wanted boundary: torn, stale and foreign entries are misses. An advance from
-boundary a to b overwrites in place, each slot by the one rank that read it: stamp 0, rows, stamp b. So one store serves
-every boundary in turn and the memory is that of one.
+A slot is read only if its stamp is the wanted boundary. Every other slot (half-written, old, empty) is a miss.
 
-The memory has no name (``memfd``): it ends with its last rank, however that dies. Neighbours on the node open it
-through the leader's descriptor.
+An advance from boundary a to b overwrites the slots in place. The rank that read a slot also writes it: first stamp 0,
+then the rows, then stamp b. So one store serves all boundaries, one after the other, with the memory of one.
+
+The memory has no name (``memfd``): the kernel frees it with the end of its last rank, also after a crash. The other
+ranks of the node open it through the descriptor of the rank that reserved it.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ __all__ = ["ActivationStore", "StoreLayout"]
 
 @dataclass(frozen=True, slots=True)
 class StoreLayout:
-    """Where everything lies.
+    """The sizes and places of everything in a store.
 
     Attributes:
-        num_tokens: rows of each sample that has a slot [slots]. width: numbers a row. dtype: as stored.
-        slots: slot of each sample [num_samples], -1 for a sample of another node; None where slots are the samples.
-        positions: what every sample is read at, where they are all alike (images); None for each text's padded length.
+        num_tokens: number of rows of each slot [slots].
+        width: numbers in a row.
+        dtype: type of the stored numbers.
+        positions: number of positions of every sample, where all have the same (images); None for texts, which are
+            padded to a length at each read.
+        slots: slot of each sample [num_samples], -1 for a sample of another node; None where sample i has slot i.
     """
 
     num_tokens: np.ndarray
@@ -44,20 +48,26 @@ class StoreLayout:
 
     @property
     def num_rows(self) -> int:
+        """Number of rows of all slots, without the zero row."""
         return int(self.num_tokens.sum())
 
     @property
     def row_bytes(self) -> int:
+        """Bytes of one row."""
         return self.width * self.dtype.itemsize
 
     @property
     def num_bytes(self) -> int:
-        """Bytes to reserve: rows, the zero row, stamps."""
+        """Bytes of the whole store: rows, the zero row, stamps."""
         return (self.num_rows + 1) * self.row_bytes + len(self.num_tokens)
 
 
 class ActivationStore:
-    """A node's store as one rank sees it. Make it with ``reserve`` on one rank, ``open`` on the others."""
+    """One rank's view of its node's store, made with ``reserve`` on one rank and with ``open`` on the others.
+
+    Args:
+        descriptor: open file descriptor of the memory; the store owns it.
+    """
 
     def __init__(self, descriptor: int, layout: StoreLayout) -> None:
         self.layout = layout
@@ -66,7 +76,7 @@ class ActivationStore:
         num_values = (layout.num_rows + 1) * layout.width
         self._rows = torch.frombuffer(memory, dtype=layout.dtype, count=num_values).view(-1, layout.width)
         stamps = num_values * layout.dtype.itemsize
-        self._stamps = torch.empty(0, dtype=torch.uint8)  # on a node that has no sample of the split
+        self._stamps = torch.empty(0, dtype=torch.uint8)  # for a node without samples of the split
         if len(layout.num_tokens):
             self._stamps = torch.frombuffer(memory, dtype=torch.uint8, offset=stamps)
         tokens = torch.from_numpy(layout.num_tokens.astype(np.int64))
@@ -80,10 +90,10 @@ class ActivationStore:
 
     @classmethod
     def reserve(cls, layout: StoreLayout) -> ActivationStore:
-        """Takes the whole space now, zeroed.
+        """Takes the whole memory at once, filled with zeros.
 
         Raises:
-            OSError: if the machine does not have it. (A sparse file would end the job with SIGBUS at some later write.)
+            OSError: if the machine has too little memory. A sparse file would end the job with SIGBUS at a later write.
         """
         descriptor = os.memfd_create("pipetransformer-cache", os.MFD_CLOEXEC)
         try:
@@ -95,16 +105,23 @@ class ActivationStore:
 
     @classmethod
     def open(cls, address: str, layout: StoreLayout) -> ActivationStore:
-        """Maps the store that a neighbour on this node reserved; ``address`` is its ``address``. Raises OSError."""
+        """Maps the store that another rank of this node has reserved.
+
+        Args:
+            address: the ``address`` of that rank's store.
+
+        Raises:
+            OSError: if the store cannot be opened or mapped.
+        """
         return cls(os.open(address, os.O_RDWR | os.O_CLOEXEC), layout)
 
     @property
     def address(self) -> str:
-        """Where processes of this node find the store while this rank lives."""
+        """Path of the store for other processes of this node, valid while this rank keeps it open."""
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
     def holds(self, ids: np.ndarray, boundary: int) -> np.ndarray:
-        """Which of the samples can be read at ``boundary``, bool [len(ids)]."""
+        """Whether each sample can be read at ``boundary`` (in blocks, above 0), bool [len(ids)]."""
         assert boundary > 0, "stamp 0 is that of an empty slot"
         slots, is_here = self._slots(ids), np.zeros(len(ids), dtype=bool)
         own = (slots >= 0).numpy()
@@ -112,15 +129,18 @@ class ActivationStore:
         return is_here
 
     def clear(self) -> None:
-        """Forgets everything: what the slots hold no longer belongs to the weights."""
+        """Empties all slots, for activations that no longer match the weights."""
         self._stamps.zero_()
 
     def read(self, ids: np.ndarray, *, length: int, out: Tensor | None = None) -> Tensor:
-        """Gathers samples into [len(ids), positions, width]; positions behind a text's tokens are zero.
+        """Gathers samples into [len(ids), positions, width], in the store's type.
+
+        Positions behind the tokens of a text are zero.
 
         Args:
-            length: padded length of the samples (means nothing where the layout fixes the positions).
-            out: a reused buffer of that shape and the store's type.
+            ids: numbers of the samples [rows]; all must be in the store.
+            length: padded length of the samples; unused where the layout fixes the positions.
+            out: a buffer of the result's shape and type, to be filled; None for a new one.
         """
         index = self._slots(ids)
         positions, width = self.layout.positions or length, self.layout.width
@@ -133,7 +153,16 @@ class ActivationStore:
         return out
 
     def write(self, ids: np.ndarray, hidden: Tensor, *, boundary: int) -> None:
-        """Stores ``hidden`` [len(ids), positions, width] of distinct samples at ``boundary``."""
+        """Stores activations of samples at ``boundary``.
+
+        Args:
+            ids: numbers of the samples [rows], each at most once.
+            hidden: activations [rows, positions, width].
+            boundary: the boundary of the activations, in blocks.
+
+        Raises:
+            UserError: if the store has the type float16 and a value is too large for it.
+        """
         index = self._slots(ids)
         self._stamps[index] = 0
         rows = self._row_index(index, hidden.shape[1])
@@ -145,13 +174,13 @@ class ActivationStore:
         self._stamps[index] = boundary
 
     def _row_index(self, index: Tensor, length: int) -> Tensor:
-        """Row of every position [len(index), length]; the zero row for padding."""
+        """The row of every position [len(index), length]; the zero row for padding."""
         position = torch.arange(length)
         rows = self._starts[index].unsqueeze(1) + position
         return torch.where(position < self._tokens[index].unsqueeze(1), rows, self.layout.num_rows)
 
     def close(self) -> None:
-        """Gives this rank's descriptor and mapping back."""
+        """Closes the descriptor and the mapping of this rank. May be called twice."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -1,4 +1,4 @@
-"""AutoDP: the same ranks re-meshed in place; gradients summed over replicas; units moved between ranks."""
+"""AutoDP: new process groups over the same ranks, sums of gradients over replicas, moves of units between ranks."""
 
 from pipetransformer.dp.controller import Arrival, AutoDP
 from pipetransformer.dp.mesh import Mesh

@@ -1,4 +1,6 @@
-"""AutoDP: who holds what. It moves weights and optimizer state to where a plan needs them, and re-meshes the ranks."""
+"""AutoDP: the holders of every unit. It moves weights and optimizer state to the ranks of a new plan, and makes the
+plan's process groups.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,16 @@ if TYPE_CHECKING:
 __all__ = ["Arrival", "AutoDP"]
 
 Holders = dict[int, frozenset[int]]
-"""Ranks by unit."""
+"""The ranks that hold each unit, by unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A rank where a new plan wants it.
+    """The result of a move: a rank with everything that its new plan needs.
 
     Attributes:
-        mesh: the groups of the plan.
-        state: optimizer state by parameter name; nothing for parameters that were never stepped.
+        mesh: process groups of the plan.
+        state: optimizer state by parameter name, without the parameters that no optimizer step has changed yet.
         num_bytes: bytes that this rank received.
     """
 
@@ -40,16 +42,16 @@ class Arrival:
 
 
 class AutoDP:
-    """The same ranks under one plan after the other; growing back (unfreezing) is the same move.
+    """Moves the same ranks from plan to plan. A move to a longer pipeline (after unfreezing) is the same as any other.
 
-    Every rank knows who holds what, so that transfers need no negotiation.
+    Every rank knows the holders of all units, so that transfers need no negotiation.
 
     Attributes:
-        weights: ranks that hold the weights of each unit; at first all, because every rank builds the whole model.
-        parked: this rank's optimizer state of frozen units, kept while they may unfreeze.
+        weights: holders of the weights of each unit; at first all ranks, because every rank builds the whole model.
+        parked: this rank's optimizer state of frozen units by parameter name, kept while they may unfreeze.
 
     Args:
-        keeps_frozen_state: keep the optimizer state of frozen units for a later unfreezing.
+        keeps_frozen_state: whether the optimizer state of frozen units is kept for a later unfreezing.
     """
 
     def __init__(self, train: TrainConfig, *, chain: Chain, world: World, keeps_frozen_state: bool) -> None:
@@ -60,11 +62,14 @@ class AutoDP:
 
     @classmethod
     def of(cls, config: Config, *, chain: Chain, world: World, keeps_frozen_state: bool) -> AutoDP:
+        """The controller for a job of this configuration."""
         return cls(config.train, chain=chain, world=world, keeps_frozen_state=keeps_frozen_state)
 
     def forget(self) -> None:
-        """Back to the start, as before a checkpoint is read: every rank has room for all units, and no optimizer
-        state."""
+        """Returns to the start, as needed before the read of a checkpoint.
+
+        Every rank has memory for the weights of all units, and no optimizer state.
+        """
         everyone = frozenset(range(self._world.size))
         self._chain.materialize(range(self._chain.num_units))
         self.weights: Holders = dict.fromkeys(range(self._chain.num_units), everyone)
@@ -72,10 +77,11 @@ class AutoDP:
         self.parked: OptimizerState = {}
 
     def restore(self, state_holders: Mapping[int, frozenset[int]]) -> OptimizerState:
-        """Takes the holders of optimizer state from a checkpoint.
+        """Takes over the holders of optimizer state, as a checkpoint names them.
 
         Returns:
-            Room for this rank's, to be filled from the checkpoint and given to the next ``enter``.
+            Uninitialised optimizer state of this rank by parameter name, to be filled from the checkpoint and given to
+            the next ``enter``.
         """
         self._state = dict(state_holders)
         mine = [unit for unit, ranks in state_holders.items() if self._world.rank in ranks]
@@ -85,19 +91,19 @@ class AutoDP:
         }
 
     def state_holders(self, active: ParallelPlan | None) -> Holders:
-        """Ranks that hold optimizer state of each unit, parked and active; a unit that was never stepped has none.
+        """Holders of the optimizer state of each unit, parked or active. A unit without optimizer steps has none.
 
         Args:
-            active: the plan whose units the optimizers at work have stepped; None before the first step.
+            active: the present plan, if a step was taken under it; None before the first step.
         """
         return {**self._state, **(active.ranks_by_unit() if active is not None else {})}
 
     def enter(self, plan: ParallelPlan, *, state: OptimizerState, stepped: ParallelPlan | None) -> Arrival:
-        """Collective. Takes this rank from where it is to ``plan``.
+        """Collective. Takes this rank to ``plan``.
 
         Args:
-            state: its optimizer state now, by parameter name: of the plan that it leaves, or of a checkpoint.
-            stepped: the plan that it leaves, if any step was taken under it.
+            state: its optimizer state by parameter name, from the old plan or from a checkpoint.
+            stepped: the old plan, if a step was taken under it, else None.
         """
         self.close()
         self._state = self.state_holders(stepped)
@@ -117,15 +123,15 @@ class AutoDP:
         return Arrival(self._mesh, state, num_bytes)
 
     def close(self) -> None:
-        """Frees the groups. Collective in effect: no rank may still use them."""
+        """Frees the groups. Every rank must call it, and none may use the groups any longer."""
         if self._mesh is not None:
             self._mesh.close()
             self._mesh = None
 
     def _move(self, plan: ParallelPlan, state: OptimizerState) -> int:
-        """Brings the units that this rank lacks, and gives back the memory of those that it no longer needs.
+        """Brings the missing units to this rank, and frees the memory of those that it no longer needs.
 
-        Weights of the prefix go to every rank. ``state`` is filled in place.
+        Weights of the prefix go to every rank. ``state`` is filled in place. Returns the bytes that this rank received.
         """
         chain, rank, units = self._chain, self._world.rank, range(plan.num_units)
         everyone, active = frozenset(range(self._world.size)), plan.ranks_by_unit()

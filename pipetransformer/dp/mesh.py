@@ -1,4 +1,4 @@
-"""The (dp, pp) process groups over all ranks; made and freed at every transition."""
+"""The (dp, pp) process groups over all ranks, made and freed at every transition."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ __all__ = ["Mesh"]
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The groups of one rank; pp is innermost, so that a pipeline stays on a node: rank = replica * pp + stage.
+    """The groups of one rank. pp is innermost, so that a pipeline stays on a node: rank = replica * pp + place.
 
-    A ``DeviceMesh`` is not used: it takes no time-out and never frees its groups, so that every transition would leak.
+    A group that spans the world is the job's own and outlives the mesh.
+
+    Note: torch's ``DeviceMesh`` takes no time-out and never frees its groups; every transition would leak.
 
     Attributes:
-        pp_group, dp_group: None for an axis of length 1. A group that spans the world is the job's own and outlives
-            the mesh.
+        pp_group: the ranks of this rank's pipeline; None for pp = 1.
+        dp_group: the ranks at the same place of all pipelines; None for dp = 1.
     """
 
     pp_group: dist.ProcessGroup | None
@@ -26,7 +28,7 @@ class Mesh:
 
     @classmethod
     def build(cls, *, pp: int, world_size: int, timeout_seconds: float) -> Mesh:
-        """Collective: every rank calls it with the same ``pp``."""
+        """Collective. Makes the groups; ``pp`` must be the same on every rank and divide ``world_size``."""
         dp = world_size // pp
         pipelines = [[replica * pp + stage for stage in range(pp)] for replica in range(dp)]
         replicas = [list(ranks) for ranks in zip(*pipelines)]
@@ -36,7 +38,7 @@ class Mesh:
         )
 
     def close(self) -> None:
-        """Frees the groups. Collective in effect: no rank may still use them."""
+        """Frees the groups. Every rank must call it, and none may use the groups any longer."""
         for group in (self.pp_group, self.dp_group):
             if group is not None and group is not dist.group.WORLD:
                 dist.destroy_process_group(group)
@@ -49,5 +51,5 @@ def _groups(members: list[list[int]], timeout_seconds: float) -> dist.ProcessGro
         return dist.group.WORLD
     timeout = timedelta(seconds=timeout_seconds)
     group, _ = dist.new_subgroups_by_enumeration(members, timeout=timeout)
-    assert not isinstance(group, int)  # what a rank outside of all groups would get
+    assert not isinstance(group, int)  # torch gives a number to ranks outside of all groups; there are none
     return group

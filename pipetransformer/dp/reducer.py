@@ -1,8 +1,9 @@
-"""Sums gradients over the replicas, overlapped with the backward: the one home-made piece of distribution.
+"""The sum of gradients over the replicas, overlapped with the backward.
 
-DDP and ``replicate`` are as exact, but must be wrapped anew at every transition and measured slower (design.md). This
-is one class of hooks: buckets in a fixed order, filled from the last parameter to the first as a backward does, each
-summed by one asynchronous ``all_reduce`` after its last micro-batch.
+torch's DDP and ``replicate`` are as exact, but need a new wrapper at every transition, and they were measured to be
+slower: see "The gradient reducer" in ``docs/architecture.md``. This class uses hooks instead. Gradients lie in buckets
+of a fixed order, filled from the last parameter to the first as in a backward. One asynchronous ``all_reduce`` sums
+each bucket, started in the last micro-batch of the step.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ _BUCKET_BYTES = 8 * 2**20
 
 
 class GradientReducer:
-    """Owns the gradients of ``parameters`` while it lives: each ``.grad`` is a view of its bucket.
+    """Owns the gradients of ``parameters`` until ``close``: each ``.grad`` is a view of its bucket.
 
-    The sum (not the mean) over ``group`` is taken: the loss is already divided by the global count.
+    It takes the sum over the replicas, not the mean: the loss is already divided by the global number of samples.
 
-    Note: with ``group`` None (one replica) nothing is hooked and gradients are autograd's own.
+    Args:
+        parameters: the parameters of this rank by name, in the order of the forward.
+        group: the replicas; None for a single one, where no hook is set and the gradients are autograd's own.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], *, group: dist.ProcessGroup | None) -> None:
@@ -62,7 +65,7 @@ class GradientReducer:
         return accumulated
 
     def _launch(self) -> None:
-        """Starts every bucket that is full, in the fixed order that all ranks share."""
+        """Starts the sums of all complete buckets, in the fixed order that all ranks share."""
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             bucket = self._buckets[self._next]
             bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
@@ -70,7 +73,7 @@ class GradientReducer:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of gradient that a step sums."""
+        """Bytes of gradients that a step sums; 0 for a single replica."""
         return sum(bucket.flat.nbytes for bucket in self._buckets)
 
     def begin(self, *, num_microbatches: int) -> None:
@@ -88,7 +91,7 @@ class GradientReducer:
         """Waits until every gradient is the sum over the replicas.
 
         Raises:
-            RuntimeError: naming the parameters that received no gradient in some micro-batch.
+            RuntimeError: if parameters received no gradient in some micro-batch; it names them.
         """
         unused = [name for name, parameter in self._parameters.items() if parameter.grad is None]
         if self._next < len(self._buckets):
@@ -101,7 +104,7 @@ class GradientReducer:
             bucket.work = None
 
     def close(self) -> None:
-        """Removes the hooks and gives the gradients' memory back."""
+        """Removes the hooks and frees the memory of the gradients."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -111,7 +114,15 @@ class GradientReducer:
 
 
 class _Bucket:
-    """Gradients that are summed by one call; ``.grad`` of each member is a view of ``flat``."""
+    """Gradients that one call sums.
+
+    Attributes:
+        members: the parameters, with their names.
+        flat: the gradients of all members, one after the other [elements]; each ``.grad`` is a view of it.
+        counts: backward passes of this step that gave a gradient, by parameter name.
+        missing: number of parameters that still wait for their last gradient of this step.
+        work: the sum under way, or None.
+    """
 
     def __init__(self, members: list[tuple[str, nn.Parameter]]) -> None:
         self.members = members
@@ -126,7 +137,8 @@ class _Bucket:
             offset += parameter.numel()
 
     def begin(self) -> None:
-        # Note: zeroed in place; set_to_none would cut the views from the bucket.
+        """Prepares for a step: gradients of zero, and no backward pass counted."""
+        # Note: zeroed in place. With None instead, the gradients would no longer be views of the bucket.
         self.flat.zero_()
         self.missing = len(self.members)
         for name in self.counts:

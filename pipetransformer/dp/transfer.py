@@ -1,4 +1,4 @@
-"""Which bytes move in a transition, and their move: the fewest that are possible, each from a nearest holder."""
+"""The transfers of a transition: the fewest possible bytes, each from a nearest holder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ __all__ = ["Transfer", "execute_transfers", "plan_transfers"]
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Unit ``unit`` goes from rank ``source`` to rank ``target``."""
+    """The move of one unit.
+
+    Attributes:
+        unit: the unit.
+        source: the rank that sends it.
+        target: the rank that receives it.
+    """
 
     unit: int
     source: int
@@ -24,15 +30,18 @@ class Transfer:
 def plan_transfers(
     held: Mapping[int, frozenset[int]], needed: Mapping[int, frozenset[int]], *, ranks_per_node: int
 ) -> tuple[Transfer, ...]:
-    """Every needed unit that a rank lacks arrives exactly once.
+    """Plans one transfer for each unit that a rank needs and does not hold.
+
+    A unit without a holder is left out: it has no optimizer state yet.
 
     Args:
-        held, needed: ranks by unit, before and after. A unit that nobody holds is nobody's to send (no optimizer state
-            exists yet) and is left out.
+        held: holders of each unit before the transition.
+        needed: holders of each unit after it.
+        ranks_per_node: ranks of each node, which have consecutive numbers.
 
     Returns:
-        Transfers in a fixed order. The source is on the target's node where possible, then the one that has sent least,
-        then the nearest by number.
+        Transfers in a fixed order. Each source is chosen by three rules, in this order: on the target's node, with the
+        fewest sends so far, nearest by number.
     """
     sent: Counter[int] = Counter()
     transfers: list[Transfer] = []
@@ -54,10 +63,13 @@ def execute_transfers(
     rank: int,
     tensors: Callable[[int], Iterable[Tensor]],
 ) -> int:
-    """Moves the units' tensors in one batch of point-to-point operations.
+    """Moves the tensors of all transfers in one batch of point-to-point operations.
 
     Args:
-        tensors: the tensors of a unit on this rank, in the same order everywhere; a target's are filled in place.
+        transfers: the transfers of all ranks, in the same order on every rank.
+        rank: this rank.
+        tensors: gives the contiguous tensors of a unit on this rank, in the same order on every rank. Those of a target
+            are filled in place.
 
     Returns:
         Bytes that this rank received.

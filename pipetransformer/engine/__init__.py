@@ -1,4 +1,4 @@
-"""One rank at work under one plan: layout, feed, step, evaluation, weights, behind one class."""
+"""The work of one rank under one plan: layout, feed, step, evaluation and weights, behind the class ``Engine``."""
 
 from pipetransformer.engine.engine import Engine, Move
 from pipetransformer.engine.evaluate import NotFinite

@@ -1,4 +1,4 @@
-"""One rank at work: it enters plans, runs steps, evaluates and gives the weights, the same for every plan.
+"""The work of one rank: it enters plans, runs steps, evaluates and gathers the weights, in the same way for every plan.
 
     engine = Engine(chain, datasets, config, world, autodp=autodp)
     engine.enter(plan)
@@ -6,7 +6,7 @@
         engine.step(batch, step=step, lr=lr)
     metrics, weights = engine.evaluate(), engine.weights()
 
-The trainer drives it by the controllers' decisions, benchmarks and tests by their own.
+The trainer calls it with the plans of the controllers, benchmarks and tests with plans of their own.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Move:
     """The cost of a transition.
 
     Attributes:
-        seconds: of the slowest rank.
-        num_bytes: received by all ranks together.
+        seconds: duration on the slowest rank.
+        num_bytes: bytes that all ranks together received.
     """
 
     seconds: float
@@ -55,13 +55,17 @@ class Move:
 
 
 class Engine:
-    """Every rank has one and calls it alike: but for ``feed`` and ``close_feeds``, its methods are collective.
+    """The engine of one rank. All ranks call it alike: methods are collective, but for ``feed`` and ``close_feeds``.
 
     Args:
-        datasets: by split; ``train`` is trained on, all others are evaluated.
-        stores: the cache's store of a split, or None where there is none.
+        datasets: datasets by split: ``train`` for training, all others for evaluation.
+        stores: gives the store of a split, or None where there is none.
         probe: called with (step, local gradients by name) after the reduction and before clipping.
-        sums_norms: gradient norms of blocks are summed up for ``take_norms``.
+        sums_norms: whether gradient norms of blocks are summed up for ``take_norms``.
+
+    Attributes:
+        objective: the loss, with its running figures.
+        stepper: the optimizer steps, with their times.
     """
 
     def __init__(
@@ -102,21 +106,22 @@ class Engine:
 
     @property
     def layout(self) -> Layout:
-        """Of the plan that was entered last."""
+        """The layout of the present plan."""
         assert self._layout is not None, "no plan was entered"
         return self._layout
 
     @property
     def plan(self) -> ParallelPlan:
+        """The present plan: the one that was entered last."""
         return self.layout.plan
 
     # ---- plans -----------------------------------------------------------------------------------------------------
 
     def enter(self, plan: ParallelPlan, *, state: OptimizerState | None = None) -> Move:
-        """Takes this rank to ``plan``; weights, optimizer state and gradient norms come with it.
+        """Takes this rank to ``plan``, with weights, optimizer state and sums of gradient norms.
 
         Args:
-            state: this rank's optimizer state by parameter name, where it is a checkpoint's.
+            state: this rank's optimizer state by parameter name, from a checkpoint; None for the present state.
         """
         self.close_feeds()
         if self._layout is not None:
@@ -146,11 +151,11 @@ class Engine:
         return Move(seconds=float(slowest), num_bytes=int(total))
 
     def state_holders(self) -> dict[int, frozenset[int]]:
-        """Ranks that hold optimizer state of each unit now."""
+        """The present holders of the optimizer state of each unit."""
         return self.autodp.state_holders(self.plan if self.layout.has_stepped else None)
 
     def forget_steps(self) -> None:
-        """Optimizer state, losses, norms and times go, as after steps that were only measured."""
+        """Deletes optimizer state, losses, norms and times, as needed after steps that were only timed."""
         self.layout.forget_state()
         self.stepper.clear()
         self.objective.clear()
@@ -163,16 +168,16 @@ class Engine:
         self.forget()
 
     def forget(self) -> None:
-        """Leaves its plan: every rank has room for the whole model, and nobody optimizer state."""
+        """Leaves the plan. Every rank has memory for the whole model then, and no optimizer state."""
         self.close()
         self.autodp.forget()
 
     def close_feeds(self) -> None:
-        """Lets go of the cache's stores; not collective."""
+        """Drops the feeds, which read the cache's stores. Not collective."""
         self._feeds.clear()
 
     def close(self) -> None:
-        """Ends the work; the weights stay where they are."""
+        """Ends the work. The weights stay on their ranks."""
         self.close_feeds()
         if self._layout is not None:
             self._layout.close()
@@ -182,7 +187,7 @@ class Engine:
     # ---- training --------------------------------------------------------------------------------------------------
 
     def feed(self, split: str) -> Feed:
-        """The inputs of this rank under its plan; made at first use."""
+        """The inputs of this rank under the present plan, made at the first use. Not collective."""
         if split not in self._feeds:
             self._feeds[split] = Feed(
                 self.chain,
@@ -195,11 +200,17 @@ class Engine:
         return self._feeds[split]
 
     def step(self, batch: StepInput, *, step: int, lr: float) -> None:
-        """One optimizer step on a batch of ``feed("train")``."""
+        """Runs one optimizer step.
+
+        Args:
+            batch: a batch of ``feed("train")``.
+            step: number of the step, from 0.
+            lr: learning rate of the step.
+        """
         self.stepper.run(self.layout, self.feed("train"), batch, step=step, lr=lr)
 
     def take_norms(self) -> tuple[list[float], int]:
-        """Gradient norms by block, summed over the steps since the last call, and how many steps."""
+        """Gradient norms [num_blocks], summed over the steps since the last call, and the number of these steps."""
         return self.stepper.take_norms(self.layout)
 
     # ---- results ---------------------------------------------------------------------------------------------------
@@ -208,7 +219,7 @@ class Engine:
         """The metrics of all splits but ``train``, with the loss, the same on every rank.
 
         Raises:
-            NotFinite: if a loss is not.
+            NotFinite: if a loss is not finite.
         """
         self.chain.train(False)
         return evaluate_splits(
@@ -221,5 +232,5 @@ class Engine:
         )
 
     def weights(self) -> dict[str, Tensor] | None:
-        """Every parameter and persistent buffer by the model's names, on the CPU of rank 0; None on the others."""
+        """Parameters and persistent buffers by the model's names, on the CPU of rank 0; None on the other ranks."""
         return gather_weights(self.chain, self.autodp.weights, world=self._world)

@@ -1,4 +1,4 @@
-"""Evaluation: every sample once, over all ranks, under the plan that holds; the dataset turns outputs into metrics."""
+"""Evaluation: every sample once, over all ranks, under the present plan. The dataset turns outputs into metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ __all__ = ["NotFinite", "evaluate", "evaluate_splits"]
 
 
 class NotFinite(Exception):
-    """The loss on rank ``rank`` is not finite. Raised on every rank."""
+    """An evaluation loss that is not finite. It is raised on every rank.
+
+    Attributes:
+        rank: the first rank with such a loss.
+    """
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
@@ -34,13 +38,14 @@ def evaluate_splits(
     batch_size: int,
     num_nodes: int,
 ) -> dict[str, float]:
-    """Collective. The metrics of all splits but ``train``; those of others than ``eval`` carry the split's name.
+    """Collective. The metrics of all splits but ``train``, by name; other splits than ``eval`` add ``_SPLIT`` to names.
 
     Args:
-        feed_of: this rank's inputs of a split.
+        feed_of: gives the inputs of this rank for a split.
+        batch_size: samples of a global batch.
 
     Raises:
-        NotFinite: if a loss is not.
+        NotFinite: if a loss is not finite.
     """
     metrics: dict[str, float] = {}
     for split in (split for split in datasets if split != "train"):
@@ -53,12 +58,13 @@ def evaluate_splits(
 def evaluate(
     layout: Layout, feed: Feed, dataset: Dataset, objective: Objective, *, batch_size: int, num_nodes: int
 ) -> dict[str, float]:
-    """Collective. The metrics of ``dataset``, ``loss`` among them, the same on every rank; the model is in eval mode.
+    """Collective. The metrics of ``dataset`` by name, with ``loss``, the same on every rank.
 
-    Outputs of all samples are gathered on rank 0, because most metrics are no sums over samples.
+    The model must be in eval mode. The outputs of all samples are gathered on rank 0, because most metrics are not sums
+    over samples.
 
     Raises:
-        NotFinite: if the loss is not.
+        NotFinite: if the loss is not finite.
     """
     batches = epoch_batches(dataset.lengths, batch_size=batch_size, seed=0, epoch=0, shuffle=False, num_nodes=num_nodes)
     objective.clear()
@@ -79,7 +85,7 @@ def evaluate(
     assert count == len(dataset), f"{count} evaluation samples counted of {len(dataset)}"
     is_first = dist.get_rank() == 0
     parts: list[list[tuple[np.ndarray, np.ndarray]]] = [mine] * dist.get_world_size()
-    if len(parts) > 1:  # a process alone keeps clear of gloo's threads, see ``adapter.save_tensors``
+    if len(parts) > 1:  # a single process starts no threads of gloo, see ``adapter.save_tensors``
         dist.gather_object(mine, parts if is_first else None)
     answer: list[dict[str, float]] = [{}]
     if is_first:

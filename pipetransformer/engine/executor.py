@@ -1,6 +1,6 @@
-"""Runs one step of one rank: a plain loop for pp = 1, a schedule of ``torch.distributed.pipelining`` for pp > 1.
+"""Executors of one rank's steps: a plain loop for pp = 1, a schedule of ``torch.distributed.pipelining`` for pp > 1.
 
-Both consume the same ``StepInput``, so the trainer does not know which one it has.
+Both take the same ``StepInput``, so that callers need not know which one they have.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ class StepInput:
     """This rank's part of a global batch.
 
     Attributes:
-        hidden: what enters the first active unit [rows, ...]; None behind stage 0.
-        inputs: what blocks need beside it, each [rows, ...].
-        ids: samples [rows]. labels: [rows, ...], ``IGNORED`` for padding copies.
-        length: padded length. rows: rows of this replica. global_count: real samples of the global batch.
-        num_real: rows that count. enters: the unit that ``hidden`` goes into, 0 for the model's own input.
+        hidden: input of unit ``enters`` [rows, ...], and of the first active unit after ``Feed.enter``; None on ranks
+            without stage 0.
+        inputs: other inputs of the units by name, such as attention masks, each [rows, ...].
+        ids: numbers of the samples [rows].
+        labels: labels [rows, ...]; ``IGNORED`` for padding copies.
+        length: padded length of the samples.
+        rows: number of rows of this replica, padding copies included.
+        global_count: number of real samples of the global batch.
+        num_real: number of real samples of this replica, which come first.
+        enters: the unit that ``hidden`` enters; 0 for the model's own input.
     """
 
     hidden: Tensor | None
@@ -46,7 +51,7 @@ class StepInput:
     enters: int
 
     def pin_memory(self) -> StepInput:
-        """What the loader calls where there is a GPU: copies to it can then overlap."""
+        """Pins the tensors on the host, so that copies to a GPU can overlap. The data loader calls it."""
         self.labels = self.labels.pin_memory()
         self.inputs = {key: value.pin_memory() for key, value in self.inputs.items()}
         if self.hidden is not None and self.hidden.device.type == "cpu":
@@ -55,19 +60,23 @@ class StepInput:
 
 
 class Executor(Protocol):
-    """Steps of one rank under one plan; ``times`` are seconds since they were last cleared."""
+    """The steps of one rank under one plan.
+
+    Attributes:
+        times: seconds of the stages' forwards and backwards since the last ``clear``.
+    """
 
     times: StageTimes
 
     def train(self, batch: StepInput) -> None:
-        """Forward and backward of all micro-batches; gradients accumulate."""
+        """Runs forward and backward of all micro-batches; gradients accumulate."""
 
     def evaluate(self, batch: StepInput) -> Tensor | None:
-        """Forward of all micro-batches: the outputs [rows, ...] on the last stage, None before it."""
+        """Runs the forward of all micro-batches. Returns the outputs [rows, ...] on the last stage, else None."""
 
 
 class _PlainExecutor:
-    """pp = 1: no pipeline code in its way."""
+    """The executor for pp = 1: a loop without any code of pipelines."""
 
     def __init__(
         self, stage: Stage, objective: Objective, *, num_microbatches: int, recompute: Recompute | None
@@ -106,9 +115,13 @@ class _PlainExecutor:
 
 
 class _PipelineExecutor:
-    """pp > 1: one schedule per padded shape over the same stage modules, built lazily with static shapes.
+    """The executor for pp > 1: one schedule per padded shape, each over the same stage modules.
 
-    Stage 0 is on a pipeline's first rank and the last stage on its last, however many stages a rank holds.
+    A schedule has static shapes and is built at the first use of its shape. With any number of stages per rank, stage 0
+    is on the first rank of a pipeline, and the last stage on its last rank.
+
+    Raises:
+        RuntimeError: from ``train`` and ``evaluate``, for inputs of another shape than the schedule's.
     """
 
     def __init__(
@@ -145,7 +158,7 @@ class _PipelineExecutor:
         if key not in self._schedules:
             self._schedules[key] = self._build(batch, training=training)
         schedule, hidden_shape = self._schedules[key]
-        # Note: gloo would silently reuse old rows of a smaller batch and abort the peer on a larger one.
+        # Note: gloo would silently reuse old rows after a smaller batch, and abort the peer after a larger one.
         given = None if batch.hidden is None else tuple(batch.hidden.shape)
         side = [value.shape[0] for value in batch.inputs.values()]
         if given != hidden_shape or side != [batch.rows] * len(side):
@@ -161,7 +174,7 @@ class _PipelineExecutor:
         )
 
     def _build(self, batch: StepInput, *, training: bool) -> tuple[Schedule, tuple[int, ...] | None]:
-        """A schedule for this shape, and the whole shape of what stage 0 is given (None behind it)."""
+        """A schedule for the shape of ``batch``, and the shape of stage 0's input (None on ranks without stage 0)."""
         parts = [self._part(stage, batch, training=training) for stage in self._stages]
         schedule = build_schedule(
             parts,
@@ -198,11 +211,11 @@ def build_executor(
     group: dist.ProcessGroup | None,
     recompute: str = "never",
 ) -> Executor:
-    """The executor of what ``rank`` holds under ``plan``.
+    """The executor for the stages of ``rank`` under ``plan``.
 
     Args:
         group: the ranks of its pipeline; None for pp = 1.
-        recompute: which activations are recomputed, one of ``adapter.MODES``.
+        recompute: mode of recomputation, one of ``adapter.MODES``.
     """
     again = None if recompute == "never" else Recompute(recompute)
     stages = [Stage(chain, units, around=again) for units in plan.active_units_of(rank)]

@@ -1,4 +1,4 @@
-"""From global batches to what one rank feeds its stage under a plan: raw inputs, or the prefix's activations."""
+"""One rank's inputs under a plan, from the global batches: raw inputs, or activations of the prefix."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ class _Item:
 
 
 class Feed:
-    """What ``rank`` reads of ``dataset`` under ``plan``.
+    """The inputs of ``rank`` from ``dataset`` under ``plan``.
 
-    Stage 0 gets the input of the first active unit: the model's own input at n = 0, else the activations at boundary n,
-    from ``store`` as far as the plan's cached boundary goes, the rest computed without gradients. Other stages get only
-    what goes into the stages beside it. Labels go to everyone: they are small.
+    The rank of stage 0 gets the input of the first active unit. For n = 0 this is the model's own input, else the
+    activations at boundary n: read from ``store`` up to the plan's cached boundary, then computed without gradients.
+    Other ranks get only the further inputs of their units, such as attention masks. All ranks get the labels.
+
+    Args:
+        store: the cache's store of this dataset; None where there is none.
+        num_workers: processes that prepare inputs; they are not used where the cache is read.
     """
 
     def __init__(
@@ -56,7 +60,7 @@ class Feed:
             self._reader = BatchReader(store, boundary=plan.cached, device=chain.device, dtype=dtype)
 
     def batches(self, batches: Sequence[Batch], *, epoch: int) -> Generator[StepInput, None, None]:
-        """This rank's part of each global batch, in order; read ahead from the cache or by worker processes."""
+        """This rank's part of each global batch, in order, read ahead by a thread or by worker processes."""
         plan = self._plan
         items = [
             _Item(
@@ -97,7 +101,7 @@ class Feed:
         )
 
     def enter(self, batch: StepInput) -> None:
-        """Moves ``batch`` to the device, in place, and runs what is left of the prefix, without gradients."""
+        """Moves ``batch`` to the device, in place, and runs the uncached rest of the prefix, without gradients."""
         chain, plan = self._chain, self._plan
         if chain.device.type != "cpu":
             batch.labels = batch.labels.to(chain.device, non_blocking=True)

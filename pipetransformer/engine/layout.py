@@ -1,4 +1,4 @@
-"""One rank under one plan: the parameters that it trains, their optimizer, their gradients' sum, their executor."""
+"""The tools of one rank under one plan: the parameters to train, optimizer, gradient reducer and executor."""
 
 from __future__ import annotations
 
@@ -21,12 +21,20 @@ __all__ = ["Layout"]
 
 
 class Layout:
-    """Built where AutoDP has brought a rank; left before it goes on to the next plan.
+    """One rank's tools for one plan: built after AutoDP has brought the units, closed before the next plan.
+
+    Args:
+        arrival: the result of AutoDP's move to ``plan``.
 
     Attributes:
-        parameters: of the active units that this rank trains, by the model's names.
-        part_index: the part of each parameter: 0 for the stem, i + 1 for block i.
-        has_stepped: a step was taken, so that the optimizer has state.
+        plan: the plan.
+        mesh: process groups of the plan.
+        parameters: parameters of this rank's active units, by the model's names.
+        part_index: the part of each parameter [len(parameters)]: 0 for the stem, i + 1 for block i.
+        optimizer: the optimizer of ``parameters``.
+        reducer: the sum of their gradients over the replicas.
+        executor: forward and backward of this rank's stages.
+        has_stepped: whether an optimizer step was taken under this plan.
     """
 
     def __init__(
@@ -62,7 +70,7 @@ class Layout:
         return take_state(self.optimizer, self.parameters)
 
     def forget_state(self) -> None:
-        """Throws the optimizer's state away, as if no step had been taken."""
+        """Deletes the optimizer's state, as if no step had been taken."""
         self.optimizer.state.clear()
         self.has_stepped = False
 
@@ -71,5 +79,5 @@ class Layout:
         return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
 
     def close(self) -> None:
-        """Takes its hooks off the parameters."""
+        """Removes the reducer's hooks from the parameters."""
         self.reducer.close()

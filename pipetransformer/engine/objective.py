@@ -1,4 +1,4 @@
-"""The loss of a global batch, however it is cut, and the running figures that come from it.
+"""The loss of a global batch, the same for every cut of the batch, and running figures of the training.
 
 classes   outputs [rows, classes]    labels int64 [rows]      cross-entropy
 scores    outputs [rows, 1]          labels float [rows]      squared error
@@ -17,14 +17,21 @@ __all__ = ["Objective"]
 
 
 class Objective:
-    """The loss summed over a micro-batch and divided by the *global* count of real samples.
+    """The loss of a micro-batch: the sum over its samples, divided by the number of real samples of the *global* batch.
 
-    Summed over micro-batches and replicas this is the mean over the global batch, for every (pp, dp, M) and for short
-    batches; nothing else divides.
+    The sum of these over micro-batches and replicas is the mean over the global batch, for every (pp, dp, M) and for
+    short batches. No other code divides the loss or the gradients.
+
+    Args:
+        kind: form of outputs and labels: ``classes``, ``scores`` or ``spans``.
+        label_smoothing: share of the target that goes to all classes, 0 to 1.
 
     Attributes:
-        first_bad_step: the first step whose loss was not finite on this rank, or -1; on the device, so that looking can
-            wait.
+        first_bad_step: the first step with a loss on this rank that is not finite, or -1. It stays on the device, so
+            that no step waits for it.
+        loss_sum: sum of the losses of all samples since ``clear``, float64.
+        num_correct: number of correct answers since ``clear``; 0 for ``scores``.
+        num_samples: number of real samples since ``clear``.
     """
 
     def __init__(self, kind: Kind, *, label_smoothing: float, device: torch.device) -> None:
@@ -37,19 +44,24 @@ class Objective:
         self.clear()
 
     def clear(self) -> None:
-        """Starts the running figures anew: loss and correct answers (none of scores) over samples, and the samples."""
+        """Sets the running figures to zero."""
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self.num_correct = torch.zeros((), dtype=torch.int64, device=self._device)
         self.num_samples = torch.zeros((), dtype=torch.int64, device=self._device)
 
     def begin(self, *, step: int, global_count: int) -> None:
-        """Before optimizer step ``step`` (-1: an evaluation batch); ``global_count``: real samples of all replicas."""
+        """Prepares for one global batch.
+
+        Args:
+            step: number of the optimizer step, from 0; -1 for an evaluation batch.
+            global_count: number of real samples of the batch, over all replicas.
+        """
         self._scale = 1.0 / global_count
         self._global_count = global_count
         self._step.fill_(step)
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Loss of one micro-batch; the labels of padding copies are ``IGNORED``, they weigh zero."""
+        """The loss of one micro-batch, one number. Padding copies, with the label ``IGNORED``, add nothing to it."""
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         if self._kind == "scores":
             real = labels != IGNORED

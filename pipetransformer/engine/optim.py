@@ -1,4 +1,4 @@
-"""Optimizer, learning-rate schedule and clipping."""
+"""Optimizer, learning-rate schedule and gradient clipping."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ __all__ = ["build_optimizer", "clip_", "learning_rate"]
 def build_optimizer(
     train: TrainConfig, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Mapping[str, Tensor]]
 ) -> torch.optim.Optimizer:
-    """AdamW or SGD over ``parameters``, taking up ``state`` where it has some; no decay on biases and norms."""
+    """AdamW or SGD over ``parameters``, without weight decay on biases and norms.
+
+    Args:
+        parameters: parameters by name.
+        state: optimizer state to continue with, by parameter name; parameters may be missing.
+    """
     decayed = [p for p in parameters.values() if p.ndim > 1]
     plain = [p for p in parameters.values() if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": plain, "weight_decay": 0.0}]
@@ -35,13 +40,13 @@ def build_optimizer(
         if name in state:
             optimizer.state[parameter] = dict(state[name])
         elif state and train.optimizer == "sgd" and train.momentum:
-            # Note: fused SGD takes no mixture of first and later steps; from a zero buffer both are the same.
+            # Note: fused SGD cannot mix parameters with and without a buffer. A zero buffer gives the same first step.
             optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
     return optimizer
 
 
 def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:
-    """Learning rate of optimizer step ``step`` (from 0): linear warm-up, then linear, cosine or constant decay."""
+    """Learning rate of optimizer step ``step`` (from 0): linear warm-up, then linear or cosine decay, or no decay."""
     warmup = math.ceil(train.warmup_ratio * total_steps - 1e-9)  # as transformers rounds
     if step < warmup:
         return train.lr * (step + 1) / warmup
@@ -54,11 +59,14 @@ def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:
 
 
 def clip_(norms: Tensor, gradients: Iterable[Tensor], *, max_norm: float, pp_group: dist.ProcessGroup | None) -> None:
-    """Scales ``gradients`` so that their norm over all stages is at most ``max_norm``.
+    """Scales ``gradients`` in place so that the norm of all gradients of the model is at most ``max_norm``.
+
+    Stages hold different parameters, and replicas the same gradients. So the sum of squares over one pipeline is the
+    square of the global norm.
 
     Args:
-        norms: norm of every local gradient. Stages hold different parameters and replicas the same gradients, so that
-            the square sum over the pipeline is the square of the global norm.
+        norms: norm of each local gradient [gradients].
+        pp_group: the ranks of this rank's pipeline; None for pp = 1.
     """
     squares = norms.square().sum()
     if pp_group is not None:

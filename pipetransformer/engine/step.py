@@ -1,4 +1,4 @@
-"""One optimizer step of one rank, the same for every plan; and where its seconds went."""
+"""One optimizer step of one rank, the same for every plan, and its seconds by phase."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PhaseSeconds", "Probe", "Stepper"]
 
-_STEPS_TOGETHER = 64  # norms of so many steps are summed at once: few collectives, little memory
+_STEPS_TOGETHER = 64  # steps whose norms are summed at once: few collectives, little memory
 
 Probe = Callable[[int, Mapping[str, Tensor]], None]
 """Called with (step, local gradients by name) after the reduction and before clipping."""
@@ -35,8 +35,16 @@ Probe = Callable[[int, Mapping[str, Tensor]], None]
 class PhaseSeconds:
     """Seconds of a rank's steps by phase.
 
-    ``prefix`` is the frozen forward in front of stage 0; ``wait`` sending to, receiving from and idling for neighbours;
-    ``reduction`` what the backward did not hide. On a GPU, phases are those of launching; their sum is not the step.
+    On a GPU these are the times of the kernels' launches, and their sum is not the time of the step.
+
+    Attributes:
+        data: waits for the next batch.
+        prefix: forwards of the frozen units in front of stage 0, and copies to the device.
+        forward: forwards of this rank's stages.
+        backward: backwards of this rank's stages.
+        wait: sends, receives and waits for other ranks of the pipeline.
+        reduction: the part of the gradients' sum over replicas that the backward did not hide.
+        optimizer: gradient norms, clipping and the update of weights.
     """
 
     data: float = 0.0
@@ -48,18 +56,24 @@ class PhaseSeconds:
     optimizer: float = 0.0
 
     def as_list(self) -> list[float]:
+        """The seconds in the order of ``names``."""
         return [getattr(self, name) for name in self.names()]
 
     @classmethod
     def names(cls) -> list[str]:
+        """The names of the phases."""
         return [field.name for field in fields(cls)]
 
 
 class Stepper:
-    """Forward, backward, reduction, clipping, update; gradient norms of blocks where AutoFreeze wants them.
+    """Runs optimizer steps: forward, backward, reduction, clipping, update.
+
+    Args:
+        needs_norms: whether gradient norms of blocks are summed up, for AutoFreeze.
+        probe: called with (step, local gradients by name) after the reduction and before clipping.
 
     Attributes:
-        seconds: phases since they were last replaced.
+        seconds: seconds by phase since this attribute was last replaced.
     """
 
     def __init__(
@@ -83,7 +97,13 @@ class Stepper:
         self.seconds = PhaseSeconds()
 
     def run(self, layout: Layout, feed: Feed, batch: StepInput, *, step: int, lr: float) -> None:
-        """One optimizer step. Dropout depends on (seed, step, rank) alone, so that a resumed run repeats it."""
+        """Runs one optimizer step.
+
+        Dropout depends on nothing but (seed, step, rank), so that a resumed run repeats it.
+
+        Raises:
+            RuntimeError: if a parameter received no gradient.
+        """
         clock, seconds, executor = perf_counter, self.seconds, layout.executor
         start = clock()
         torch.manual_seed(_mix(self._train.seed, step, self._rank))
@@ -117,7 +137,7 @@ class Stepper:
         gradients = layout.gradients()
         norms = gradient_norms(gradients)
         if self._needs_norms:
-            # Stem and head go to two slots beside the blocks' and are dropped.
+            # One slot for each part; those of stem and head are dropped.
             squares = torch.zeros(self._num_blocks + 2, dtype=torch.float64, device=norms.device)
             squares.index_add_(0, layout.part_index, norms.double().square())
             self._squares.append(squares[1:-1])
@@ -127,16 +147,16 @@ class Stepper:
             clip_(norms, gradients, max_norm=self._train.max_grad_norm, pp_group=layout.mesh.pp_group)
 
     def clear(self) -> None:
-        """Forgets times and norms, as after steps that were only measured."""
+        """Deletes times and norms, as needed after steps that were only timed."""
         self.seconds = PhaseSeconds()
-        self._squares: list[Tensor] = []  # of the steps that are in no sum yet
+        self._squares: list[Tensor] = []  # squared norms [num_blocks] of the steps that are not in the sums yet
         self._norm_sums = torch.zeros(self._num_blocks, dtype=torch.float64, device=self._device)
         self._num_summed = 0
 
     def settle_norms(self, layout: Layout) -> None:
-        """Collective. Sums norms up while the plan that they were made under is at work: call it before another is.
+        """Collective. Adds the norms of the last steps to the sums. Call it before the job leaves their plan.
 
-        Squares are summed over a pipeline's stages, which may share a block.
+        Squares are summed over the stages of a pipeline, because two stages may share a block.
         """
         if not self._squares:
             return
@@ -148,7 +168,7 @@ class Stepper:
         self._squares = []
 
     def take_norms(self, layout: Layout) -> tuple[list[float], int]:
-        """Collective. Gradient norms by block summed over the steps since the last call, and how many steps.
+        """Collective. Gradient norms [num_blocks], summed over the steps since the last call, and their number.
 
         The norms are broadcast from rank 0, so that all ranks decide alike.
         """
@@ -162,5 +182,5 @@ class Stepper:
 
 
 def _mix(*numbers: int) -> int:
-    """One 63-bit seed from several numbers, well mixed."""
+    """One 63-bit seed made from several numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

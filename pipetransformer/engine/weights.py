@@ -1,4 +1,4 @@
-"""The whole model on one rank, gathered for its own library's format."""
+"""The weights of the whole model, gathered on one rank, to be saved in the format of the model's library."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["gather_weights"]
 
 
 def gather_weights(chain: Chain, holders: Mapping[int, frozenset[int]], *, world: World) -> dict[str, Tensor] | None:
-    """Collective. Every parameter and persistent buffer by name, on the CPU of rank 0; None on the others.
+    """Collective. Parameters and persistent buffers by name, on the CPU of rank 0; None on the other ranks.
 
     Args:
-        holders: ranks that hold the weights of each unit.
+        holders: holders of the weights of each unit.
     """
     needed = dict.fromkeys(holders, frozenset({0}))
     transfers = plan_transfers(holders, needed, ranks_per_node=world.local_size)

@@ -1,1 +1,1 @@
-"""AutoPipe: measured unit costs in, the cheapest plan out, and the stages that run it."""
+"""AutoPipe: measures unit costs and chooses the cheapest plan."""

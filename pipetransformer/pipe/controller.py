@@ -1,4 +1,7 @@
-"""AutoPipe: measures what units and layouts take, keeps these costs true, and asks the pure planner for a plan."""
+"""AutoPipe: measures the costs of units and layouts, corrects them during training, and asks the planner for plans.
+
+The pure ``Planner`` is in ``pipe/planner/choice.py``.
+"""
 
 from __future__ import annotations
 
@@ -30,16 +33,17 @@ if TYPE_CHECKING:
 __all__ = ["AutoPipe"]
 
 Offers = Callable[[int], Mapping[int | None, Sequence[PrefixWork]]]
-"""By frozen blocks: the boundaries that may be read (None: no cache), each with the forwards that it costs."""
+"""Gives, for a number of frozen blocks, the possible boundaries of the cache (None: no cache) and their forwards."""
 
 
 class AutoPipe:
-    """Which plan to take for n frozen blocks. It measures once, and again while the job trains.
+    """Chooses the plan for n frozen blocks, with costs measured before and during training.
 
     Attributes:
-        layouts: the static layouts that were timed; None before ``measure``.
-        profile: costs of units, links and updates; those of units follow what stages take in training.
-        workload: the micro-batches that were measured.
+        layouts: timed static layouts; None before ``measure``.
+        profile: costs of units, links and updates of weights. During training, unit costs are scaled to the measured
+            times of the stages.
+        workload: the measured micro-batches.
     """
 
     profile: Profile
@@ -54,7 +58,11 @@ class AutoPipe:
 
     @classmethod
     def of(cls, config: Config, *, chain: Chain, world: World, calendar: Calendar) -> AutoPipe:
-        """Raises UserError for settings that no layout of the job can have."""
+        """The controller for a job of this configuration.
+
+        Raises:
+            UserError: for settings that no layout of the job can have.
+        """
         check_layout(config, world_size=world.size, local_size=world.local_size, num_units=chain.num_units)
         planner = Planner.of(
             config,
@@ -66,13 +74,15 @@ class AutoPipe:
         return cls(config, planner, world=world, calendar=calendar)
 
     def measure(self, engine: Engine, batches: Sequence[Batch]) -> None:
-        """Collective. Measures costs, and the step time of every static layout: the evidence, and the floor's t0.
+        """Collective. Measures unit costs, and the step time of every static layout.
+
+        The step time of the best one is also t0 of the compute floor.
 
         Args:
-            batches: an epoch's.
+            batches: the global batches of an epoch.
 
         Raises:
-            UserError: where no layout fits.
+            UserError: if no layout fits.
         """
         microbatches, batch_size = self._config.pipe.microbatches, self._config.train.batch_size
         self.workload = Workload.of(
@@ -91,7 +101,7 @@ class AutoPipe:
             world=self._world,
         )
         self.profile = profile.at_lengths(self.workload.counts)
-        self._planner.first_plan(self.profile.job, {})  # where none fits, this tells so
+        self._planner.first_plan(self.profile.job, {})  # raises UserError if no layout fits
         self.layouts = time_static_layouts(
             self._planner.static_layouts(self.profile.job), engine=engine, workload=self.workload, batches=batches
         )
@@ -100,33 +110,43 @@ class AutoPipe:
         if self._world.device.type == "cpu":
             self._watch = CostWatch(self.profile, self.workload, rank=self._world.rank, global_batch_size=batch_size)
 
-    # ---- what it sees of the training ------------------------------------------------------------------------------
+    # ---- observation of the training -------------------------------------------------------------------------------
 
     def spent(self, seconds: PhaseSeconds) -> None:
-        """This rank's stages computed so long in some steps."""
+        """Takes note of this rank's seconds by phase in some steps."""
         if self._watch is not None:
             self._watch.spent(seconds)
 
     def trained(self, plan: ParallelPlan, batches: Sequence[Batch]) -> None:
-        """These were the batches of these steps."""
+        """Takes note of the plan and the global batches of these steps."""
         if self._watch is not None:
             self._watch.trained(plan, batches)
 
     def entered(self) -> None:
-        """Another plan is at work: its stages do not take what the ones before took."""
+        """Deletes the notes: they belong to the stages of the plan before."""
         if self._watch is not None:
             self._watch.clear()
 
     # ---- plans -----------------------------------------------------------------------------------------------------
 
     def first_plan(self) -> Choice:
-        """The plan to start with, nothing frozen."""
+        """The plan to start with, with nothing frozen.
+
+        Raises:
+            UserError: if no plan fits.
+        """
         return self._planner.first_plan(self.profile.job, self._corrections)
 
     def settle(self, wanted: int, *, step: int, current: ParallelPlan, offers: Offers) -> Settled:
-        """Collective. How many of the ``wanted`` blocks freeze, and the plan for the rest of the run.
+        """Collective. Decides how many of the ``wanted`` blocks freeze, and the plan for the rest of the run.
 
-        Where n stays, another plan is chosen if costs that were measured in training make it pay.
+        If n stays, another plan is chosen only if it pays by new costs from training.
+
+        Args:
+            wanted: number of frozen blocks that AutoFreeze wants.
+            step: number of steps done.
+            current: the present plan.
+            offers: gives the possible boundaries of the cache for a number of frozen blocks, each with its forwards.
         """
         has_news = self._remeasure()
         remaining_steps = self._calendar.total_steps - step
@@ -160,9 +180,9 @@ class AutoPipe:
         return seconds
 
     def _remeasure(self) -> bool:
-        """Collective. From now on plans are chosen by what stages took in training; whether that was news.
+        """Collective. Updates the costs, and the corrections of the timed layouts, by the stages' times in training.
 
-        The corrections are those of the timed layouts, by the costs as they are now.
+        Returns whether there were enough steps for new costs.
         """
         profile = self._watch.take() if self._watch is not None else None
         if profile is None:

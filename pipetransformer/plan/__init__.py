@@ -1,4 +1,4 @@
-"""The immutable plan that the controllers pass to each other, and what it is made of. No torch."""
+"""The immutable plan, passed from controller to controller, and its parts. No torch."""
 
 from pipetransformer.plan.parallel_plan import ParallelPlan
 

@@ -1,9 +1,11 @@
-"""The immutable answer to "who holds what, and how is a batch cut": what the controllers pass to each other.
+"""The plan: the units of each rank, and the cut of a batch. The controllers pass it to each other.
 
-Units are numbered along the chain (``numbering.py``). With ``frozen`` blocks, theirs and the stem form the prefix (no
-unit for frozen = 0) and the rest are cut into contiguous stages, one or more a rank.
-Ranks are laid out with pp innermost: rank = replica * pp + place, and the rank at ``place`` of a pipeline holds the
-stages place, place + pp, place + 2 pp, ...
+Units are numbered along the chain (``plan/units.py``). With n frozen blocks, the stem and the units of these blocks are
+the prefix; for n = 0 the prefix is empty. The other units are active. They are cut into contiguous stages, one or more
+for each rank of a pipeline.
+
+Ranks are laid out with pp innermost: rank = replica * pp + place. The rank at ``place`` of a pipeline holds the stages
+place, place + pp, place + 2 pp, ...
 """
 
 from __future__ import annotations
@@ -21,16 +23,20 @@ class ParallelPlan:
     """One layout of the job.
 
     Attributes:
-        frozen: leading blocks that are frozen (n); the stem freezes with the first.
-        pp: pipeline length. dp: number of pipeline replicas. pp * dp is the world size.
-        boundaries: first unit of every stage but the first, strictly increasing.
+        frozen: number of frozen leading blocks (n). The stem freezes with the first of them.
+        pp: pipeline length, in ranks.
+        dp: number of pipeline replicas; pp * dp is the world size.
+        boundaries: first unit of every stage but the first [num_stages - 1], strictly increasing.
         num_microbatches: micro-batches per pipeline and step (M).
-        schedule: one of ``schedules.SCHEDULES`` (means nothing at pp = 1, which is a plain loop).
-        cached: boundary (in blocks, <= frozen) whose activations are read from the cache; None computes the prefix
-            from the inputs.
-        num_blocks: L, the number of blocks of the model.
-        stages_per_rank: v, above 1 only under ``interleaved`` (which needs it) and ``zero_bubble``.
-        units_per_block: 1, or 2 where blocks may be cut in halves.
+        schedule: one of ``schedules.SCHEDULES``; without meaning at pp = 1, which is a plain loop.
+        cached: boundary of the activations in the cache, in blocks (1 .. n); None for a prefix computed in the step.
+        num_blocks: number of blocks of the model (L).
+        stages_per_rank: stages of each rank (v). ``interleaved`` needs 2 or more, ``zero_bubble`` takes any number, the
+            other schedules take 1.
+        units_per_block: 1, or 2 for blocks that may be cut into halves.
+
+    Raises:
+        AssertionError: for fields that contradict each other.
     """
 
     frozen: int
@@ -61,60 +67,65 @@ class ParallelPlan:
 
     @property
     def num_stages(self) -> int:
-        """Stages of a pipeline, all ranks together."""
+        """Number of stages of a pipeline, over all its ranks."""
         return self.pp * self.stages_per_rank
 
     @property
     def numbering(self) -> Numbering:
+        """The numbering of the units that this plan counts in."""
         return Numbering(self.num_blocks, self.units_per_block)
 
     @property
     def num_units(self) -> int:
+        """Number of units of the chain, stem and head included."""
         return self.numbering.num_units
 
     @property
     def first_computed(self) -> int:
-        """The first unit that a step computes: what comes before it is read from the cache."""
+        """The first unit that a step computes. The result of the units before it is read from the cache."""
         return self.numbering.behind(self.cached or 0)
 
     @property
     def first_active(self) -> int:
-        """The first unit that trains: what comes before it is the prefix."""
+        """The first unit that trains. The units before it are the prefix."""
         return self.numbering.behind(self.frozen)
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """Stage s holds the units cuts[s] .. cuts[s + 1] - 1."""
+        """Ends of all stages [num_stages + 1]: stage s holds the units cuts[s] .. cuts[s + 1] - 1."""
         return (self.first_active, *self.boundaries, self.num_units)
 
     @property
     def world_size(self) -> int:
+        """Number of ranks of the job."""
         return self.pp * self.dp
 
     def stage_of(self, rank: int) -> int:
-        """The first stage that ``rank`` holds, which is its place in its pipeline."""
+        """The first stage of ``rank``, which is also its place in its pipeline."""
         return rank % self.pp
 
     def stages_of(self, rank: int) -> range:
-        """The stages that ``rank`` holds, in order."""
+        """The stages of ``rank``, in order."""
         return range(rank % self.pp, self.num_stages, self.pp)
 
     def replica_of(self, rank: int) -> int:
+        """The number of the pipeline that ``rank`` belongs to, from 0."""
         return rank // self.pp
 
     def stage_units(self, stage: int) -> range:
+        """The units of ``stage``."""
         return range(self.cuts[stage], self.cuts[stage + 1])
 
     def active_units_of(self, rank: int) -> tuple[range, ...]:
-        """The units of each stage that ``rank`` holds."""
+        """The units of ``rank``, as one range for each of its stages."""
         return tuple(map(self.stage_units, self.stages_of(rank)))
 
     def units_of(self, rank: int) -> tuple[int, ...]:
-        """All units that ``rank`` trains, in order."""
+        """The active units of ``rank``, in order."""
         return tuple(unit for units in self.active_units_of(rank) for unit in units)
 
     def ranks_by_unit(self) -> dict[int, frozenset[int]]:
-        """The ranks that train each active unit."""
+        """The ranks of each active unit: those that train it."""
         return {
             unit: frozenset(range(stage % self.pp, self.world_size, self.pp))
             for stage in range(self.num_stages)
@@ -122,7 +133,7 @@ class ParallelPlan:
         }
 
     def renumbered(self, units_per_block: int) -> ParallelPlan | None:
-        """The same layout in other units; None where it cuts a block that would be one unit."""
+        """The same layout with another number of units per block; None where it cuts a block that would be one unit."""
         if units_per_block == self.units_per_block:
             return self
         old, new = self.numbering, Numbering(self.num_blocks, units_per_block)
@@ -132,13 +143,17 @@ class ParallelPlan:
         return replace(self, boundaries=tuple(map(new.first_of, parts)), units_per_block=units_per_block)
 
     def as_dict(self) -> dict[str, object]:
+        """The fields by name, in types that JSON can hold."""
         return {**asdict(self), "boundaries": list(self.boundaries)}
 
     @classmethod
     def from_dict(cls, fields: dict[str, object]) -> ParallelPlan:
-        """The inverse of ``as_dict``. A field that has a default may be missing, as in events of older versions.
+        """The inverse of ``as_dict``. A field with a default may be missing, as in events of older versions.
 
-        Raises KeyError, TypeError or AssertionError where ``fields`` are no plan.
+        Raises:
+            KeyError: for a missing field.
+            TypeError: for a value of a wrong type.
+            AssertionError: for fields that contradict each other.
         """
         required = {name for name, known in cls.__dataclass_fields__.items() if known.default is MISSING}
         values = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields or name in required}

@@ -1,4 +1,4 @@
-"""The frozen prefix as work: the boundaries that it may be read at, and the forwards that each of them costs."""
+"""The work of the frozen prefix: the boundaries where a cache may hold it, and the forwards that each of them costs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["PrefixWork", "cached_choices"]
 
 @dataclass(frozen=True, slots=True)
 class PrefixWork:
-    """Forwards of frozen units, outside of training steps.
+    """Forwards of frozen units outside of training steps, for all samples of one padded length.
 
     Attributes:
-        first: the first unit that runs.
-        stop: the unit behind the last that runs.
+        first: first unit of the forward.
+        stop: the unit behind the last one of the forward.
         length: padded length of the samples.
-        num_samples: samples of this length.
-        times: how often all of them run.
+        num_samples: number of samples of this length.
+        times: number of forwards of each sample.
     """
 
     first: int
@@ -27,9 +27,12 @@ class PrefixWork:
 
 
 def cached_choices(frozen: int, *, held: int | None) -> tuple[int | None, ...]:
-    """Boundaries that ``frozen`` blocks could be read at: none, the one that the cache holds, and n itself.
+    """Possible boundaries of the cache for n frozen blocks, in blocks: no cache (None), the present one, and n itself.
 
-    None, where the prefix is computed, comes first: of equally fast plans it needs no cache.
+    None comes first, so that it wins among equally fast plans: it needs no cache.
+
+    Args:
+        held: the boundary of the activations that the cache holds now; None for an empty cache.
     """
     if frozen == 0:
         return (None,)

@@ -1,1 +1,1 @@
-"""One run: its job, folder, checkpoints, totals and report."""
+"""One run: job, folder, checkpoints, totals and report."""

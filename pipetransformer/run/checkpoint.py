@@ -1,8 +1,9 @@
-"""Checkpoints by parameter name, complete or invisible.
+"""Checkpoints by parameter name. A checkpoint is complete or invisible.
 
-checkpoints/step-00000120/    weights and optimizer state (DCP: each tensor written once, by one of its holders)
-                state.json    everything else: the plan, progress, the policy's memory, totals
-checkpoints/step-00000120.part/   while it is written; renamed when all ranks are done
+checkpoints/step-00000120/    weights and optimizer state, in the format of torch.distributed.checkpoint (DCP); one of
+                              its holders writes each tensor
+                state.json    everything else: plan, progress, state of the freeze policy, totals
+checkpoints/step-00000120.part/   the name while it is written; renamed after the last write of all ranks
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ _PART = ".part"
 
 
 def _identity(config: Config, *, training_data: Dataset, total_steps: int, num_nodes: int) -> dict[str, object]:
-    """All that must not change between a checkpoint and its resumption: samples would be skipped or seen twice, or the
-    optimizer's state would mean nothing."""
+    """All facts that must not change between a checkpoint and its resumption, by name.
+
+    With a change, samples would be skipped or seen twice, or the optimizer's state would have no meaning.
+    """
     train = config.train
     return {
         "steps": total_steps,
@@ -53,7 +56,13 @@ def _identity(config: Config, *, training_data: Dataset, total_steps: int, num_n
 
 
 class CheckpointStore:
-    """The checkpoints of one run. All methods are collective unless they say otherwise."""
+    """The checkpoints of one run. All methods are collective unless they say otherwise.
+
+    Args:
+        folder: the folder of all checkpoints of the run.
+        keep: number of checkpoints to keep; older ones are deleted.
+        identity: facts that must not change before a resumption, by name.
+    """
 
     def __init__(self, folder: Path, *, world: World, keep: int, identity: Mapping[str, object]) -> None:
         self.folder = folder
@@ -61,7 +70,7 @@ class CheckpointStore:
 
     @classmethod
     def of(cls, config: Config, *, folder: Path, job: Job, calendar: Calendar, world: World) -> CheckpointStore:
-        """Those of the run in ``folder``."""
+        """The checkpoints of the run in ``folder``."""
         identity = _identity(
             config,
             training_data=job.datasets["train"],
@@ -78,10 +87,17 @@ class CheckpointStore:
         return sorted(path for path in self.folder.glob("step-*") if not path.name.endswith(_PART))
 
     def save(self, step: int, *, engine: Engine, state: Mapping[str, Any]) -> Path:
-        """Writes one checkpoint and deletes those that are too many.
+        """Writes one checkpoint, and deletes the oldest ones beyond the number to keep.
 
         Args:
-            state: what can be written as JSON; comes back from ``resumable``.
+            step: number of steps done.
+            state: values that JSON can hold, by name; ``resumable`` gives them back.
+
+        Returns:
+            The folder of the checkpoint.
+
+        Raises:
+            UserError: if it cannot be written.
         """
         rank = self._world.rank
         final = self.folder / f"step-{step:08d}"
@@ -122,7 +138,7 @@ class CheckpointStore:
         return final
 
     def _owned_tensors(self, engine: Engine) -> dict[str, Tensor]:
-        """This rank's part: each weight and state is written by the lowest rank that holds it."""
+        """The tensors that this rank writes, by name. The lowest of its holders writes a tensor."""
         rank, chain = self._world.rank, engine.chain
         state = {**engine.autodp.parked, **engine.layout.state()}
         tensors: dict[str, Tensor] = {}
@@ -139,8 +155,8 @@ class CheckpointStore:
         """The last complete checkpoint and its JSON part, in the units of ``numbering``. Not collective.
 
         Raises:
-            UserError: if there is none, or if it belongs to another job (by the identity that was saved with it),
-                another number of ranks or of blocks, or if its plan cuts blocks that are to be whole.
+            UserError: if there is no checkpoint; if it belongs to another job (by its saved identity), or to another
+                number of ranks or blocks; or if its plan cuts blocks that are whole in ``numbering``.
         """
         path = self.latest()
         if path is None:
@@ -174,13 +190,17 @@ class CheckpointStore:
         return path, state
 
     def load(self, path: Path, *, state: Mapping[str, Any], engine: Engine) -> tuple[ParallelPlan, OptimizerState]:
-        """Fills the engine's chain, and tells AutoDP who holds optimizer state.
+        """Reads the weights into the engine's chain, and gives the holders of optimizer state to AutoDP.
+
+        Args:
+            path: the folder of the checkpoint.
+            state: its JSON part, from ``resumable``.
 
         Returns:
-            The plan, and this rank's optimizer state, that of frozen units included.
+            The plan, and this rank's optimizer state by parameter name, that of frozen units included.
 
         Raises:
-            UserError: if the checkpoint belongs to another model or optimizer.
+            UserError: if the checkpoint belongs to another model or optimizer, or is damaged.
         """
         plan, chain, world = ParallelPlan.from_dict(state["plan"]), engine.chain, self._world
         holders = {int(unit): frozenset(ranks) for unit, ranks in state["state_holders"].items()}
@@ -201,7 +221,10 @@ class CheckpointStore:
 
 
 def _renumbered(holders: Mapping[str, list[int]], *, old: Numbering, new: Numbering) -> dict[str, list[int]]:
-    """The holders of a part's units, for each of its new units: everything is loaded by name, whoever wrote it."""
+    """Holders by unit, in another numbering: each new unit gets all holders of its part's old units.
+
+    This is enough, because tensors are loaded by name: any rank can read what any other rank has written.
+    """
     of_part: dict[int, set[int]] = {}
     for unit, ranks in holders.items():
         of_part.setdefault(old.part_of(int(unit)), set()).update(ranks)
@@ -210,9 +233,9 @@ def _renumbered(holders: Mapping[str, list[int]], *, old: Numbering, new: Number
 
 
 def _discard(folder: Path) -> None:
-    """Deletes ``folder`` if it is there still, whatever other ranks do with it meanwhile.
+    """Deletes ``folder`` if it exists, safely against other ranks that use it at the same time.
 
-    Renamed first, it is found by no rank that would write into it, and half deleted it is no complete checkpoint.
+    It is renamed first: then no rank can write into it, and a half-deleted folder does not look like a checkpoint.
     """
     doomed = folder.with_name(f"{folder.stem}.{os.getpid()}{_PART}")
     unregister = register(lambda: shutil.rmtree(doomed, ignore_errors=True))
@@ -220,12 +243,16 @@ def _discard(folder: Path) -> None:
         with contextlib.suppress(OSError):
             folder.rename(doomed)
             shutil.rmtree(doomed, ignore_errors=True)
-    finally:  # a signal may have come between
+    finally:  # a signal may have interrupted the lines above
         shutil.rmtree(doomed, ignore_errors=True)
         unregister()
 
 
 def _first_failure(error: CheckpointException) -> str:
-    """Note: torch makes this a BaseException, which passes ``except Exception``, and its text is many lines long."""
+    """The first rank's failure in one line.
+
+    Note: torch makes this error a BaseException, so that ``except Exception`` does not catch it, with a text of many
+    lines.
+    """
     rank, (cause, _) = min(error.failures.items())
     return f"rank {rank}: {type(cause).__name__}: {' '.join(str(cause).split())[:200]}"

@@ -1,9 +1,11 @@
-"""The compute floor: the least that a run's own freeze schedule allows, by the definition in design.md.
+"""The compute floor: the least training time that a run's own freeze schedule allows, in seconds.
 
-  sum over steps of  t0 x (real / samples of the timed step) x active share of forward + backward
-+ one forward for every (sample, newly frozen unit) that was really advanced, shared by all ranks
-+ the forward of the prefix where it was computed in the step, shared by all ranks
-+ cache reads at memcpy speed
+  sum over steps of  t0 x (real samples / samples of the timed step) x active share of forward + backward
++ one forward for every (sample, unit) of the advance passes that were made, shared by all ranks
++ the forward of the prefix in steps that computed it, shared by all ranks
++ reads of the cache at memcpy speed
+
+"The compute floor" in ``docs/architecture.md`` gives the definition and its reasons.
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ __all__ = ["ComputeFloor"]
 
 @dataclass(slots=True)
 class ComputeFloor:
-    """Adds up the floor of a run.
+    """Adds up the compute floor of a run.
 
     Attributes:
-        step_seconds: t0 by padded length: a full step of the best static layout, measured before training.
-        costs: unit costs by padded length. timed_samples: samples of the step that t0 is the time of.
-        memcpy_bytes_per_second: of one rank.
+        step_seconds: t0 by padded length: seconds of a full step of the best static layout, measured before training.
+        costs: unit costs by padded length.
+        timed_samples: number of samples of the step that t0 belongs to.
+        world_size: number of ranks.
+        memcpy_bytes_per_second: speed of copies in the host's memory, of one rank.
+        seconds: the floor so far.
     """
 
     step_seconds: Mapping[int, float]
@@ -34,7 +39,15 @@ class ComputeFloor:
     seconds: float = 0.0
 
     def add_step(self, *, length: int, num_samples: int, first_active: int, enters: int, read_bytes: int) -> None:
-        """One step of ``num_samples`` real samples whose prefix was entered at unit ``enters``."""
+        """Adds one step of all replicas.
+
+        Args:
+            length: padded length of the samples.
+            num_samples: number of real samples of the global batch.
+            first_active: first unit that trains.
+            enters: first unit of the prefix that the step computed.
+            read_bytes: bytes read from the cache for the global batch.
+        """
         if length not in self.step_seconds:
             return
         costs = self.costs[length]
@@ -44,6 +57,6 @@ class ComputeFloor:
         self.seconds += read_bytes / self.memcpy_bytes_per_second / self.world_size
 
     def add_advance(self, *, length: int, num_samples: int, first: int, stop: int) -> None:
-        """``num_samples`` samples were carried through units first .. stop - 1."""
+        """Adds the forward of units first .. stop - 1 for ``num_samples`` samples, in an advance pass."""
         if length in self.costs:
             self.seconds += self.costs[length].prefix_seconds(first, stop, num_samples=num_samples) / self.world_size

@@ -1,6 +1,6 @@
-"""The events of a run, as the trainer tells them to its listeners.
+"""The events of a run, which the trainer tells to its listeners.
 
-Every rank tells the same events in the same order; a listener may therefore be collective, as the report is.
+Every rank tells the same events in the same order. So a listener may be collective, as the report is.
 """
 
 from __future__ import annotations
@@ -45,27 +45,33 @@ __all__ = [
 
 
 class Event:
-    """Something that has happened, or begins."""
+    """A fact of a run: something has happened, or begins."""
 
     __slots__ = ()
 
 
 Listener = Callable[[Event], None]
+"""A function that is called with every event."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuringStarts(Event):
-    """Set-up's longest part begins."""
+    """The measurements before training begin: the longest part of set-up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened(Event):
-    """The job is sure to start: the run's folder may be made."""
+    """Nothing can refuse the job any more: the run's folder may be made."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured(Event):
-    """Costs and static layouts, as they were measured before training."""
+    """The measurements before training are done.
+
+    Attributes:
+        layouts: the timed static layouts.
+        profile: the measured costs.
+    """
 
     layouts: StaticLayouts
     profile: Profile
@@ -73,10 +79,12 @@ class Measured(Event):
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Event):
-    """The run goes on from a checkpoint.
+    """The run continues from a checkpoint.
 
     Attributes:
-        totals: the run's totals at the checkpoint.
+        step: number of steps done.
+        checkpoint: name of the checkpoint's folder.
+        totals: totals of the run at the checkpoint, as ``Totals.state_dict`` gives them.
     """
 
     step: int
@@ -86,14 +94,18 @@ class Resumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrainingStarts(Event):
-    """Set-up is over."""
+    """Set-up is done.
+
+    Attributes:
+        plan: the plan to start with.
+    """
 
     plan: ParallelPlan
 
 
 @dataclass(frozen=True, slots=True)
 class NeverFreezes(Event):
-    """The policy's decisions are too few in this run to freeze anything."""
+    """The freeze policy takes too few decisions in this run to freeze anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +115,25 @@ class DecisionStarts(Event):
 
 @dataclass(frozen=True, slots=True)
 class Decided(Event):
-    """AutoFreeze was asked."""
+    """AutoFreeze has decided.
+
+    Attributes:
+        decision: the number of blocks that it wants frozen, with its reasons.
+    """
 
     decision: FreezeDecision
 
 
 @dataclass(frozen=True, slots=True)
 class Held(Event):
-    """Fewer blocks freeze than AutoFreeze wants."""
+    """Fewer blocks freeze than AutoFreeze wants.
+
+    Attributes:
+        step: number of steps done.
+        frozen: number of frozen blocks from now on.
+        wanted: number of frozen blocks that AutoFreeze wants.
+        reason: the obstacle, in words.
+    """
 
     step: int
     frozen: int
@@ -120,10 +143,13 @@ class Held(Event):
 
 @dataclass(frozen=True, slots=True)
 class Adopted(Event):
-    """A plan is taken: ``run.replay`` reads this.
+    """A plan is adopted. ``run.replay`` reads this event.
 
     Attributes:
-        evidence: the figures that speak for it, by name.
+        step: number of steps done.
+        plan: the plan.
+        reason: the cause, such as the freeze policy.
+        evidence: the figures behind the choice, by name.
     """
 
     step: int
@@ -134,7 +160,16 @@ class Adopted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Moved(Event):
-    """A transition during training has been made."""
+    """A transition during training is done.
+
+    Attributes:
+        step: number of steps done.
+        epoch: the epoch of the next step, from 0.
+        old: the plan before.
+        plan: the new plan.
+        move: the cost of the transition.
+        reason: the cause, such as the freeze policy.
+    """
 
     step: int
     epoch: int
@@ -149,9 +184,11 @@ class Advanced(Event):
     """An advance pass is done.
 
     Attributes:
-        boundary: in blocks.
-        num_bytes: of the node's stores.
-        is_refill: before training goes on from a checkpoint; a part of set-up.
+        step: number of steps done.
+        boundary: the new boundary of the cache, in blocks.
+        advance: the work of the pass.
+        num_bytes: bytes of the node's stores.
+        is_refill: whether the pass only fills the cache again after a resumption, as a part of set-up.
     """
 
     step: int
@@ -163,7 +200,12 @@ class Advanced(Event):
 
 @dataclass(frozen=True, slots=True)
 class CacheDeclined(Event):
-    """There is no cache."""
+    """The prefix is not cached.
+
+    Attributes:
+        step: number of steps done.
+        reason: the obstacle, in words.
+    """
 
     step: int
     reason: str
@@ -171,7 +213,7 @@ class CacheDeclined(Event):
 
 @dataclass(frozen=True, slots=True)
 class DecisionEnds(Event):
-    """The job is where the decision wanted it."""
+    """A decision and its transition, if any, are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +221,11 @@ class Stepped(Event):
     """One optimizer step is done.
 
     Attributes:
-        step: steps done.
-        read_bytes: read from the cache for the global batch.
+        step: number of steps done, this one included.
+        epoch: the epoch of the step, from 0.
+        plan: the plan of the step.
+        batch: this rank's part of the global batch.
+        read_bytes: bytes read from the cache for the global batch.
     """
 
     step: int
@@ -192,14 +237,16 @@ class Stepped(Event):
 
 @dataclass(frozen=True, slots=True)
 class Paused(Event):
-    """Some steps are to be told of, all under one plan.
+    """Some steps are done, all under one plan, and their figures are to be recorded.
 
     Attributes:
-        loss_sum: of this rank's samples since the last pause.
-        num_correct: likewise, as far as answers are right or wrong.
-        num_samples: likewise.
-        phases: this rank's seconds by phase since the last pause.
-        seconds: wall-clock time since then.
+        step: number of steps done.
+        plan: the plan of the steps.
+        loss_sum: sum of the losses of this rank's samples since the last pause.
+        num_correct: number of this rank's correct answers since then; 0 for tasks with scores.
+        num_samples: number of this rank's samples since then.
+        phases: this rank's seconds by phase since then.
+        seconds: wall-clock seconds since then.
     """
 
     step: int
@@ -213,11 +260,11 @@ class Paused(Event):
 
 @dataclass(frozen=True, slots=True)
 class Trained(Event):
-    """Training stops for a decision, an evaluation, a checkpoint or the end of an epoch.
+    """Training pauses for a decision, an evaluation, a checkpoint or the end of an epoch.
 
     Attributes:
-        seconds: since it started or went on.
-        epoch_samples: samples of the epoch that ends here; None inside an epoch.
+        seconds: wall-clock seconds of training since the last such event.
+        epoch_samples: number of samples of the epoch that ends here; None inside an epoch.
     """
 
     seconds: float
@@ -229,6 +276,10 @@ class Evaluated(Event):
     """An evaluation is done.
 
     Attributes:
+        step: number of steps done.
+        epoch: the epoch of the last step, from 0.
+        metrics: the metrics by name.
+        seconds: wall-clock seconds of the evaluation.
         predictions: answers by question; None where the task has none.
     """
 
@@ -241,7 +292,12 @@ class Evaluated(Event):
 
 @dataclass(frozen=True, slots=True)
 class Saved(Event):
-    """A checkpoint is complete."""
+    """A checkpoint is complete.
+
+    Attributes:
+        step: number of steps done.
+        path: the folder of the checkpoint.
+    """
 
     step: int
     path: Path
@@ -249,13 +305,21 @@ class Saved(Event):
 
 @dataclass(frozen=True, slots=True)
 class Finished(Event):
-    """The last step is done, and the model saved."""
+    """The last step is done, and the model is saved.
+
+    Attributes:
+        steps: number of steps done.
+    """
 
     steps: int
 
 
 @dataclass(frozen=True, slots=True)
 class Closed(Event):
-    """The job ends, well (0) or not."""
+    """The job ends.
+
+    Attributes:
+        exit_code: 0 for success, else 1.
+    """
 
     exit_code: int

@@ -1,4 +1,4 @@
-"""The folder of a run: found before anything is built, made when the run is sure to start, locked while it lasts."""
+"""The folder of a run: found before set-up, made when nothing can refuse the run any more, locked until its end."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ _LOCK = ".lock"
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where a run's files go.
+    """The place of a run's files.
 
     Attributes:
-        is_resumed: it exists and is to be continued. changes: what its configuration said that this one says otherwise,
-            of everything that bears on the weights.
+        run_id: id of the run, the name of its folder.
+        path: the folder.
+        is_resumed: whether it exists and the run continues in it.
+        changes: one text for each setting that affects the weights and has changed since the run's start.
     """
 
     run_id: str
@@ -35,22 +37,23 @@ class RunFolder:
 
 
 def find_run_folder(config: Config) -> RunFolder:
-    """Collective. Rank 0 decides the run's id; nothing is written, so that what is refused later leaves no trace.
+    """Collective. Finds the folder; rank 0 decides the run's id. Writes nothing, so that a refused job leaves no trace.
 
     Raises:
-        UserError: on every rank, if the folder is there and neither resumed nor overwritten, or is not there to resume.
+        UserError: on every rank, if the folder exists and is neither resumed nor overwritten; if it does not exist and
+            is to be resumed; if it cannot be made; or if another job is at work in it.
     """
     return led_by(0, lambda: _find_run_folder(config))
 
 
 def make_run_folder(folder: RunFolder, config: Config) -> IO[str] | None:
-    """Collective. Makes the folder that ``find_run_folder`` found, or empties the one that is to be overwritten.
+    """Collective. Makes the folder that ``find_run_folder`` found, or empties it if it is to be overwritten.
 
     Returns:
-        On rank 0 the lock that keeps other jobs out while it is open.
+        On rank 0, the lock against other jobs, which holds while it is open; None on other ranks.
 
     Raises:
-        UserError: on every rank, if it cannot be written or another job is at work in it.
+        UserError: on every rank, if the folder cannot be written, or another job is at work in it.
     """
     locks: list[IO[str]] = []
     led_by(0, lambda: locks.append(_make_run_folder(folder, config)))
@@ -84,7 +87,7 @@ def _find_run_folder(config: Config) -> RunFolder:
 
 
 def _changes(path: Path, config: Config) -> tuple[str, ...]:
-    """One text for every key of model, data, train and freeze that differs from the configuration kept in ``path``."""
+    """One text for each key of model, data, train and freeze that differs from the configuration saved in ``path``."""
     if not (path / "config.yaml").is_file():
         return ()
     old, new = load_config(path / "config.yaml", is_past=True).model_dump(), config.model_dump()
@@ -97,7 +100,7 @@ def _changes(path: Path, config: Config) -> tuple[str, ...]:
 
 
 def _may_be_deleted(path: Path) -> bool:
-    """Whether an earlier run made ``path``; an empty folder is what a run leaves that was killed at once."""
+    """Whether an earlier run made ``path``. A run that was killed at its start leaves an empty folder."""
     return path.is_dir() and ((path / "config.yaml").is_file() or all(p.name == _LOCK for p in path.iterdir()))
 
 
@@ -106,20 +109,24 @@ def _make_run_folder(folder: RunFolder, config: Config) -> IO[str]:
         folder.path.mkdir(parents=True, exist_ok=True)
         lock = _lock(folder.path)
         if config.run.overwrite:
-            # Its configuration goes last: the folder of a run is known by it.
+            # The configuration is deleted last: by this file, the folder of a run is recognised.
             for path in sorted(folder.path.iterdir(), key=lambda path: path.name == "config.yaml"):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)
                 elif path.name != _LOCK:
                     path.unlink()
-        # What belongs to this launch alone would do harm where the file is used again.
+        # Settings of this launch alone would do harm if the file is used again.
         kept = {"run.id": folder.run_id, "run.overwrite": False, "run.resume": False, "run.replay": None}
         (folder.path / "config.yaml").write_text(config.with_overrides(kept).to_yaml())
     return lock
 
 
 def _lock(folder: Path) -> IO[str]:
-    """The kernel gives it back when its process ends, however that dies."""
+    """Locks the folder. The kernel frees the lock at the end of the process, also after a crash.
+
+    Raises:
+        UserError: if another job holds the lock.
+    """
     file = (folder / _LOCK).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Stops a job whose loss or weights are no longer finite, at the first such step and on every rank."""
+"""Guards against a loss or weights that are not finite: they stop the job at the first such step, on every rank."""
 
 from __future__ import annotations
 
@@ -16,31 +16,46 @@ __all__ = ["Guards"]
 
 
 class Guards:
-    """Looks at ``objective`` and at weights; what it finds is a UserError that names step, rank and remedy."""
+    """Checks losses and weights. All methods raise UserError, which names step, rank and remedy.
+
+    Args:
+        objective: the loss, which notes the first step with a value that is not finite.
+        rank: this rank.
+        checkpoints: the checkpoints of the run; an error names the last one.
+    """
 
     def __init__(self, objective: Objective, *, rank: int, checkpoints: CheckpointStore) -> None:
         self._objective, self._rank, self._checkpoints = objective, rank, checkpoints
 
     def check_loss(self) -> None:
-        """Stops this rank at the first step whose loss was not finite here."""
+        """Stops this rank if one of its losses was not finite."""
         bad = int(self._objective.first_bad_step)
         if bad >= 0:
             raise self._diverged(bad, rank=self._rank, what="the loss is not finite")
 
     def check_losses(self) -> None:
-        """Collective. Stops at the first step whose loss was not finite on any rank: gradients carry it to all."""
+        """Collective. Stops all ranks if a loss was not finite on any rank: its gradients have reached all ranks."""
         bad = int(self._objective.first_bad_step)
         if (found := first_of_ranks(bad if bad >= 0 else None)) is not None:
             raise self._diverged(found[0], rank=found[1], what="the loss is not finite")
 
     def check_weights(self, parameters: Iterable[Tensor], *, last_step: int) -> None:
-        """Collective. Stops before weights are used or saved that the last update drove out of range."""
+        """Collective. Stops all ranks if weights are not finite, before they are used or saved.
+
+        Args:
+            parameters: this rank's parameters.
+            last_step: number of the last step, from 0, whose update made the weights.
+        """
         finite = torch.stack([p.detach().isfinite().all() for p in parameters]).all()
         if (found := first_of_ranks(None if finite else last_step)) is not None:
             raise self._diverged(found[0], rank=found[1], what="the update made weights that are not finite")
 
     def evaluate(self, engine: Engine, *, last_step: int) -> dict[str, float]:
-        """Collective. The metrics of an evaluation; stops where a loss is not finite."""
+        """Collective. The metrics of an evaluation by name. Stops all ranks if a loss is not finite.
+
+        Args:
+            last_step: number of the last step, from 0.
+        """
         try:
             return engine.evaluate()
         except NotFinite as error:

@@ -1,4 +1,4 @@
-"""The job of a run: its model and its data, the same on every rank."""
+"""The job of a run: model and data, the same on every rank."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Job:
     """A model and its data.
 
     Attributes:
-        built: the model with its library's own way of saving.
+        built: the model, with its library's way of saving it.
         chain: the model as a chain of units.
-        datasets: by split: ``train``, ``eval`` and, where a task has further evaluation sets, those by their own names.
+        datasets: datasets by split: ``train``, ``eval``, and further evaluation sets by their own names.
         train: settings of the training.
-        num_nodes: nodes that share out the samples.
+        num_nodes: number of nodes that share out the samples.
     """
 
     built: BuiltModel
@@ -48,7 +48,7 @@ class Job:
 
     @property
     def best_by(self) -> str:
-        """The metric that ranks evaluations."""
+        """The name of the metric that decides which evaluation is the best."""
         return next(data for split, data in self.datasets.items() if split != "train").metric_names[0]
 
     def train_batches(self, epoch: int) -> Sequence[Batch]:
@@ -63,10 +63,13 @@ class Job:
 
 
 def build_job(config: Config, world: World, *, lead: Lead) -> Job:
-    """Builds model and data, the same on every rank. Raises UserError.
+    """Builds model and data, the same on every rank.
 
     Args:
-        lead: has one rank a node do what serves all of them.
+        lead: lets one rank of each node do a piece of work for all ranks of the node.
+
+    Raises:
+        UserError: if the model or the data cannot be built, or do not fit each other; or if nodes have different files.
     """
     on_gpu = world.device.type == "cuda"
     if config.train.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
@@ -95,7 +98,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         chain.learn_shapes({key: value.to(world.device) for key, value in probe.items()})
     except UserError:
         raise
-    except Exception as error:  # whatever the model makes of inputs that do not fit it
+    except Exception as error:  # models raise any kind of error for inputs that do not fit
         said = " ".join(str(error).split())[:200]
         shapes = ", ".join(f"{key} {list(value.shape[1:])}" for key, value in probe.items())
         raise UserError(
@@ -108,7 +111,11 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
 
 
 def _check_agreement(chain: Chain, datasets: Mapping[str, Dataset], *, world: World) -> None:
-    """Collective. Nodes read files of their own: refuses data or weights that differ. Raises UserError everywhere."""
+    """Collective. Refuses data or weights that differ between nodes, which may read different files.
+
+    Raises:
+        UserError: on every rank.
+    """
     weights = hashlib.sha256()
     for parameter in chain.model.parameters():
         weights.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)

@@ -1,4 +1,4 @@
-"""The origin of a run: nothing, a checkpoint, or the plans of a recorded run."""
+"""The origin of a run: a new start, a checkpoint, or the plans of a recorded run."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ __all__ = ["Origin"]
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Found before anything is built on it; every rank finds the same.
+    """The origin of a run, the same on every rank.
 
     Attributes:
-        checkpoints: of the run.
-        checkpoint: the one to go on from, or None.
-        state: its JSON part; empty without one.
-        replayed: plans to be taken instead of decisions, by step; empty where decisions are new.
+        checkpoints: the checkpoints of the run.
+        checkpoint: the checkpoint to continue from; None without one.
+        state: the JSON part of this checkpoint; empty without one.
+        replayed: plans of a recorded run by step, taken instead of decisions; empty in any other run.
     """
 
     checkpoints: CheckpointStore
@@ -41,7 +41,11 @@ class Origin:
 
     @classmethod
     def of(cls, config: Config, *, job: Job, checkpoints: CheckpointStore, calendar: Calendar, world: World) -> Origin:
-        """Raises UserError where there is nothing to resume or replay, or it belongs to another job."""
+        """The origin that the configuration asks for.
+
+        Raises:
+            UserError: if there is nothing to resume or replay, or if it belongs to another job.
+        """
         run, numbering, total_steps = config.run, job.chain.numbering, calendar.total_steps
         checkpoint, state = checkpoints.resumable(numbering=numbering) if run.resume else (None, {})
         replayed: Mapping[int, ParallelPlan] = {}
@@ -50,10 +54,10 @@ class Origin:
         return cls(checkpoints, checkpoint, state, replayed)
 
     def enter(self, engine: Engine, *, autofreeze: AutoFreeze, autopipe: AutoPipe) -> tuple[int, dict[str, object]]:
-        """Collective. Takes the engine to the first plan, or to the checkpoint's with all that it held.
+        """Collective. Takes the engine to the first plan, or to the state of the checkpoint.
 
         Returns:
-            Steps that are done, and the evidence for the plan.
+            The number of steps done, and the figures behind the choice of the plan, by name.
         """
         if self.checkpoint is not None:
             engine.forget()
@@ -70,16 +74,23 @@ class Origin:
 
     @property
     def is_replayed(self) -> bool:
+        """Whether the plans are those of a recorded run."""
         return bool(self.replayed)
 
     @property
     def reason(self) -> str:
-        """Of the first plan."""
+        """The reason of the first plan, for its event."""
         return "start" if self.checkpoint is None else "resume"
 
     def refill_path(self, cached: int | None) -> Sequence[int]:
-        """The boundaries that the cache must be carried through, to hold at ``cached`` what it held at the checkpoint:
-        a store that is narrower than the computation has rounded at each."""
+        """The boundaries of the advance passes that fill the cache as it was at the checkpoint, in order.
+
+        Where the stored type is narrower than that of the computation, values were rounded at each boundary. So the
+        cache must pass the same ones.
+
+        Args:
+            cached: boundary of the cache at the checkpoint, in blocks; None for no cache.
+        """
         if cached is None:
             return ()
         return [*(boundary for boundary in self.state.get("cache", ()) if boundary < cached), cached]

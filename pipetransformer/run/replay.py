@@ -1,4 +1,4 @@
-"""The plans of a recorded run, to be taken again instead of new decisions."""
+"""The plans of a recorded run, for a replay without decisions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ __all__ = ["read_plans"]
 
 
 def read_plans(path: str, *, world: World, numbering: Numbering, total_steps: int) -> dict[int, ParallelPlan]:
-    """The plans of an ``events.jsonl`` by the step they were adopted at, in the units of ``numbering``.
+    """The plans of an ``events.jsonl`` by the step of their adoption, in the units of ``numbering``.
+
+    Args:
+        path: the file.
+        numbering: the numbering of this job's units.
+        total_steps: number of steps of this job.
 
     Raises:
-        UserError: if they are not of this job.
+        UserError: if the file cannot be read, or its plans do not fit this job.
     """
     plans: dict[int, ParallelPlan] = {}
     try:
@@ -35,7 +40,7 @@ def read_plans(path: str, *, world: World, numbering: Numbering, total_steps: in
                 plans[int(event["step"])] = ParallelPlan.from_dict(event["plan"])
             except (KeyError, TypeError, ValueError, AssertionError) as error:
                 raise UserError(f"run.replay: {path} holds a plan that cannot be read ({error!r})") from error
-        elif event.get("event") == "resume":  # what came after the checkpoint has not happened
+        elif event.get("event") == "resume":  # the steps after the checkpoint were trained again
             plans = {step: plan for step, plan in plans.items() if step <= int(event.get("step", 0))}
     if 0 not in plans:
         raise UserError(f"run.replay: {path} holds no plan for step 0; give the events.jsonl of a whole run")

@@ -1,6 +1,6 @@
 """The report of a run: a listener that turns events into the event log, live figures, totals and the summary.
 
-All decisions are taken elsewhere.
+It decides nothing.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = ["Report"]
 
 
 class Report:
-    """One rank's part in telling the run's story; rank 0 writes it. Nothing is written before ``Opened``.
+    """The report on one rank. Rank 0 writes the files, and nothing before ``Opened``.
 
     Args:
-        started: when the process began to work on the job, by ``perf_counter``.
-        best_by: the metric that ranks evaluations.
+        started: start of the process's work on the job, by ``perf_counter``.
+        best_by: name of the metric that decides which evaluation is the best.
 
     Attributes:
-        folder: the place of the run's files.
-        totals: sums so far.
-        resumed_from: the checkpoint that the run went on from, or None.
+        folder: place of the run's files.
+        totals: sums of the run so far.
+        resumed_from: name of the checkpoint that the run continued from; None without one.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Report:
         self._tracker = Tracker(None)
 
     def __call__(self, event: events.Event) -> None:
-        """Takes note of an event; collective where that asks other ranks."""
+        """Records an event. Collective for ``Opened``, ``Paused`` and ``Finished``."""
         _HEARD[type(event)](self, event)
 
     def state_dict(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Report:
         )
 
     def _measured(self, event: events.Measured) -> None:
-        """Tells the measurements, and starts the compute floor from them."""
+        """Records the measurements, and starts the compute floor from them."""
         layouts, profile = event.layouts, event.profile
         self._floor = ComputeFloor(
             step_seconds=layouts.floor_seconds,
@@ -122,7 +122,7 @@ class Report:
         )
 
     def _resumed(self, event: events.Resumed) -> None:
-        """Goes on from a checkpoint's totals, and tells the settings that were others then."""
+        """Continues from a checkpoint's totals, and records the settings that have changed since."""
         changes = self.folder.changes
         self._tracker.event("resume", step=event.step, resumed_from=event.checkpoint, changes=changes)
         for change in changes:
@@ -166,7 +166,7 @@ class Report:
         self._tracker.event("freeze_decision", **asdict(event.decision))
 
     def _held_back(self, event: events.Held) -> None:
-        """Told once for each pair of numbers."""
+        """Prints one line for each new pair of numbers; every event is recorded."""
         frozen, wanted = event.frozen, event.wanted
         self._tracker.event("held", step=event.step, frozen=frozen, wanted=wanted, reason=event.reason)
         if (frozen, wanted) != self._held:
@@ -230,7 +230,7 @@ class Report:
         )
 
     def _cache_declined(self, event: events.CacheDeclined) -> None:
-        """Told once."""
+        """Records the first such event only."""
         if self._has_declined:
             return
         self._has_declined = True
@@ -238,7 +238,7 @@ class Report:
         self._tracker.line(f"step {event.step}: no cache: {event.reason}; frozen blocks are computed in each step")
 
     def _decision_ends(self, event: events.DecisionEnds) -> None:
-        """A decision takes time beside the move and the advance pass: that, too, is a cost of being elastic."""
+        """Adds the time of the decision itself, beside move and advance pass: it is a cost of being elastic too."""
         seconds = perf_counter() - self._decision_started - (self.totals.train_s - self._booked_before)
         self.totals.add_train(seconds)
         self.totals.transition_s += seconds
@@ -246,7 +246,7 @@ class Report:
     # ---- steps and evaluations -------------------------------------------------------------------------------------
 
     def _stepped(self, event: events.Stepped) -> None:
-        """Moves the bar, which costs a microsecond; the last step is told with its figures."""
+        """Moves the bar, which costs a microsecond. The last step is shown later, with its figures."""
         plan, batch = event.plan, event.batch
         if batch.hidden is not None and plan.cached is not None:
             if batch.enters:
@@ -305,7 +305,7 @@ class Report:
             self.totals.end_epoch(event.epoch_samples)
 
     def _evaluated(self, event: events.Evaluated) -> None:
-        """The predictions take the place of the last evaluation's."""
+        """Records an evaluation. Its predictions replace those of the evaluation before."""
         metrics, by = event.metrics, self._best_by
         self.totals.add_evaluation(metrics, seconds=event.seconds, by=by)
         if event.predictions is not None:

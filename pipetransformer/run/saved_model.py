@@ -1,4 +1,4 @@
-"""The trained model as a folder in its own library's format."""
+"""The trained model as a folder in the format of its library."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _PART = ".part"
 
 
 def _give_usual_permissions(folder: Path) -> None:
-    """Note: safetensors makes files that only their owner can read, whatever the umask says."""
+    """Sets the permissions that the umask asks for.
+
+    Note: safetensors makes files that only their owner can read, whatever the umask is.
+    """
     umask = os.umask(0)
     os.umask(umask)
     for path in folder.rglob("*"):
@@ -27,9 +30,16 @@ def _give_usual_permissions(folder: Path) -> None:
 
 
 def save_model(built: BuiltModel, folder: Path, weights: Mapping[str, Tensor]) -> None:
-    """Writes the model in its own library's format; a reader sees the old folder or the whole new one.
+    """Writes the model in the format of its library. A reader sees the old folder or the whole new one.
 
-    Not collective: rank 0 alone calls it.
+    Not collective: only rank 0 calls it.
+
+    Args:
+        folder: the folder to write or to replace.
+        weights: parameters and persistent buffers, by the model's names.
+
+    Raises:
+        UserError: if it cannot be written.
     """
     part, old = folder.with_name(folder.name + _PART), folder.with_name(folder.name + ".old")
 

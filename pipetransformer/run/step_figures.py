@@ -1,4 +1,4 @@
-"""The figures of some steps, gathered over all ranks."""
+"""The figures of some steps, gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ __all__ = ["StepFigures", "gather_steps"]
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """Means over the samples of ``num_steps`` steps, and sums.
+    """The figures of some steps, over all ranks.
 
     Attributes:
-        hits: samples read from the cache. misses: those whose prefix was computed though a cache was there.
-        by_phase: seconds of every rank by phase.
+        num_steps: number of the steps.
+        seconds: wall-clock seconds of the steps.
+        loss: mean loss of the samples.
+        accuracy: share of correct answers, 0 to 1.
+        samples_per_s: samples per second.
+        hits: number of samples read from the cache.
+        misses: number of samples whose prefix was computed, though the plan had a cache.
+        by_phase: seconds of every rank [ranks], by phase.
     """
 
     num_steps: int
@@ -35,11 +41,15 @@ class StepFigures:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the samples that were read; None without a cache."""
+        """The share of samples read from the cache, 0 to 1; None without a cache."""
         return self.hits / (self.hits + self.misses) if self.hits + self.misses else None
 
     def metrics(self, plan: ParallelPlan, *, transition_seconds: float) -> dict[str, float]:
-        """By their names on the dashboard; phases are the slowest rank's of one step."""
+        """The figures by their names on the dashboard; phases are seconds of one step on the slowest rank.
+
+        Args:
+            transition_seconds: seconds of the transition since the last figures, or 0.
+        """
         slowest = {name: max(column) / self.num_steps for name, column in self.by_phase.items()}
         return train_metrics(
             loss=self.loss,
@@ -58,7 +68,13 @@ class StepFigures:
 
 
 def gather_steps(pause: Paused, *, num_steps: int, hits: int, misses: int) -> StepFigures:
-    """Collective. Args: hits, misses: of this rank."""
+    """Collective. Gathers the figures of the steps before ``pause`` from all ranks.
+
+    Args:
+        num_steps: number of the steps.
+        hits: this rank's samples read from the cache.
+        misses: this rank's samples whose prefix was computed, though the plan had a cache.
+    """
     sums = (pause.loss_sum, pause.num_correct, pause.num_samples, float(hits), float(misses))
     mine = torch.tensor([*sums, *pause.phases.as_list()], dtype=torch.float64)
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]

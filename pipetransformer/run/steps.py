@@ -1,4 +1,4 @@
-"""The optimizer steps between two decisions: all in one epoch and under one plan, watched and told."""
+"""The optimizer steps between two decisions: all in one epoch and under one plan, with checks and events."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["StepRunner"]
 
 
 class StepRunner:
-    """Runs steps of ``engine``; AutoPipe learns from them, guards look at them, listeners hear of them.
+    """Runs steps of ``engine``, gives their times to AutoPipe, lets the guards check them, and tells their events.
 
     Args:
-        tell: passes an event on to all listeners.
+        tell: gives an event to all listeners.
     """
 
     def __init__(
@@ -44,7 +44,15 @@ class StepRunner:
         self._autopipe, self._autocache = autopipe, autocache
 
     def run(self, batches: Sequence[Batch], *, first_step: int) -> None:
-        """Collective. A step on each of ``batches``, which lie in one epoch."""
+        """Collective. Runs one step on each batch.
+
+        Args:
+            batches: global batches of one epoch, in order.
+            first_step: number of the first step, from 0.
+
+        Raises:
+            UserError: if a loss or a weight is not finite.
+        """
         engine, plan, clock = self._engine, self._engine.plan, perf_counter
         calendar, step, stop = self._calendar, first_step, first_step + len(batches)
         epoch = calendar.epoch(first_step)
@@ -61,7 +69,7 @@ class StepRunner:
             step += 1
             read_bytes = self._autocache.read_bytes(batch_plan.ids) if batch.enters else 0
             self._tell(events.Stepped(step, epoch, plan, batch, read_bytes))
-            if on_cpu:  # a GPU need not be waited for after every step
+            if on_cpu:  # on a GPU, the check would wait for the device after every step
                 self._guards.check_loss()
             if step % self._log_every == 0 or step == stop:
                 self._guards.check_losses()
@@ -74,7 +82,7 @@ class StepRunner:
         self._tell(events.Trained(clock() - start, epoch_samples))
 
     def _pause(self, step: int, *, seconds: float) -> None:
-        """Collective. Tells the steps since the last pause."""
+        """Collective. Tells the figures of the steps since the last pause."""
         objective, phases = self._engine.objective, self._engine.stepper.seconds
         sums = float(objective.loss_sum), float(objective.num_correct), float(objective.num_samples)
         self._tell(events.Paused(step, self._engine.plan, *sums, phases, seconds))

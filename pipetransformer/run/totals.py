@@ -1,4 +1,4 @@
-"""The sums of a run: carried in checkpoints, so that a resumed run's summary tells of the whole run."""
+"""The sums of a run. Checkpoints hold them, so that the summary of a resumed run covers the whole run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,21 @@ class Totals:
     """Seconds by kind, figures by epoch, and every transition.
 
     Attributes:
-        epoch_train_s: training seconds of the epoch under way.
-        best_metrics: of the best evaluation so far.
+        wall_s: seconds since the start of the run, without the time between a stop and its resumption.
+        setup_s: seconds before the first step.
+        train_s: seconds of steps, transitions and advance passes.
+        eval_s: seconds of evaluations.
+        transition_s: seconds of transitions and decisions.
+        cache_advance_s: seconds of advance passes.
+        floor_s: the compute floor.
+        epoch_train_s: training seconds of the present epoch.
+        samples_per_s: samples per second of each completed epoch [epochs].
+        transitions: all transitions, in order.
+        hits: number of samples read from the cache.
+        misses: number of samples whose prefix was computed, though the plan had a cache.
+        cache_bytes: the most bytes of a node's stores.
+        metrics: metrics of the last evaluation.
+        best_metrics: metrics of the best evaluation.
     """
 
     wall_s: float = 0.0
@@ -37,29 +50,37 @@ class Totals:
     best_metrics: dict[str, float] = field(default_factory=dict)
 
     def add_train(self, seconds: float) -> None:
+        """Adds seconds of training."""
         self.train_s += seconds
         self.epoch_train_s += seconds
 
     def end_epoch(self, num_samples: int) -> None:
+        """Ends an epoch of ``num_samples`` samples."""
         self.samples_per_s.append(num_samples / self.epoch_train_s if self.epoch_train_s else 0.0)
         self.epoch_train_s = 0.0
 
     def add_evaluation(self, metrics: dict[str, float], *, seconds: float, by: str) -> None:
-        """Args: by: the metric that ranks evaluations."""
+        """Adds an evaluation.
+
+        Args:
+            by: name of the metric that decides which evaluation is the best.
+        """
         if self.is_best(metrics, by=by):
             self.best_metrics = dict(metrics)
         self.metrics = metrics
         self.eval_s += seconds
 
     def is_best(self, metrics: Mapping[str, float], *, by: str) -> bool:
-        """Whether ``metrics`` are better than all before."""
+        """Whether ``metrics`` are better than those of all evaluations before."""
         return by not in self.best_metrics or metrics[by] > self.best_metrics[by]
 
     def state_dict(self) -> dict[str, Any]:
+        """The totals as values for JSON, by name."""
         return asdict(self)
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Totals:
+        """The inverse of ``state_dict``."""
         values = dict(state)
         moves = [Transition(**{**t, "boundaries": tuple(t["boundaries"])}) for t in values.pop("transitions", [])]
         return cls(**values, transitions=moves)

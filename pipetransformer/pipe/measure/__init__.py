@@ -1,1 +1,1 @@
-"""What AutoPipe measures: units, links, static layouts."""
+"""AutoPipe's measurements: units, links, static layouts."""

@@ -1,4 +1,4 @@
-"""What messages between ranks cost, measured by sending them."""
+"""The costs of messages between ranks, measured with real messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LINK_BYTES = 2**22
 
 
 def median_seconds(action: Callable[[], object], *, repeats: int = 5) -> float:
-    """Of ``action`` after a warm-up."""
+    """Median duration of ``action`` in seconds, over ``repeats`` calls after a warm-up call."""
     times = []
     for _ in range(repeats + 1):
         start = perf_counter()
@@ -29,7 +29,7 @@ def median_seconds(action: Callable[[], object], *, repeats: int = 5) -> float:
 
 
 def reduction_seconds(world: World) -> tuple[float, float]:
-    """Collective. (seconds of latency, seconds a byte) of a sum over all ranks."""
+    """Collective. Seconds of latency and seconds per byte of a sum over all ranks; zeros for a single rank."""
     if world.size == 1:
         return 0.0, 0.0
 
@@ -46,24 +46,26 @@ def reduction_seconds(world: World) -> tuple[float, float]:
 
 
 def send_seconds(world: World) -> tuple[float, float]:
-    """Collective. (seconds of latency, seconds a byte) between ranks 2k and 2k + 1 of a node, all such pairs at once.
+    """Collective. Seconds of latency and seconds per byte between ranks 2k and 2k + 1 of a node, all pairs at once.
 
-    Zeros on a rank that has no partner: none has where nodes have one rank each.
+    Both are zero on a rank without a partner. On nodes of one rank no rank has a partner.
     """
     peer = world.local_rank ^ 1
     return _exchange_seconds(world, peer=world.rank - world.local_rank + peer if peer < world.local_size else None)
 
 
 def between_seconds(world: World) -> tuple[float, float]:
-    """Collective. (seconds of latency, seconds a byte) between nodes 2k and 2k + 1: the first ranks of both, so that a
-    node's link is theirs alone. Zeros on every other rank."""
+    """Collective. Seconds of latency and seconds per byte between nodes 2k and 2k + 1.
+
+    The first ranks of both nodes send, so that no other rank uses the link. Both figures are zero on all other ranks.
+    """
     node = world.rank // world.local_size ^ 1
     is_chosen = world.local_rank == 0 and node < world.num_nodes
     return _exchange_seconds(world, peer=node * world.local_size if is_chosen else None)
 
 
 def _exchange_seconds(world: World, *, peer: int | None) -> tuple[float, float]:
-    """Collective. By real sends to ``peer`` and back; nobody does anything else meanwhile."""
+    """Collective. Times sends to ``peer`` and back, while no rank does anything else; zeros without a peer."""
     if world.size == 1:
         return 0.0, 0.0
 
@@ -84,6 +86,6 @@ def _exchange_seconds(world: World, *, peer: int | None) -> tuple[float, float]:
 
 
 def _link(action: Callable[[int], Callable[[], None]]) -> tuple[float, float]:
-    """(seconds of latency, seconds a byte) of what ``action`` makes for a number of bytes."""
+    """Seconds of latency and seconds per byte of a message. ``action(n)`` gives a function that sends n bytes."""
     latency = median_seconds(action(8))
     return latency, max(0.0, median_seconds(action(_LINK_BYTES)) - latency) / _LINK_BYTES

@@ -1,7 +1,7 @@
-"""What is measured before training: unit costs, links, the update of weights and the host's memory.
+"""The measurements before training: unit costs, links, the update of weights, and copies in the host's memory.
 
-Each figure is the maximum over the ranks, rounded to integers, so that all ranks plan alike; contention is their mean.
-A profile is kept in the user's cache, and the next job of the same shapes on the same kind of machine starts with it.
+Each figure is the maximum over the ranks, so that all ranks plan alike; contention is the mean. A profile is kept in
+the user's cache folder. The next job with the same shapes on the same kind of machine uses it again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,22 @@ from pipetransformer.process.world import World
 
 __all__ = ["costs_key", "measure_profile"]
 
-_UPDATE_BYTES = 2**26  # far more than a cache holds, as weights and moments are
+_UPDATE_BYTES = 2**26  # far more than a processor's cache holds, as with real weights and moments
 _CONTENTION_ROUNDS = 5
 
 
 def measure_profile(
     chain: Chain, dataset: Dataset, *, batches: Sequence[Batch], workload: Workload, config: Config, world: World
 ) -> Profile:
-    """Collective. What was kept of an earlier job, or else profiles the chain, whole on every rank, on real samples."""
+    """Collective. The profile that an earlier job has kept, or else a new one, measured with real samples.
+
+    Every rank must hold the whole chain.
+
+    Args:
+        dataset: the training data.
+        batches: the global batches of an epoch.
+        workload: the micro-batches to be measured.
+    """
     key = _key(chain, workload=workload, config=config, world=world)
     found: list[Profile | None] = [_kept(key) if world.rank == 0 else None]
     if world.size > 1:
@@ -51,7 +59,7 @@ def measure_profile(
         return found[0]
     profile = _measure(chain, dataset, key=key, batches=batches, workload=workload, config=config, world=world)
     if world.rank == 0:
-        with contextlib.suppress(UserError, RuntimeError):  # no place to keep it: the next job measures anew
+        with contextlib.suppress(UserError, RuntimeError):  # without a place to keep it, the next job measures again
             save_profile(profile, _path(key))
     return profile
 
@@ -68,7 +76,7 @@ def _kept(key: Mapping[str, object]) -> Profile | None:
 
 
 def costs_key(config: Config) -> dict[str, object]:
-    """What of a configuration the costs depend on."""
+    """The part of a profile's key that comes from the configuration: all settings that the costs depend on."""
     return {
         "model": config.model.model_dump(mode="json", exclude={"pretrained"}),
         "task": config.task,
@@ -84,7 +92,7 @@ def costs_key(config: Config) -> dict[str, object]:
 
 
 def _key(chain: Chain, *, workload: Workload, config: Config, world: World) -> dict[str, object]:
-    """All that the costs depend on."""
+    """The key of a profile: everything that the costs depend on."""
     device = device_name(world.device)
     devices = [device] * world.size
     if world.size > 1:
@@ -103,7 +111,7 @@ def _key(chain: Chain, *, workload: Workload, config: Config, world: World) -> d
 
 
 def _weights_apart(config: Config) -> bool:
-    """Whether a schedule may be taken that computes the gradients of weights apart."""
+    """Whether plans may have a schedule that computes the gradients of weights separately."""
     return any(name == "zero_bubble" for name, _ in schedules_of(config))
 
 
@@ -139,7 +147,7 @@ def _measure(
         read=Link(0, memcpy_s * 1e9),
         receives_late=world.device.type == "cpu",
         keeps_boundaries=keeps_boundaries(),
-        contention=min(at_first, contention()),  # the machine's: another's work adds to it for a while
+        contention=min(at_first, contention()),  # other work on the machine may raise one of the two
         recompute=config.pipe.recompute,
     )
     measured = {length: found[length, workload.share] for length in workload.lengths}
@@ -149,8 +157,10 @@ def _measure(
 def _unit_costs(
     chain: Chain, dataset: Dataset, *, batches: Sequence[Batch], workload: Workload, config: Config
 ) -> dict[tuple[int, int], UnitCosts]:
-    """Collective. The slowest rank's costs by padded length and rows: each length at full share, the modal one at all
-    rows."""
+    """Collective. The slowest rank's costs by (padded length, rows).
+
+    Every length is measured with ``workload.share`` rows, the modal length with all of ``workload.rows``.
+    """
     example = full_batches(batches)
 
     def microbatch(length: int, rows: int) -> Microbatch:
@@ -170,8 +180,12 @@ def _unit_costs(
 
 
 def _bytes_seconds(train: TrainConfig, chain: Chain, *, world: World) -> tuple[float, float, Link, Link, Link]:
-    """Collective. Seconds a byte of an update of weights and of a copy in memory; the links of a sum of gradients, of a
-    send inside a node and of one between nodes. The slowest rank's."""
+    """Collective. The slowest rank's costs per byte.
+
+    Returns:
+        Seconds per byte of an update of weights; seconds per byte of a copy in memory; and three links: for the sum of
+        gradients, for sends inside a node, for sends between nodes.
+    """
     figures = torch.tensor(
         [
             _update_seconds_per_byte(train, chain),
@@ -192,7 +206,7 @@ def _bytes_seconds(train: TrainConfig, chain: Chain, *, world: World) -> tuple[f
 
 
 def _contention(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int, world: World) -> float:
-    """Collective. How long a forward takes while all ranks of a node compute, over what it takes one alone."""
+    """Collective. The time of a forward while all ranks of a node compute, divided by its time on one rank alone."""
     if world.local_size == 1 or world.device.type == "cuda":
         return 1.0
     raw = dataset.inputs(np.resize(batch.ids, rows), length=batch.length, epoch=0)
@@ -207,7 +221,7 @@ def _contention(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int, worl
     ratios = list[float]()
     with torch.random.fork_rng(devices=[]):
         forward()
-        for _ in range(_CONTENTION_ROUNDS):  # in turn: a slow moment of the machine meets a round or two
+        for _ in range(_CONTENTION_ROUNDS):  # in turn, so that a slow moment of the machine spoils only a round or two
             dist.barrier()
             together, alone = forward(), 0.0
             for rank in range(world.local_size):
@@ -221,7 +235,7 @@ def _contention(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int, worl
 
 
 def _maximum(costs: UnitCosts) -> UnitCosts:
-    """The costs as the slowest rank has them: the same integers everywhere."""
+    """Collective. The maximum of each cost over the ranks: the same integers on every rank."""
     table = torch.tensor(costs.columns())
     dist.all_reduce(table, op=dist.ReduceOp.MAX)
     return UnitCosts(costs.rows, costs.length, *(tuple(row) for row in table.tolist()))

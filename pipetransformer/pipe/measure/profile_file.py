@@ -1,7 +1,7 @@
-"""Measured costs as a file: kept in the user's cache for the next run, or carried to where the hardware is not.
+"""The file of measured costs: kept in the user's cache folder for the next run, or used to plan on another machine.
 
-A profile belongs to a model, the micro-batches' shape, the precision, the device and the versions of the libraries:
-``key`` holds them all, and names the file.
+A profile belongs to a model, the shapes of its micro-batches, the precision, the device and the versions of the
+libraries. Its key holds all of these, and gives the file its name.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Profile:
     """Measured costs of a job.
 
     Attributes:
-        key: all that they depend on.
-        job: costs at the padded length that most of the work has.
-        measured: unit costs by padded length; in a file, of the lengths that were timed.
-        memcpy_bytes_per_second: of the host, one rank's.
-        device_memory: bytes that plans may fill, or None.
+        key: everything that the costs depend on, by name.
+        job: costs at the modal padded length (that of most of the work).
+        measured: unit costs by padded length; in a file, only of the timed lengths.
+        memcpy_bytes_per_second: speed of copies in the host's memory, of one rank.
+        device_memory: bytes per rank that plans may use; None for no limit.
     """
 
     key: Mapping[str, object]
@@ -42,22 +42,36 @@ class Profile:
     device_memory: int | None = None
 
     def at_lengths(self, lengths: Iterable[int]) -> Profile:
-        """The same with costs of every padded length: those that were not timed lie on the line through the timed."""
+        """The same profile with costs of every length in ``lengths``, on the straight line through the timed ones."""
         return replace(self, measured={length: at_length(length, self.measured) for length in sorted(lengths)})
 
 
 def file_name(key: Mapping[str, object]) -> str:
-    """Where a profile with this key lies in a folder of profiles."""
+    """The name of the file of a profile with this key."""
     return hashlib.sha256(json.dumps([_VERSION, dict(key)], sort_keys=True).encode()).hexdigest()[:32] + ".json"
 
 
 def save_profile(profile: Profile, path: Path, *, key: str = "PIPETRANSFORMER_CACHE") -> None:
-    """Raises UserError, which names ``key``."""
+    """Writes a profile.
+
+    Args:
+        key: the setting that an error names.
+
+    Raises:
+        UserError: if the file cannot be written.
+    """
     write_profile(path, asdict(profile), key=key)
 
 
 def write_profile(path: Path, fields: Mapping[str, object], *, key: str = "PIPETRANSFORMER_CACHE") -> None:
-    """All of the file or nothing: another job may be writing it. Raises UserError, which names ``key``."""
+    """Writes the fields of a profile: the whole file or nothing, because another job may write it too.
+
+    Args:
+        key: the setting that an error names.
+
+    Raises:
+        UserError: if the file cannot be written.
+    """
     with writing(path, key=key):
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
@@ -66,7 +80,11 @@ def write_profile(path: Path, fields: Mapping[str, object], *, key: str = "PIPET
 
 
 def load_profile(path: Path) -> Profile:
-    """Raises UserError where the file is not there or is no profile of this version."""
+    """Reads a profile.
+
+    Raises:
+        UserError: if the file does not exist, or is not a profile of this version.
+    """
     try:
         fields = json.loads(path.read_text())
         if fields["version"] != _VERSION:

@@ -1,7 +1,7 @@
 """The step time of every static layout, measured before training.
 
-The best static layout is the honest baseline of an elastic run: its step time is t0 of the compute floor. The timed
-steps are real ones with learning rate 0, so that weights stay as they are to the bit; optimizer state is thrown away.
+The best static layout is the baseline of an elastic run, and its step time is t0 of the compute floor. The timed steps
+are real steps with learning rate 0, so that no bit of the weights changes. Their optimizer state is deleted.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 __all__ = ["StaticLayouts", "time_static_layouts"]
 
-_LONGEST_TIMING = 0.8  # seconds that one timing may take, warm-up included, unless two steps take longer
+_LONGEST_TIMING = 0.8  # seconds that one timing may take, warm-up included; two steps may take longer
 
 
 @dataclass(frozen=True, slots=True)
 class StaticLayouts:
-    """The best unfrozen layout of every pipeline length, timed.
+    """The best unfrozen layout of every pipeline length, with its times.
 
     Attributes:
         plans: the layouts by pp.
-        seconds: their full step by pp and padded length.
-        mean_seconds: of these steps by pp, each padded length weighted by how often it comes.
-        best_pp: the pp of the fastest.
-        corrections: measured over predicted step time by pp, at the modal length.
-        timed_samples: samples of a timed step.
-        fastest_move: seconds of the fastest move between them.
+        seconds: seconds of a full step by pp and padded length.
+        mean_seconds: mean of these seconds by pp, weighted by the number of samples of each length.
+        best_pp: pp of the fastest layout.
+        corrections: measured step time divided by predicted step time, by pp, at the modal length.
+        timed_samples: number of samples of a timed step.
+        fastest_move: seconds of the fastest move to one of these layouts.
     """
 
     plans: dict[int, ParallelPlan]
@@ -55,18 +55,19 @@ class StaticLayouts:
 
     @property
     def floor_seconds(self) -> dict[int, float]:
-        """t0 by padded length."""
+        """t0 of the compute floor by padded length, in seconds."""
         return self.seconds[self.best_pp]
 
 
 def time_static_layouts(
     predictions: Sequence[Prediction], *, engine: Engine, workload: Workload, batches: Sequence[Batch]
 ) -> StaticLayouts:
-    """Collective. Times real steps of every layout, learning rate 0; optimizer state is thrown away.
+    """Collective. Times real steps of every layout, with learning rate 0. Their optimizer state is deleted.
 
     Args:
         predictions: the best unfrozen plan of each pipeline length.
-        batches: an epoch's.
+        workload: the padded lengths to be timed.
+        batches: the global batches of an epoch.
     """
     counts, example, modal = workload.counts, full_batches(batches), workload.modal_length
     plans: dict[int, ParallelPlan] = {}
@@ -88,9 +89,9 @@ def time_static_layouts(
 
 
 def _time_steps(engine: Engine, batch: Batch) -> float:
-    """Median seconds of a step on ``batch`` after a warm-up, of the slowest rank.
+    """Collective. Median seconds of a step on ``batch`` after a warm-up, on the slowest rank.
 
-    Long steps are repeated less: noise is a smaller part of them, and set-up should not outlast a short job.
+    Long steps are repeated less: noise is a smaller part of them, and set-up must not take longer than a short job.
     """
     repeats, times = 5, list[float]()
     batches = engine.feed("train").batches([batch] * (repeats + 1), epoch=0)

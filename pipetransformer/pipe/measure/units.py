@@ -1,4 +1,4 @@
-"""Measures what every unit of a chain costs on this device, for some micro-batch shapes."""
+"""Measures the costs of every unit of a chain on this device, for some shapes of micro-batches."""
 
 from __future__ import annotations
 
@@ -25,13 +25,19 @@ from pipetransformer.process.device import now_ns
 
 __all__ = ["Microbatch", "profile_units"]
 
-_ROUNDS, _FEWEST, _LONG_NS = 3, 2, 350_000_000  # a third round where a shape has taken less than this so far
-_CACHE_BYTES = 2**26  # more than processors' caches share out to one core
+_ROUNDS, _FEWEST, _LONG_NS = 3, 2, 350_000_000  # a third round only if a shape took less than this in the first two
+_CACHE_BYTES = 2**26  # more than one core's share of the processor's caches
 
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """What a model is timed with: its main input [rows, ...], what stem and blocks read beside it, padded length."""
+    """The inputs of a timed forward.
+
+    Attributes:
+        main: main input of the model [rows, ...].
+        inputs: other inputs of stem and blocks by name, such as attention masks, each [rows, ...].
+        length: padded length of the samples.
+    """
 
     main: Tensor
     inputs: Mapping[str, Tensor]
@@ -41,14 +47,20 @@ class Microbatch:
 def profile_units(
     chain: Chain, microbatches: Sequence[Microbatch], *, weights_apart: bool = False, recompute: str = "never"
 ) -> list[UnitCosts]:
-    """Times forward and backward of every unit; all units must be held and trainable.
+    """Times forward and backward of every unit, and counts their bytes.
 
-    Shapes take turns, a round of all after the other, so that a slow moment of the machine meets one sample of each
-    and not all of one. Weights, RNG state and buffers are left as they were; gradients are cleared.
+    This rank must hold all units, and all must be trainable. Each round times every shape once, so that a slow moment
+    of the machine spoils one sample of each shape, not all samples of one. Weights, state of random numbers and buffers
+    are left as they were; gradients are deleted.
 
     Args:
-        weights_apart: measure what of the backward weights take, by a backward of inputs alone; zeros otherwise.
-        recompute: measure what recomputation adds, one of ``adapter.MODES``.
+        microbatches: one example of each shape.
+        weights_apart: whether the gradients of weights are timed separately, by a backward of inputs alone; their costs
+            are zero otherwise.
+        recompute: mode of recomputation whose costs are measured, one of ``adapter.MODES``.
+
+    Returns:
+        The costs of all units, for each of ``microbatches``.
     """
     shapes = [_Shape(chain, batch, weights_apart=weights_apart, recompute=recompute) for batch in microbatches]
     with torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
@@ -64,18 +76,20 @@ def profile_units(
 
 
 class _Times:
-    """Nanoseconds by unit, round by round."""
+    """Nanoseconds of each unit in every round."""
 
     def __init__(self, num_units: int) -> None:
         self._rounds: list[list[int]] = [[] for _ in range(num_units)]
 
     def add(self, unit: int, taken: int) -> None:
+        """Adds the nanoseconds of ``unit`` in the present round."""
         self._rounds[unit].append(taken)
 
     def medians(self) -> tuple[int, ...]:
-        """Of each unit, all of them scaled to what a whole round took in the median; 0 where nothing was timed.
+        """Median of each unit [num_units]; 0 for units without times.
 
-        What disturbs a machine now and then misses most samples of a short unit, and no step.
+        All are scaled so that their sum is the median of a whole round. Short disturbances of the machine miss most
+        samples of a short unit, but every step contains some of them. The scale adds them again.
         """
         timed = [times for times in self._rounds if times]
         by_unit = [median(times) if times else 0 for times in self._rounds]
@@ -84,7 +98,7 @@ class _Times:
 
 
 class _Shape:
-    """One micro-batch shape, with what was measured of it."""
+    """One shape of micro-batches, with its measurements."""
 
     def __init__(self, chain: Chain, batch: Microbatch, *, weights_apart: bool, recompute: str) -> None:
         self._chain = chain
@@ -101,7 +115,10 @@ class _Shape:
         self._bytes: dict[str, list[int]] = defaultdict(list)
 
     def count_bytes(self) -> None:
-        """A first round, which also warms up: what counts bytes would disturb a timed one."""
+        """Counts the bytes of every unit. It is a round of its own, because the counting would disturb the times.
+
+        It also warms up the machine for the timed rounds.
+        """
         hidden = self._main
         for unit in range(self._chain.num_units):
             source, parameters = self._enter(unit, hidden), self._with_gradients(unit)
@@ -126,14 +143,19 @@ class _Shape:
         self._run_prefix(counts_bytes=True)
 
     def time(self) -> None:
+        """Times one round of all units, in training and as a frozen prefix."""
         self._run_units(self._time_backward, self._forward)
         if self._weights_apart:
             self._run_units(self._time_of_inputs, None)
         self._run_prefix(counts_bytes=False)
 
     def _run_units(self, time_backward: Callable[[int, Tensor, Tensor], None], forward: _Times | None) -> None:
-        """Every unit's forward and backward. As in a step, a backward finds in no cache what its forward kept, because
-        the rest of the stage comes between; where it recomputes, it finds all of it."""
+        """Runs forward and backward of every unit.
+
+        In a step, the rest of a stage runs between the forward and the backward of a unit, so that the processor's
+        cache no longer holds its activations. Backwards wait here until the same is true. With recomputation, the
+        activations are fresh, and no backward waits.
+        """
         device, hidden, waiting_bytes = self._chain.device, self._main, 0
         most = _CACHE_BYTES if self._mode == "never" else 0
         waiting: deque[tuple[int, Tensor, Tensor]] = deque()
@@ -173,6 +195,7 @@ class _Shape:
             self._of_inputs.add(unit, now_ns(device) - start)
 
     def costs(self) -> UnitCosts:
+        """The costs by all rounds so far."""
         backward, recomputing, of_inputs = (
             times.medians() for times in (self._backward, self._recomputing, self._of_inputs)
         )
@@ -200,19 +223,23 @@ class _Shape:
 
     @staticmethod
     def _enter(unit: int, hidden: Tensor) -> Tensor:
-        """The unit's input as a stage receives it."""
+        """The input of ``unit``, as a stage receives it: outside the graph, with a gradient behind the stem."""
         source = hidden.detach()
         return source.requires_grad_() if source.is_floating_point() and unit > 0 else source
 
     def _with_gradients(self, unit: int) -> Sequence[torch.nn.Parameter]:
-        """The unit's parameters, with gradients to be added to, as in a step."""
+        """The parameters of ``unit``, with gradients of zero for the backward to add to, as in a step."""
         parameters = list(self._chain.named_parameters([unit]).values())
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         return parameters
 
     def _run_prefix(self, *, counts_bytes: bool) -> None:
-        """Forward of every unit as a frozen prefix runs it, timed or else the most bytes beside what enters it."""
+        """Runs the forward of every unit as in a frozen prefix: eval mode, no graph.
+
+        Args:
+            counts_bytes: whether to count the most bytes that a unit holds beside its input, instead of its time.
+        """
         device, hidden = self._chain.device, self._main
         self._chain.train(False)
         with torch.inference_mode():
@@ -229,7 +256,7 @@ class _Shape:
 
 
 def _clear(parameters: Sequence[torch.nn.Parameter]) -> None:
-    """At once: all units' gradients together may not fit."""
+    """Deletes gradients. It is called after each unit: the gradients of all units together may not fit."""
     for parameter in parameters:
         parameter.grad = None
 
@@ -239,7 +266,7 @@ def _size(tensor: Tensor) -> int:
 
 
 class _SavedBytes:
-    """Counts the bytes that autograd saves, each storage once, parameters left out."""
+    """Counts the bytes that autograd saves for a backward: each storage once, without parameters."""
 
     def __init__(self) -> None:
         self.num_bytes = 0

@@ -1,4 +1,4 @@
-"""Measures costs again while training: what each stage really takes, beside what its units' costs say."""
+"""New measurements during training: the real time of each stage, compared with the costs of its units."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from pipetransformer.plan import ParallelPlan
 __all__ = ["CostWatch"]
 
 _FEWEST_STEPS = 10
-"""Of fewer steps, the first ones under a plan would tell too much."""
+"""With fewer steps, the slow first steps of a plan would weigh too much."""
 
 
 class CostWatch:
-    """Keeps ``profile`` true: a stage in a step is not its units alone, and ranks of shared machines differ.
+    """Scales the unit costs of ``profile`` to the times of the stages in training.
 
-    Each rank adds up what its stage computed and what was expected of it, and the ratio scales the costs of its units.
-    Only the stages' relation to each other is learned: all together keep the costs that they had, since how fast whole
-    steps are was calibrated.
+    A stage in a step takes more than the sum of its units, and ranks of a shared machine differ in speed. Each rank
+    adds up the measured and the expected seconds of its stages; their ratio scales the costs of its units. The sum of
+    all costs stays: only the balance between stages is learned, because the corrections already cover the speed of
+    whole steps.
 
-    Note: on a GPU the phases of a step are those of launching kernels, so that nothing is learned there.
+    Note: on a GPU, the phases of a step are the times of the kernels' launches. Nothing can be learned from them.
     """
 
     def __init__(self, profile: Profile, workload: Workload, *, rank: int, global_batch_size: int) -> None:
@@ -38,19 +39,24 @@ class CostWatch:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets the steps that were seen: what comes is of another plan."""
+        """Deletes the sums, for the start of another plan."""
         self._plan: ParallelPlan | None = None
         self._num_steps = 0
         self._spent = [0.0, 0.0]
         self._expected = [0.0, 0.0]
 
     def spent(self, seconds: PhaseSeconds) -> None:
-        """What this rank's stage computed in some steps."""
+        """Adds this rank's seconds of some steps."""
         self._spent[0] += seconds.forward
         self._spent[1] += seconds.backward
 
     def trained(self, plan: ParallelPlan, batches: Sequence[Batch]) -> None:
-        """The batches of these steps."""
+        """Adds the expected seconds of these steps.
+
+        Args:
+            plan: the plan of the steps.
+            batches: the global batches of the steps.
+        """
         job, by_length = self._original.job, self._original.measured
         unit = unit_costs(plan, job, global_batch_size=self._global_batch_size)
         share = recomputed_share(job, plan.num_microbatches)
@@ -64,8 +70,10 @@ class CostWatch:
         self._num_steps += len(batches)
 
     def take(self) -> Profile | None:
-        """Collective. The costs as the steps since the last call have them, of the slowest replica; None where
-        these were too few, or where one stage has nothing to be compared with."""
+        """Collective. The profile by the steps since the last call, from the slowest replica.
+
+        Returns None after too few steps, and for pp = 1, where there are no stages to compare.
+        """
         if self._plan is None or self._num_steps < _FEWEST_STEPS or self._plan.pp == 1:
             return None
         num_units = self._plan.num_units

@@ -1,4 +1,4 @@
-"""The micro-batches that a job may come to compute, found from an epoch's batches."""
+"""The shapes of the micro-batches that plans of a job may have, found from the batches of an epoch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from pipetransformer.pipe.planner.search import microbatch_choices
 __all__ = ["Workload", "full_batches", "samples_by_length"]
 
 _RARE = 0.1
-"""A padded length of a smaller share of samples is not measured."""
+"""A padded length with a smaller share of the samples is not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Which micro-batches a job may come to compute.
+    """The shapes of the micro-batches that plans of a job may have.
 
     Attributes:
-        counts: samples by padded length. modal_length: the one that most of the work has. lengths: those to be
-            measured: the modal one, and one far from it if there is one that is not rare.
-        share: rows of a rank where all are replicas. rows: of a micro-batch, all that plans may take.
+        counts: number of samples by padded length.
+        modal_length: padded length of most of the work.
+        lengths: padded lengths to be measured: the modal one, and the frequent one that is farthest from it, if any.
+        share: rows of a rank at pp = 1 and dp = world size.
+        rows: all numbers of rows that a micro-batch may have, ascending.
     """
 
     counts: Counter[int]
@@ -43,7 +45,15 @@ class Workload:
         pipeline_lengths: Sequence[int],
         num_microbatches: int | None,
     ) -> Workload:
-        """Args: batches: an epoch's. num_microbatches: a fixed M, or None."""
+        """The workload of a job.
+
+        Args:
+            batches: the global batches of an epoch.
+            global_batch_size: number of samples of a global batch.
+            num_ranks: number of ranks of the job.
+            pipeline_lengths: all pp that plans may have.
+            num_microbatches: a fixed M; None for the planner's choice.
+        """
         counts = samples_by_length(batches)
         modal = min(counts, key=lambda length: (-counts[length] * length, length))
         frequent = [length for length in sorted(counts) if counts[length] >= _RARE * sum(counts.values())]
@@ -59,6 +69,7 @@ class Workload:
 
 
 def samples_by_length(batches: Sequence[Batch]) -> Counter[int]:
+    """Number of samples of each padded length."""
     counts = Counter[int]()
     for batch in batches:
         counts[batch.length] += len(batch.ids)
@@ -66,7 +77,7 @@ def samples_by_length(batches: Sequence[Batch]) -> Counter[int]:
 
 
 def full_batches(batches: Sequence[Batch]) -> dict[int, Batch]:
-    """A batch of every padded length, with as many samples as the largest has (repeated where there are too few)."""
+    """One batch for each padded length, all as large as the largest batch; samples are repeated where needed."""
     full = [max(map(len, parts)) for parts in zip(*(batch.parts for batch in batches))]
     longest = {batch.length: batch for batch in sorted(batches, key=len)}
     return {

@@ -1,1 +1,1 @@
-"""The pure planner: costs in, plans out. No torch."""
+"""The pure planner: it chooses plans from costs. No torch."""

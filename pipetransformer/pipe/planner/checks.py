@@ -1,4 +1,4 @@
-"""Settings of a pipeline that no layout of a job can have, refused before anything is measured."""
+"""A check of the pipeline's settings before any measurement: refuses those that no layout of the job can have."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ __all__ = ["check_layout"]
 
 
 def check_layout(config: Config, *, world_size: int, local_size: int, num_units: int) -> None:
-    """Refuses pipeline settings that no layout of this job can have. Raises UserError.
+    """Refuses pipeline settings that no layout of this job can have.
 
     Args:
-        local_size: ranks of a node, which holds whole pipelines.
+        world_size: number of ranks of the job.
+        local_size: number of ranks of a node; a pipeline never spans two nodes.
+        num_units: number of units of the model, stem and head included.
+
+    Raises:
+        UserError: for such a setting.
     """
     pipe, batch_size = config.pipe, config.train.batch_size
     units = f"{num_units} units (stem, {'blocks' if pipe.units == 'block' else 'halves of blocks'}, head)"
@@ -49,7 +54,7 @@ def check_layout(config: Config, *, world_size: int, local_size: int, num_units:
     most_dp = world_size if may_grow or pipe.initial_length == "auto" else first_dp
     if isinstance(pipe.microbatches, int):
         num_microbatches = pipe.microbatches
-    else:  # a pipeline needs a micro-batch a stage, data parallelism one row a replica
+    else:  # a pipeline needs one micro-batch for each rank, data parallelism one row for each replica
         num_microbatches = pipe.initial_length if isinstance(pipe.initial_length, int) and most_dp == first_dp else 1
     if batch_size < most_dp * num_microbatches:
         raise UserError(

@@ -1,6 +1,6 @@
-"""The choice of a plan for n frozen blocks, from costs, within what is allowed. Pure: plain numbers alone.
+"""The choice of a plan for n frozen blocks, from costs, under constraints. Pure: nothing but plain numbers.
 
-AutoPipe asks it in a job, ``simulation/run.py`` for a run on a cluster that is not there, and the command ``plan``.
+It serves AutoPipe in a job, ``simulation/run.py`` for a simulated cluster, and the command ``plan``.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Choice:
     """A plan and its reasons.
 
     Attributes:
-        prediction: the plan with its expected figures.
-        transition_seconds: predicted, from the plan before.
-        weighed: (pp, schedule, M, cached, predicted seconds of a step) of all candidates.
+        prediction: the plan with its predicted figures.
+        transition_seconds: predicted seconds of the transition from the plan before.
+        weighed: (pp, schedule, M, cached, predicted seconds of a step) of each candidate.
     """
 
     prediction: Prediction
@@ -49,19 +49,20 @@ class Choice:
 
     @property
     def plan(self) -> ParallelPlan:
+        """The chosen plan."""
         return self.prediction.plan
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The answer to a number of blocks that were wanted frozen.
+    """The planner's answer to a wanted number of frozen blocks.
 
     Attributes:
-        choice: the plan to take; None where the present one stays.
-        frozen: n from now on.
-        reason: the obstacle to freezing as many as were wanted; empty where there is none.
-        tried: another n than the present one was tried.
-        because: the cause of the choice, where it is not the change of n.
+        choice: the plan to take; None if the present one stays.
+        frozen: number of frozen blocks from now on.
+        reason: the reason for fewer frozen blocks than wanted; empty if there are not fewer.
+        tried: whether a plan for another n than the present one was searched.
+        because: the cause of the choice, if it is not the change of n.
     """
 
     choice: Choice | None
@@ -72,23 +73,25 @@ class Settled:
 
 
 def schedules_of(config: Config) -> tuple[tuple[str, int], ...]:
-    """The schedules that plans may take, each with its stages a rank."""
+    """The schedules that plans may have, each with its stages per rank."""
     schedule = config.pipe.schedule
     names = ("1f1b", "interleaved", "zero_bubble") if schedule == "auto" else (schedule,)
     return tuple((name, config.pipe.stages_per_rank or fewest_stages(name)) for name in names)
 
 
 class Planner:
-    """Knows what the first plan and those after a freeze must keep to.
+    """Chooses plans under the constraints of a job.
 
-    A pipeline that is kept needs an active unit for each of its stages: ``max_frozen`` says how many blocks may freeze.
+    Where the pipeline length is kept, every stage needs an active unit. So not all blocks can freeze: see
+    ``max_frozen``.
 
     Args:
-        first: of the first plan; those after a freeze may have any length that divides ``local_size``.
-        local_size: ranks of a node, which holds whole pipelines.
-        keeps_length: pp and dp stay, and only the cut moves (no AutoDP).
-        keeps_cut: the first cut stays, too, as far as the frozen prefix allows (no AutoPipe).
-        limit_key: the setting that the memory limit comes from; None where it is what a device has.
+        first: constraints of the first plan. Plans after a freeze may have any pp that divides ``local_size``.
+        num_blocks: number of blocks of the model (L).
+        local_size: number of ranks of a node; a pipeline never spans two nodes.
+        keeps_length: whether pp and dp stay, so that only the cut can move (AutoDP switched off).
+        keeps_cut: whether the first cut stays too, as far as the prefix allows (AutoPipe switched off).
+        limit_key: the setting that gives the memory limit; None for the device's own memory.
     """
 
     def __init__(
@@ -112,7 +115,11 @@ class Planner:
     def of(
         cls, config: Config, *, num_blocks: int, world_size: int, local_size: int, device_memory: int | None = None
     ) -> Planner:
-        """Args: device_memory: bytes that a plan may take where ``pipe.memory_limit`` does not say."""
+        """The planner for a job of this configuration.
+
+        Args:
+            device_memory: bytes per rank that plans may use if ``pipe.memory_limit`` is not set; None for no limit.
+        """
         pipe = config.pipe
         first = Constraints(
             world_size=world_size,
@@ -132,16 +139,16 @@ class Planner:
         )
 
     def max_frozen(self, first_plan: ParallelPlan) -> int:
-        """The most blocks that may freeze: all, or as many as leave the kept pipeline a unit a stage."""
+        """The most blocks that may freeze: all, or as many as leave one unit for each stage of a kept pipeline."""
         fewest = first_plan.num_stages
         if not self._keeps_cut and first_plan.pp > 1:
             fewest = first_plan.pp * min(per_rank for _, per_rank in self._first.schedules)
-        blocks = -(-(fewest - 1) // first_plan.units_per_block)  # behind the prefix, beside the head
+        blocks = -(-(fewest - 1) // first_plan.units_per_block)  # active blocks; the head is one more unit
         most = self._num_blocks - blocks if self._keeps_length else self._num_blocks
         return min(max(most, 0), self._num_blocks)
 
     def static_layouts(self, costs: JobCosts) -> tuple[Prediction, ...]:
-        """The best unfrozen plan of every pipeline length that fits, shortest first."""
+        """The best unfrozen plan of each pipeline length, shortest first; lengths that do not fit are left out."""
         found = []
         for pp in self._later.pipeline_lengths:
             constraints = replace(self._first, pipeline_lengths=(pp,))
@@ -153,14 +160,21 @@ class Planner:
         return tuple(found)
 
     def first_plan(self, costs: JobCosts, corrections: Mapping[int, float]) -> Choice:
-        """The plan to start with, nothing frozen. Raises UserError where none fits."""
+        """The plan to start with, with nothing frozen.
+
+        Args:
+            corrections: measured step time divided by predicted step time, by pp.
+
+        Raises:
+            UserError: if no plan fits.
+        """
         choice = self._choose(0, {None: 0.0}, 1, self._first, costs, corrections)
         if choice is None:
             raise UserError(self._obstacle(costs))
         return choice
 
     def _obstacle(self, costs: JobCosts) -> str:
-        """Why there is no first plan, and what would help: memory, M, units, or the batch."""
+        """The reason for having no first plan, with the remedy: memory, M, units, or the batch size."""
         first = self._first
         lengths = ", ".join(map(str, first.pipeline_lengths))
 
@@ -204,12 +218,16 @@ class Planner:
         corrections: Mapping[int, float],
         fixed_seconds: float = 0.0,
     ) -> Choice | None:
-        """The plan for ``frozen`` blocks over the ``remaining_steps``, transition included; None where none fits.
+        """The plan with the least predicted time for the rest of the run; None if none fits.
 
         Args:
-            cached_options: boundaries that could be read from the cache (None: no cache), each with the seconds that
-                it costs to get there and outside of steps.
-            fixed_seconds: what any transition takes beside moving weights.
+            frozen: number of frozen blocks.
+            cached_options: possible boundaries of the cache (None: no cache), each with its seconds outside of
+                training steps: advance pass and evaluations.
+            remaining_steps: number of steps to come.
+            current: the present plan, where the transition starts.
+            corrections: measured step time divided by predicted step time, by pp.
+            fixed_seconds: seconds of any transition, beside the moves of weights.
         """
         constraints = self._later if frozen or current.frozen else self._first
         if self._keeps_length:
@@ -236,14 +254,13 @@ class Planner:
         corrections: Mapping[int, float],
         fixed_seconds: float = 0.0,
     ) -> Settled:
-        """How many of the ``wanted`` blocks freeze, and under which plan.
+        """Decides how many of the ``wanted`` blocks freeze, and the plan for them.
 
-        Every rank holds the prefix: under a memory limit a longer one may fit in no layout. Then as many blocks freeze
-        as one takes. Where fewer are wanted than are frozen, blocks thaw or nothing changes.
+        Every rank holds the prefix, so that a longer prefix may break the memory limit in all layouts. Then n is the
+        largest number that fits. If ``wanted`` is below the present n, blocks unfreeze, or nothing changes.
 
         Args:
-            options: by n, the boundaries that could be read from the cache (None: no cache), each with the seconds
-                that it costs to get there and outside of steps.
+            options: gives ``cached_options`` of ``next_plan`` for a number of frozen blocks.
         """
         now = current.frozen
         most = min(wanted, self.max_frozen(current))
@@ -277,7 +294,7 @@ class Planner:
         corrections: Mapping[int, float],
         fixed_seconds: float,
     ) -> Choice | None:
-        """Another plan for the blocks that are frozen already, or None where it does not pay to leave ``current``."""
+        """A plan for the present n that pays for the transition from ``current``; None if there is none."""
         choice = self.next_plan(
             current.frozen,
             cached_options={current.cached: 0.0},
@@ -301,8 +318,8 @@ class Planner:
         costs: JobCosts,
         corrections: Mapping[int, float],
     ) -> bool:
-        """Whether to leave ``current`` for a plan that freezes no more: the gain over the rest of the run exceeds the
-        transition and a twentieth of the time, which may be noise."""
+        """Whether a plan with the same n pays: for the rest of the run, it takes less than 95 % of the time of
+        ``current``, transition included. The other 5 % may be noise."""
         stay = predict(
             current,
             costs=costs,
@@ -314,7 +331,7 @@ class Planner:
         return go_seconds < (1.0 - _NOISE) * stay_seconds
 
     def steady_plan(self, frozen: int, *, costs: JobCosts, has_cache: bool) -> Prediction | None:
-        """The fastest plan for ``frozen`` blocks, whatever it takes to get there; None where none fits."""
+        """The fastest plan for ``frozen`` blocks, without the costs of the transition; None if none fits."""
         first = self.first_plan(costs, {})
         if frozen == 0:
             return first.prediction
@@ -372,7 +389,7 @@ class Planner:
         return Choice(best[1], best[2], evidence)
 
     def _with_reads(self, prediction: Prediction, costs: JobCosts) -> Prediction:
-        """Reads are prefetched: they cost only what they take longer than the step that hides them."""
+        """The prediction with reads of the cache. They run during the step, and count where they are longer than it."""
         plan = prediction.plan
         if plan.cached is None or costs.read is None:
             return prediction

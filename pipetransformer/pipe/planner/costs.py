@@ -1,4 +1,4 @@
-"""Measured costs of a model's units: what AutoPipe plans with. Plain integers, the same on every rank."""
+"""Measured costs of a model's units, links and updates, for the planner: plain numbers, the same on every rank."""
 
 from __future__ import annotations
 
@@ -25,36 +25,44 @@ _PER_UNIT = (
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a message costs: nanoseconds before the first byte, and for each byte."""
+    """The costs of messages on one link.
+
+    Attributes:
+        latency_ns: nanoseconds before the first byte arrives.
+        ns_per_byte: nanoseconds for each byte.
+    """
 
     latency_ns: int
     ns_per_byte: float
 
     def bytes_ns(self, num_bytes: float) -> int:
-        """How long ``num_bytes`` occupy the link."""
+        """Nanoseconds that ``num_bytes`` occupy the link."""
         return round(self.ns_per_byte * num_bytes)
 
     def ns(self, num_bytes: float) -> int:
-        """From the first byte sent to the last received."""
+        """Nanoseconds of a message of ``num_bytes``, latency included."""
         return self.latency_ns + self.bytes_ns(num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class UnitCosts:
-    """Costs of every unit for one micro-batch shape.
+    """Costs of every unit for one shape of micro-batches. Each tuple has one number per unit [num_units].
 
     Attributes:
-        rows, length: the micro-batch: samples and padded length.
-        forward_ns, backward_ns: one forward, one backward (gradients of inputs and weights), medians.
-        activation_bytes: what autograd keeps of one micro-batch for the backward, without recomputation.
-        boundary_bytes: what leaves the unit to the next one.
+        rows: number of rows of the micro-batch.
+        length: padded length of its samples.
+        forward_ns: one forward in training.
+        backward_ns: one backward: gradients of inputs and weights, without recomputation.
+        activation_bytes: activations that autograd keeps from a forward to its backward, without recomputation.
+        boundary_bytes: output of the unit.
         prefix_ns: one forward of the frozen unit: eval mode, no graph.
-        weight_ns: the part of ``backward_ns`` that the gradients of weights take.
-        recompute_ns: what recomputation adds to a backward. kept_bytes: what it keeps of one micro-batch.
-        entering_bytes: what enters the unit; part of what is kept in any mode.
-        working_bytes: the most that the backward of one micro-batch holds at once, beside what is kept and gradients.
-        prefix_bytes: the most that one forward of the frozen unit holds at once, beside what enters it.
-        between_bytes: what a split backward holds between its halves, beside ``activation_bytes``.
+        weight_ns: the part of ``backward_ns`` for the gradients of weights.
+        recompute_ns: the addition of recomputation to a backward.
+        kept_bytes: activations kept from a forward to its backward, with recomputation.
+        entering_bytes: input of the unit; part of ``activation_bytes`` and ``kept_bytes``.
+        working_bytes: the most that a backward holds at once, beside kept activations and gradients of weights.
+        prefix_bytes: the most that a forward of the frozen unit holds at once, beside its input.
+        between_bytes: addition of a split backward to ``activation_bytes``, between its two halves.
     """
 
     rows: int
@@ -73,44 +81,48 @@ class UnitCosts:
     between_bytes: tuple[int, ...]
 
     def scaled(self, rows: int) -> UnitCosts:
-        """For micro-batches of another size: in proportion."""
+        """The costs of micro-batches of ``rows`` rows, in proportion."""
         if rows == self.rows:
             return self
         columns = (tuple(round(n * rows / self.rows) for n in column) for column in self.columns())
         return UnitCosts(rows, self.length, *columns)
 
     def columns(self) -> tuple[tuple[int, ...], ...]:
-        """All that is known by unit, in the order of the attributes."""
+        """All tuples with one number per unit, in a fixed order."""
         return tuple(getattr(self, name) for name in _PER_UNIT)
 
     def prefix_seconds(self, first: int, stop: int, *, num_samples: int) -> float:
-        """Forward of the frozen units first .. stop - 1 for ``num_samples`` samples on one rank."""
+        """Seconds of the forward of the frozen units first .. stop - 1 for ``num_samples`` samples on one rank."""
         return sum(self.prefix_ns[first:stop]) / 1e9 / self.rows * num_samples
 
     @property
     def step_ns(self) -> tuple[int, ...]:
+        """Forward and backward of each unit together, without recomputation."""
         return tuple(f + b for f, b in zip(self.forward_ns, self.backward_ns, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class JobCosts:
-    """All that the planner knows.
+    """All costs of a job.
 
     Attributes:
-        by_rows: unit costs by rows of a micro-batch, at the padded length that most work has.
-        parameter_bytes: weights of each unit.
-        optimizer_factor: bytes of weights and optimizer state per byte of weights.
-        update_ns_per_byte: optimizer step, per byte of weight.
-        send: between ranks of a node. reduction: the sum of gradients over ``num_ranks`` ranks.
-        overlap: how much of the last micro-batch's backward can hide a reduction, 0 to 1.
-        contention: how long work takes while all ranks are busy, as all costs were measured, over what it takes a rank
-            alone: above 1 where ranks share cores.
-        recompute: which micro-batches are recomputed, one of ``adapter.MODES``.
-        between: of a node to others; None on one node. The sums of a pipeline's stages share it.
-        read: of a rank to the memory that its cache is in; None does not count reads.
-        receives_late: messages of a pipeline move only when they are asked for, right before they are needed. Note: so
-            they do between CPUs, where torch's schedules wait for what they ask for; GPUs are asked far ahead.
-        keeps_boundaries: stages keep all that they send and receive, as torch did before 2.15 (``adapter.behaviour``).
+        by_rows: unit costs by rows of a micro-batch, at the modal padded length (that of most of the work).
+        parameter_bytes: bytes of the weights of each unit [num_units].
+        optimizer_factor: bytes of weights and optimizer state together, per byte of weights.
+        update_ns_per_byte: nanoseconds of the optimizer's update, per byte of weights.
+        send: the link between two ranks of a node.
+        reduction: costs of a sum of gradients over ``num_ranks`` ranks, by bytes of gradients.
+        num_ranks: number of ranks of the job.
+        overlap: the part of the last micro-batch's backward that can hide a sum of gradients, 0 to 1.
+        contention: the time of work while all ranks are busy, divided by its time on one rank alone. It is above 1
+            where ranks share cores. All other costs were measured with all ranks busy.
+        recompute: mode of recomputation, one of ``adapter.MODES``.
+        between: the link from a node to the others, shared by all sums of gradients; None on a single node.
+        read: the link from a rank to the memory of its cache; None if reads are not counted.
+        receives_late: whether a message moves only when its receiver asks for it, right before its work. Note: so it is
+            between CPUs, where torch's schedules wait for each receive. On GPUs, receives are posted far ahead.
+        keeps_boundaries: whether stages keep all that they send and receive, as torch did before 2.15
+            (``adapter.behaviour``).
     """
 
     by_rows: Mapping[int, UnitCosts]
@@ -130,17 +142,17 @@ class JobCosts:
 
     @property
     def lasting_bytes(self) -> tuple[int, ...]:
-        """Weights and optimizer state of each unit: all that lasts from step to step but gradients."""
+        """Bytes of weights and optimizer state of each unit [num_units], without gradients."""
         return tuple(round(num_bytes * self.optimizer_factor) for num_bytes in self.parameter_bytes)
 
     def unit_costs(self, rows: int) -> UnitCosts:
-        """For micro-batches of ``rows``: of the nearest size that was measured, in proportion."""
+        """The costs of micro-batches of ``rows`` rows, in proportion to the nearest measured number of rows."""
         return self.by_rows[min(self.by_rows, key=lambda have: (abs(have - rows), have))].scaled(rows)
 
     def busy_factors(self, pp: int) -> tuple[float, ...] | None:
-        """While 1, 2, ... ``pp`` ranks of each pipeline are busy: how long work takes over what the costs say.
+        """The time of work, divided by its cost, while 1, 2, ... ``pp`` ranks of each pipeline are busy [pp].
 
-        In between it is linear in the number of busy ranks. None where ranks do not share cores.
+        It grows linearly with the number of busy ranks, up to 1 for all. None where ranks do not share cores.
         """
         if self.contention <= 1.0 or self.num_ranks == 1:
             return None
@@ -151,11 +163,11 @@ class JobCosts:
         )
 
     def reduction_ns(self, num_bytes: int, *, num_replicas: int) -> int:
-        """Sum of ``num_bytes`` of gradients over some of the ranks: a ring moves 2 (d - 1) / d of them.
+        """Nanoseconds of a sum of ``num_bytes`` of gradients over d = ``num_replicas`` ranks.
 
-        On several nodes every ring crosses them all (a node holds whole pipelines), and those of a pipeline's stages
-        together take no less than their bytes take over the link between nodes.
-        Source: Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms", 2009.
+        A ring moves 2 (d - 1) / d of the bytes (Patarasuk & Yuan, "Bandwidth optimal all-reduce algorithms", 2009).
+        A pipeline never spans two nodes, so that on several nodes every ring crosses all of them. The rings of all
+        stages share the link between nodes: together they take at least the time of their bytes on this link.
         """
         if num_replicas == 1 or num_bytes == 0:
             return 0
@@ -167,7 +179,7 @@ class JobCosts:
         return self.reduction.latency_ns + taken
 
     def for_ranks(self, num_ranks: int) -> JobCosts:
-        """The same devices and links in a job of another size: a sum over all ranks goes round a longer ring."""
+        """The costs of the same devices and links in a job of another size: sums over all ranks need other rings."""
         if num_ranks == self.num_ranks or self.num_ranks == 1:
             return self
         longer = ((num_ranks - 1) / num_ranks) / ((self.num_ranks - 1) / self.num_ranks)
@@ -176,9 +188,9 @@ class JobCosts:
 
 
 def line(length: int, measured: Mapping[int, float]) -> float:
-    """What a cost is at ``length``, given one or two measured lengths: linear, and proportional from a single one.
+    """The cost at ``length``, from those at one or two measured lengths: linear, or proportional from a single one.
 
-    Below the shorter one a cost shrinks at most in proportion: noise must not make it negative.
+    Below the shorter length, a cost shrinks at most in proportion, so that noise cannot make it negative.
     """
     (short, least), *more = sorted(measured.items())
     proportional = least / short
@@ -187,7 +199,7 @@ def line(length: int, measured: Mapping[int, float]) -> float:
 
 
 def at_length(length: int, measured: Mapping[int, UnitCosts]) -> UnitCosts:
-    """Unit costs at ``length`` from those of one or two lengths, all of as many rows."""
+    """Unit costs at ``length``, from those at one or two measured lengths with the same number of rows."""
     if length in measured:
         return measured[length]
 

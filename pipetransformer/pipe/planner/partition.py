@@ -1,9 +1,10 @@
 """The exact min-max partition of a chain into contiguous stages: pure functions of integers.
 
-Dynamic programme over (stage, first unit): the best that units[i:] can do is the minimum over the first stage's end of
-max(cost of that stage, best of the rest). A second one, over the cuts whose stages all keep to that optimum, makes the
-fastest stage as slow as it can be. A walk from the front then takes the earliest cuts that reach both. O(K n^2), exact,
-never an empty stage. A graph is cut alike, along a topological order of its nodes.
+A first dynamic programme runs over (stage, first unit). The best cut of units[i:] minimises, over the end of its first
+stage, max(cost of this stage, best of the rest). A second one runs over the cuts that reach this optimum, and makes the
+fastest stage as slow as possible. A walk from the front then takes the earliest boundaries that reach both. The result
+is exact, found in O(K n^2) for K stages of n units, and no stage is empty. A graph is cut in the same way, along a
+topological order of its nodes.
 """
 
 from __future__ import annotations
@@ -31,19 +32,21 @@ def partition(
     received: Sequence[Sequence[int]] | None = None,
     memory_limit: int | None = None,
 ) -> tuple[int, ...] | None:
-    """Cuts ``costs`` into ``num_stages`` contiguous non-empty stages so that the slowest is fastest.
+    """Cuts a chain into ``num_stages`` contiguous, non-empty stages, so that the slowest stage is as fast as possible.
 
     Args:
-        costs: cost of each unit, integer nanoseconds.
-        crossing: cost of sending what leaves unit i (added to the stage that ends with it and to the one that starts
-            after it); zeros if not given. The last entry is never used.
-        memory: bytes that each unit takes on each stage, [num_stages][units]; earlier stages of 1F1B keep more
-            micro-batches alive. Beside these, alike: largest, of the unit alone that has most; received, of the first.
+        costs: nanoseconds of each unit [units].
+        crossing: nanoseconds of the message from each unit to the next [units], added to the stages on both sides of a
+            cut; zeros if not given. The last entry is never used.
+        memory: bytes of each unit on each stage [num_stages][units], summed over a stage. They depend on the stage:
+            earlier stages of 1F1B keep more micro-batches.
+        largest: further bytes [num_stages][units], which count only for the unit of a stage that has most of them.
+        received: further bytes [num_stages][units], which count only for the first unit of a stage.
         memory_limit: bytes that a stage may take; no limit if not given.
 
     Returns:
-        The first unit of stages 1..num_stages-1; None if no cut fits. Of equally good ones, that whose fastest stage is
-        slowest, and of these the smallest tuple.
+        The first units of stages 1 .. num_stages - 1; None if no cut fits. Among equally good cuts, the one with the
+        slowest fastest stage; among these, the smallest tuple.
     """
     n = len(costs)
     assert num_stages >= 1
@@ -51,7 +54,7 @@ def partition(
         return None
     cost = _stage_matrix(costs, crossing)
     allowed = _memory_masks(memory, largest, received, memory_limit, num_stages=num_stages, num_units=n)
-    # slowest[stage][start]: the least that the slowest stage costs where units[start:] go to the stages from this on.
+    # slowest[stage][start]: the least cost of the slowest stage, if ``stage`` and those behind it hold units[start:].
     slowest = [np.full(n + 1, _NEVER) for _ in range(num_stages)]
     last = num_stages - 1
     slowest[last][:n] = np.where(allowed[last][:n, n], cost[:n, n], _NEVER)
@@ -74,8 +77,10 @@ def partition(
 
 
 def _fastest(cost: Matrix, fits: Sequence[Matrix]) -> list[np.ndarray]:
-    """[stage][start]: the most that the fastest stage costs where units[start:] go to the stages from this on, each of
-    which ``fits``; -1: none do."""
+    """[stage][start]: the highest cost of the fastest stage, if ``stage`` and those behind it hold units[start:].
+
+    Only stages that ``fits`` allows count; -1 where there is no such cut.
+    """
     n, last = len(cost) - 1, len(fits) - 1
     fastest = [np.full(n + 1, -1, dtype=np.int64) for _ in fits]
     fastest[last][:n] = np.where(fits[last][:n, n], cost[:n, n], -1)
@@ -88,21 +93,22 @@ def _fastest(cost: Matrix, fits: Sequence[Matrix]) -> list[np.ndarray]:
 def stage_costs(
     costs: Sequence[int], boundaries: Sequence[int], *, crossing: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Cost of every stage of a partition, communication included."""
+    """Nanoseconds of every stage of a partition [num_stages], messages included."""
     cost = _stage_matrix(costs, crossing)
     return tuple(int(cost[start, stop]) for start, stop in pairwise((0, *boundaries, len(costs))))
 
 
 def bottleneck(costs: Sequence[int], boundaries: Sequence[int], *, crossing: Sequence[int] | None = None) -> int:
-    """Cost of the slowest stage of a partition."""
+    """Nanoseconds of the slowest stage of a partition, messages included."""
     return max(stage_costs(costs, boundaries, crossing=crossing))
 
 
 def balance_bound(costs: Sequence[int], *, num_stages: int) -> Fraction:
-    """The best balance, fastest over slowest stage, of any contiguous partition; communication costs nothing.
+    """The best balance of any contiguous partition: cost of the fastest stage divided by that of the slowest.
 
-    Branch and bound over what the slowest stage may cost: where that is between ``low`` and ``high``, the balance is at
-    most that of the fastest stage under ``high`` to ``low``.
+    Messages cost nothing here. The search is branch and bound over the cost of the slowest stage. If this cost is
+    between ``low`` and ``high``, the balance is at most: the highest cost of the fastest stage with no stage above
+    ``high``, divided by ``low``.
     """
     n = len(costs)
     assert 1 <= num_stages <= n
@@ -127,7 +133,12 @@ def balance_bound(costs: Sequence[int], *, num_stages: int) -> Fraction:
 
 
 def smallest_limit(fits: Callable[[int], bool], *, refused: int) -> int:
-    """The smallest memory limit that ``fits``, which ``refused`` does not; some larger one must."""
+    """The smallest memory limit for which ``fits`` is true.
+
+    Args:
+        fits: false below some limit and true from there on.
+        refused: a limit for which it is false.
+    """
     too_small, enough = refused, 2 * refused
     while not fits(enough):
         too_small, enough = enough, 2 * enough
@@ -138,7 +149,7 @@ def smallest_limit(fits: Callable[[int], bool], *, refused: int) -> int:
 
 
 def _stage_matrix(costs: Sequence[int], crossing: Sequence[int] | None) -> Matrix:
-    """[start, stop]: cost of a stage of units start .. stop - 1, int64."""
+    """Matrix [start, stop]: cost of a stage of units start .. stop - 1, messages included, int64."""
     total = np.array([0, *accumulate(costs)], dtype=np.int64)
     sent = np.array([0, *(crossing[:-1] if crossing else [0] * (len(costs) - 1)), 0], dtype=np.int64)
     return (total + sent)[None, :] - (total - sent)[:, None]
@@ -153,7 +164,7 @@ def _memory_masks(
     num_stages: int,
     num_units: int,
 ) -> list[Matrix]:
-    """By stage [start, stop]: whether such a stage is not empty and fits."""
+    """One matrix [start, stop] per stage: whether a stage of units start .. stop - 1 is not empty and fits."""
     after = np.arange(num_units + 1)[None, :] > np.arange(num_units + 1)[:, None]
     if memory is None or limit is None:
         return [after] * num_stages

@@ -1,8 +1,8 @@
-"""AutoPipe: the cheapest layout (pp, boundaries, M, schedule) for n frozen blocks that fits in memory.
+"""The search for the fastest layout (pp, boundaries, M, schedule) for n frozen blocks that fits in memory.
 
-A pure function. For every pipeline length, schedule and M the exact partitioner makes the cut, and the simulator of the
-schedule tells what a step takes with measured costs: forwards, backwards, sends, the sum of gradients over the replicas
-and the update of weights. The prefix runs in front of stage 0 where it is not cached.
+It is a pure function. For each pipeline length, schedule and M, the exact partitioner makes the cut, and the simulator
+of the schedule predicts the time of a step from measured costs: forwards, backwards, sends, the sum of gradients over
+the replicas, and the update of weights. The uncached part of the prefix runs in front of stage 0.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ __all__ = [
 ]
 
 _PLAIN = "1f1b"
-"""What a plain loop does: each micro-batch's backward follows its forward."""
+"""The schedule of a plain loop: the backward of each micro-batch follows its forward."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What a plan must keep to.
+    """The limits of the search.
 
     Attributes:
-        schedules: those that may be taken, each with its stages a rank.
-        num_microbatches: a fixed M, or None for the planner's choice.
-        pipeline_lengths: the pp that may be taken.
-        memory_limit: bytes a rank, or None.
-        fixed_cut: boundaries that are kept as far as the prefix allows (AutoPipe switched off), or None.
+        world_size: number of ranks of the job.
+        global_batch_size: number of samples of a full global batch.
+        schedules: allowed schedules, each with its stages per rank.
+        num_microbatches: a fixed M; None for the planner's choice.
+        pipeline_lengths: allowed values of pp.
+        memory_limit: bytes per rank; None for no limit.
+        fixed_cut: boundaries to be kept as far as the prefix allows (AutoPipe switched off); None for a free cut.
     """
 
     world_size: int
@@ -60,11 +62,13 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A plan with what is expected of it.
+    """A plan with its predicted figures.
 
     Attributes:
-        step_seconds: of a full step. memory_bytes: on each rank of a pipeline.
-        bubble: the share of a pipeline's time in which its ranks wait for each other.
+        plan: the plan.
+        step_seconds: seconds of a step on a full global batch.
+        memory_bytes: the most bytes in use on each rank of a pipeline [pp].
+        bubble: the share of a pipeline's time in which its ranks wait for each other, 0 to 1.
     """
 
     plan: ParallelPlan
@@ -74,14 +78,15 @@ class Prediction:
 
 
 def divisors(number: int) -> tuple[int, ...]:
+    """All divisors of ``number``, ascending."""
     return tuple(d for d in range(1, number + 1) if number % d == 0)
 
 
 def microbatch_choices(share: int, *, pp: int) -> tuple[int, ...]:
-    """Candidate M for a replica's share of ``share`` rows; each micro-batch keeps at least one row.
+    """Candidates for M, for a replica with ``share`` rows of the global batch. No micro-batch is empty.
 
-    A plain loop (pp = 1) may split its share for memory, or because small micro-batches stay in a CPU's cache. A
-    pipeline tries pp, 2 pp and 4 pp: more gains less than a tenth of the step.
+    A plain loop (pp = 1) may split its rows to save memory, or because small micro-batches stay in a CPU's cache. A
+    pipeline tries pp, 2 pp and 4 pp. A larger M would save less than a tenth of a step.
     """
     candidates = (1, 2, 4, 8) if pp == 1 else (pp, 2 * pp, 4 * pp)
     return tuple(m for m in candidates if m <= share)
@@ -96,16 +101,15 @@ def best_plan(
     num_blocks: int,
     corrections: Mapping[int, float],
 ) -> tuple[Prediction | None, tuple[Prediction, ...]]:
-    """The fastest plan for ``frozen`` blocks and every other one that was weighed.
+    """The fastest plan for ``frozen`` blocks, and all candidates.
 
     Args:
-        cached: boundary that is read from the cache (None: the prefix is computed in the step). costs: of blocks, or
-            of their halves.
-        corrections: measured over predicted step time by pp, from the static layouts timed before training; 1 where
-            there is none.
+        cached: boundary of the cache, in blocks; None for a prefix computed in the step.
+        costs: costs of blocks, or of their halves.
+        corrections: measured step time divided by predicted step time, by pp; 1 where there is none.
 
     Returns:
-        (best, all candidates that fit, fastest first); best is None where nothing fits.
+        The best plan (None if none fits), and all candidates that fit, fastest first.
     """
     numbering = Numbering.of(num_blocks=num_blocks, num_units=len(costs.parameter_bytes))
     first = numbering.behind(frozen)
@@ -146,7 +150,7 @@ def best_plan(
 
 
 class _Shape(NamedTuple):
-    """A plan but for its cut; ``share`` are the rows of a replica."""
+    """A plan without its cut; ``share`` is the number of rows of a replica."""
 
     pp: int
     schedule: str
@@ -179,10 +183,10 @@ def _shapes(constraints: Constraints, *, num_active: int) -> Iterator[_Shape]:
 
 
 def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, correction: float = 1.0) -> Prediction:
-    """What is expected of a full step of ``plan``.
+    """The predicted figures of a full step of ``plan``.
 
     Args:
-        correction: measured over predicted time of such plans.
+        correction: measured step time divided by predicted step time, of plans of this pp.
     """
     unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
     timeline = simulate_plan(plan, costs=costs, global_batch_size=global_batch_size)
@@ -209,14 +213,14 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, corr
 
 
 def recomputed_share(costs: JobCosts, num_microbatches: int) -> float:
-    """Which share of a step's micro-batches is recomputed."""
+    """The share of a step's micro-batches whose activations are recomputed, 0 to 1."""
     if costs.recompute == "never":
         return 0.0
     return (num_microbatches - (costs.recompute == "except_last")) / num_microbatches
 
 
 def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int) -> Timeline:
-    """The step of one of the plan's pipelines; all replicas take the same."""
+    """The simulated step of one pipeline of ``plan``; all replicas are alike."""
     unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
     share = recomputed_share(costs, plan.num_microbatches)  # each micro-batch takes the mean
     stages = []
@@ -251,15 +255,22 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
 
 
 def _weight_ns(plan: ParallelPlan, costs: JobCosts, *, stage: int, backward: int, apart: int) -> int:
-    """What a split backward leaves for later. The first stage has no gradient of inputs to compute first, so that all
-    of it is later; what is recomputed is not split (``adapter``)."""
+    """Nanoseconds of the second half of a split backward, which computes the gradients of weights.
+
+    The first stage needs no gradients of inputs, so that its whole backward is in the second half. A backward with
+    recomputation is not split (see ``adapter/stage.py``).
+
+    Args:
+        backward: nanoseconds of the whole backward.
+        apart: nanoseconds of the gradients of weights.
+    """
     if stage == 0:
         return backward
     return apart if costs.recompute == "never" else 0
 
 
 def _orders(schedule: str, pp: int, num_microbatches: int, stages_per_rank: int) -> list[list[Work]]:
-    """What the ranks of one pipeline do."""
+    """The work of each rank of one pipeline, in order."""
     return orders(
         schedule if pp > 1 else _PLAIN,
         num_ranks=pp,
@@ -269,7 +280,7 @@ def _orders(schedule: str, pp: int, num_microbatches: int, stages_per_rank: int)
 
 
 def unit_costs(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int) -> UnitCosts:
-    """Of the plan's micro-batches."""
+    """The unit costs of the plan's micro-batches."""
     share = -(-global_batch_size // plan.dp)
     return costs.unit_costs(-(-share // plan.num_microbatches))
 
@@ -281,14 +292,15 @@ def _total(column: Sequence[int], units: range) -> int:
 def _cuts(
     shape: _Shape, *, first: int, computed: range, costs: JobCosts, constraints: Constraints
 ) -> Iterator[tuple[int, ...]]:
-    """Boundaries to be tried one after the other until one fits: those whose slowest stage is fastest.
+    """Cuts (boundaries) to be tried in this order until one fits in memory.
 
-    With one stage a rank they keep to the memory limit, and are the best that do. What several stages of a rank take
-    together is no matter of single stages: behind the fastest cut comes the one whose largest stage is smallest. A cut
-    between these two that is faster and fits may be missed.
+    With one stage per rank there is one cut: the fastest that fits. With several stages per rank, the memory limit
+    holds for the stages of a rank together, which the partitioner cannot check. So there are two: the fastest cut
+    without a limit, then the cut whose largest stage is smallest. A faster cut between these two may be missed.
 
     Args:
-        first: the first active unit. computed: the frozen ones that are computed in the step.
+        first: the first active unit.
+        computed: frozen units that are computed in the step.
     """
     unit = costs.unit_costs(-(-shape.share // shape.num_microbatches))
     num_units, num_stages = len(unit.forward_ns), shape.pp * shape.stages_per_rank
@@ -309,7 +321,7 @@ def _cuts(
     if constraints.memory_limit is None:
         cuts.append(fastest())
     elif (limit := constraints.memory_limit - sum(costs.parameter_bytes[:first])) < 0:
-        return  # the weights of the prefix alone are too many
+        return  # even the weights of the prefix alone do not fit
     elif shape.stages_per_rank == 1:
         memory, largest = cut_bytes(
             order,
@@ -330,7 +342,7 @@ def _cuts(
 
 
 def _kept_cut(cut: tuple[int, ...], *, first: int, num_units: int) -> tuple[int, ...] | None:
-    """The old boundaries, moved right only as far as keeps every stage non-empty."""
+    """The old boundaries, moved to the right only where a stage would be empty; None if there are too few units."""
     kept: list[int] = []
     for boundary in cut:
         kept.append(max(boundary, (kept[-1] if kept else first) + 1))

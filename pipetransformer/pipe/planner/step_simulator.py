@@ -1,11 +1,13 @@
-"""A discrete-event simulation of one pipeline's step: pure, exact for the costs it is given.
+"""A discrete-event simulation of one step of one pipeline: pure, and exact for the given costs.
 
-A rank does one piece of work at a time, in the order of its schedule, each as soon as its input is there. What a stage
-sends occupies the link to its neighbour, one message at a time in each direction, while the rank goes on; it arrives a
-latency later. Where ranks ask for a message only when they need it, it moves then. Stages on one rank pass tensors on
-for nothing. Ranks that share cores may be faster while others wait. After its last backward a rank sums its gradients
-over the replicas: a share of that hides behind the last micro-batch's backward, whose first gradients are ready early.
-Then it updates its weights, which all ranks begin together where gradients are clipped.
+A rank does one piece of work at a time, in the order of its schedule, each as soon as its input has arrived. A message
+occupies the link to the next rank, one message at a time in each direction, while the sender goes on with its work. It
+arrives one latency later. If ranks ask for messages only when they need them (``receives_late``), a message moves at
+that time. Messages between stages of one rank cost nothing. Ranks that share cores may be faster while others wait.
+
+After its last backward, a rank sums its gradients over the replicas. A part of this sum is hidden behind the backward
+of the last micro-batch, because its first gradients are ready early. At last all ranks update their weights. They start
+this together, as needed for gradient clipping.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ __all__ = ["Span", "StageCosts", "Timeline", "simulate"]
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:
-    """What one stage costs for one micro-batch, in integer nanoseconds.
+    """Costs of one stage for one micro-batch, in integer nanoseconds.
 
     Attributes:
-        forward, backward: one forward; one backward, recomputation and gradients of inputs and weights included.
-        weight: the part of ``backward`` that only weights need; zero_bubble does it apart.
-        send, send_back: how long the link is occupied by what the stage sends on, and by the gradient it sends back.
+        forward: one forward.
+        backward: one backward, with recomputation and the gradients of inputs and weights.
+        weight: the part of ``backward`` for the gradients of weights; ``zero_bubble`` does it separately.
+        send: time on the link of the output, sent to the next stage.
+        send_back: time on the link of the input's gradient, sent to the stage before.
     """
 
     forward: int
@@ -38,7 +42,14 @@ class StageCosts:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When a rank was at a piece of work, in nanoseconds from the step's begin."""
+    """The time of one piece of work.
+
+    Attributes:
+        rank: place of the rank in its pipeline, from 0.
+        work: the piece of work.
+        start: its start, in nanoseconds from the start of the step.
+        stop: its end, likewise.
+    """
 
     rank: int
     work: Work
@@ -51,8 +62,10 @@ class Timeline:
     """A simulated step.
 
     Attributes:
-        spans: all work, rank by rank in order. busy: nanoseconds that each rank computed.
-        compute: when the last backward ended. total: when the last weight was updated.
+        spans: all work, rank by rank, in order.
+        busy: nanoseconds of work of each rank [ranks], the prefix included.
+        compute: end of the last backward, in nanoseconds from the start of the step.
+        total: end of the last update of weights, likewise.
     """
 
     spans: tuple[Span, ...]
@@ -62,7 +75,7 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time until the last backward in which they computed nothing."""
+        """The share of the ranks' time until the end of the last backward in which they did no work, 0 to 1."""
         return 1.0 - sum(self.busy) / (len(self.busy) * self.compute) if self.compute else 0.0
 
 
@@ -80,15 +93,16 @@ def simulate(
     contention: Sequence[float] | None = None,
     receives_late: bool = False,
 ) -> Timeline:
-    """One step of a pipeline.
+    """One step of a pipeline; all times in nanoseconds.
 
     Args:
-        stages: costs of every stage; as many a rank as ``len(stages) / num_ranks``.
-        latency: of a message between two ranks. first: what rank 0 does before its first forward (the prefix).
-        reduce, update: of each rank: gradients over the replicas, weights.
-        overlap: how much of the last micro-batch's backward can hide the reduction, 0 to 1.
-        contention: where ranks share cores, how long work takes while 1, 2, ... ``num_ranks`` of them are busy, over
-            what the costs say; None where they do not.
+        stages: costs of each stage; every rank has ``len(stages) / num_ranks`` of them.
+        latency: latency of a message between two ranks.
+        first: work of rank 0 before its first forward (the prefix).
+        reduce: sum of gradients over the replicas, of each rank.
+        update: update of weights, of each rank.
+        overlap: the part of the last micro-batch's backward that can hide ``reduce``, 0 to 1.
+        contention: ``JobCosts.busy_factors``, where ranks share cores, else None.
     """
     num_stages = len(stages)
     assert num_stages % num_ranks == 0
@@ -127,7 +141,7 @@ def simulate(
 
 
 class _Mail:
-    """What waits for each stage, and when it arrives."""
+    """The messages to each stage, with the times of their arrival."""
 
     def __init__(
         self,
@@ -141,7 +155,8 @@ class _Mail:
         self._stages, self._num_ranks, self._latency = stages, num_ranks, latency
         self._receives_late = receives_late
         last = len(stages) - 1
-        # Inputs of forwards, gradients for backwards: when they are there (to be asked for), None where it is unknown.
+        # [stage][micro-batch]: arrival of the forward's input, and of the backward's gradient; None while unknown. With
+        # ``receives_late``, it is the time from which the receiver can ask for it.
         self._inputs: list[list[int | None]] = [[None if s else 0] * num_microbatches for s in range(last + 1)]
         self._gradients: list[list[int | None]] = [
             [None if s < last else 0] * num_microbatches for s in range(last + 1)
@@ -149,7 +164,7 @@ class _Mail:
         self._link_free: dict[tuple[int, int], int] = {}  # by (sender, receiver)
 
     def ready(self, work: Work, now: int) -> int | None:
-        """When what ``work`` needs is there, for a rank that could begin ``now``."""
+        """The arrival of the input of ``work``, for a rank that is free from ``now`` on; None while unknown."""
         if work.kind == "W":
             return now
         there = (self._inputs if work.kind == "F" else self._gradients)[work.stage][work.microbatch]
@@ -158,7 +173,7 @@ class _Mail:
         return max(now, there) + self._move(work)
 
     def _move(self, work: Work) -> int:
-        """What a message to ``work`` takes from when it is asked for."""
+        """The time of the message to ``work``, from the moment its receiver asks for it."""
         source = work.stage + (-1 if work.kind == "F" else 1)
         if not 0 <= source < len(self._stages) or source % self._num_ranks == work.stage % self._num_ranks:
             return 0
@@ -166,7 +181,7 @@ class _Mail:
         return self._latency + (costs.send if work.kind == "F" else costs.send_back)
 
     def post(self, work: Work, now: int) -> int | None:
-        """Sends on what ``work`` gave; returns the rank that receives it, if there is one."""
+        """Sends the result of ``work``. Returns the rank that receives it, or None."""
         if work.kind == "W":
             return None
         back = work.kind != "F"
@@ -223,10 +238,10 @@ def _run_contended(
     first: int,
     contention: Sequence[float],
 ) -> list[list[Span]]:
-    """From event to event: how fast a piece of work goes on depends on how many ranks are busy."""
+    """Runs from event to event, because the speed of work depends on the number of busy ranks."""
     num_ranks, durations = len(orders_by_rank), _durations(stages)
     spans: list[list[Span]] = [[] for _ in range(num_ranks)]
-    left: dict[int, float] = {0: float(first)} if first else {}  # of the busy ranks' work, as the costs say
+    left: dict[int, float] = {0: float(first)} if first else {}  # by busy rank: the rest of its work, in costs
     begun: dict[int, float] = {}
     free = [0] * num_ranks
     now = 0.0

@@ -1,4 +1,4 @@
-"""What a change of plans costs: pure, for the choice of a plan and for runs that are simulated."""
+"""The predicted cost of a transition: pure, for the choice of a plan and for simulated runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["transition_bytes", "transition_seconds"]
 
 
 def transition_bytes(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts) -> int:
-    """The most bytes that a rank receives: weights that it did not hold, and the optimizer state of those it trains.
+    """The most bytes that a rank receives: weights that it does not hold, and optimizer state of units new to it.
 
-    The pattern of places repeats with both lengths, so that one such group of ranks tells for all. Weights of the
-    prefix go to every rank.
+    Weights of the prefix go to every rank. The places of ranks under the two plans repeat after
+    lcm(old.pp, new.pp) ranks, so that only these are looked at.
     """
     moments = costs.optimizer_factor - 1.0
     most = 0
@@ -29,12 +29,12 @@ def transition_bytes(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts) -
 
 
 def transition_seconds(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts, fixed_seconds: float = 0.0) -> float:
-    """From the last step of ``old`` to the first of ``new``, without a cache's advance.
+    """Seconds from the last step of ``old`` to the first step of ``new``, without the advance pass of the cache.
 
-    A node holds whole pipelines, so that what a rank lacks comes over a link inside.
+    A pipeline never spans two nodes, so that every missing unit comes over a link inside the node.
 
     Args:
-        fixed_seconds: what any transition takes: groups, stages, optimizer.
+        fixed_seconds: seconds of any transition: groups, stages, optimizer.
     """
     if old == new:
         return 0.0

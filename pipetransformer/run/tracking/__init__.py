@@ -1,4 +1,4 @@
-"""What a run tells while it works, and what it leaves behind. None of this imports torch."""
+"""The live view of a run, and the files that it leaves behind. No torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``events.jsonl``: every decision, transition and evaluation of a run, one JSON object a line."""
+"""``events.jsonl``: every decision, transition and evaluation of a run, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ __all__ = ["EventLog", "read_events", "to_plain"]
 
 
 class EventLog:
-    """Appends events to ``path``; each reaches the kernel before ``write`` returns, so a killed process loses none.
+    """Appends events to ``path``.
 
-    A run that is resumed appends to what is there. A line that the last process left half-written is cut off first,
-    or the next event would be glued to it. Raises UserError where the disk takes no more.
+    Each event is with the kernel before ``write`` returns, so that a killed process loses none. A resumed run appends
+    to its old file. A half-written last line is cut off first, because it would spoil the next event.
+
+    Raises:
+        UserError: from all methods, if the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,7 +31,7 @@ class EventLog:
             self._file = path.open("a", encoding="ascii")
 
     def write(self, kind: str, /, **fields: Any) -> None:
-        """Append ``{"event": kind, "time": seconds since the epoch, **fields}``."""
+        """Appends ``{"event": kind, "time": seconds since 1970, **fields}``."""
         assert not {"event", "time"} & fields.keys(), fields
         event = {"event": kind, "time": time.time(), **to_plain(fields)}
         line = json.dumps(event, allow_nan=False) + "\n"
@@ -37,29 +40,34 @@ class EventLog:
             self._file.flush()
 
     def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
 
 def to_plain(value: Any) -> Any:
-    """``value`` as plain JSON: dataclasses become objects, arrays and tensors lists, their scalars numbers.
+    """``value`` as plain JSON: dataclasses become objects, arrays and tensors become lists, their scalars numbers.
 
-    JSON has no NaN or infinity: they become the strings ``NaN``, ``Infinity`` and ``-Infinity``, which ``float`` reads
-    back. Raises ValueError for anything else.
+    JSON has no NaN and no infinity. They become the strings ``NaN``, ``Infinity`` and ``-Infinity``, which ``float``
+    can read.
+
+    Raises:
+        ValueError: for any other type.
     """
     return from_json(to_json(value, inf_nan_mode="strings", fallback=_numbers))
 
 
 def _numbers(value: Any) -> Any:
-    """Of numpy's and torch's arrays and scalars."""
+    """The numbers of an array or a scalar of numpy or torch. Raises TypeError for any other type."""
     if not hasattr(value, "tolist"):
         raise TypeError(f"{type(value).__name__} has no plain form")
     return value.tolist()
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """All events of ``path``, in order; a last line that was torn by the death of its writer does not count.
+    """All events of ``path``, in order. A half-written last line, left by a killed process, is skipped.
 
-    Raises UserError, naming the file and the line, for anything else that is no event.
+    Raises:
+        UserError: if the file cannot be read, or another line is not an event; it names the line.
     """
     try:
         lines = Path(path).read_bytes().split(b"\n")
@@ -88,7 +96,7 @@ def _is_event(line: bytes) -> bool:
 
 
 def _mend_last_line(path: Path) -> None:
-    """End the file of a killed writer with a newline: behind its last event if that is whole, else before it."""
+    """Ends the file of a killed process with a newline: after a whole last line, or in place of a half-written one."""
     if not path.exists():
         return
     content = path.read_bytes()

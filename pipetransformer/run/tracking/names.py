@@ -1,4 +1,4 @@
-"""The names of metrics on a dashboard: those of the original PipeTransformer, and what this project adds."""
+"""The names of metrics on the dashboard: those of the original PipeTransformer, and additions of this project."""
 
 from __future__ import annotations
 
@@ -24,11 +24,21 @@ def train_metrics(
     transition_seconds: float,
     cache_hit_rate: float | None,
 ) -> dict[str, float]:
-    """What is logged while training, each figure over the steps since the last time.
+    """The metrics of training by their names on the dashboard. All figures cover the steps since the last call.
 
-    ``forward_seconds`` and ``backward_seconds`` are those of one batch; ``synchronisations_per_second`` counts
-    reductions of the gradient; ``transition_seconds`` is what transitions took; ``cache_hit_rate`` (0..1) is None
-    without a cache.
+    Args:
+        loss: mean loss of the samples.
+        accuracy: share of correct answers, 0 to 1.
+        samples_per_second: samples of all ranks per second.
+        synchronisations_per_second: sums of gradients over the replicas, per second.
+        forward_seconds: seconds of the forward of one batch.
+        backward_seconds: seconds of the backward of one batch.
+        frozen_blocks: number of frozen blocks (n).
+        pp: pipeline length.
+        dp: number of pipeline replicas.
+        num_microbatches: micro-batches per pipeline and step (M).
+        transition_seconds: seconds of the last transition; 0 without one.
+        cache_hit_rate: share of samples read from the cache, 0 to 1; None without a cache.
     """
     metrics: dict[str, float] = {
         "Train/Loss": loss,
@@ -47,10 +57,14 @@ def train_metrics(
 
 
 def evaluation_metrics(task: str, metrics: Mapping[str, float], *, best: Mapping[str, float]) -> dict[str, float]:
-    """What is logged after an evaluation; ``best`` includes this one.
+    """The metrics of an evaluation by their names on the dashboard.
 
-    Images have the original's ``Test/Acc``; texts ``Evaluation Accuracy`` and ``Evaluation Accuracy (best)``, and
-    likewise ``Evaluation EM``, ``Evaluation Matthews correlation``.
+    Image tasks have the original's names, such as ``Test/Acc``. Text tasks have ``Evaluation Accuracy`` and
+    ``Evaluation Accuracy (best)``; in the same way ``Evaluation EM`` or ``Evaluation Matthews correlation``.
+
+    Args:
+        metrics: metrics of this evaluation by name.
+        best: metrics of the best evaluation so far, this one included.
     """
     if task == "image_classification":
         known = {"loss": "Test/Loss", "accuracy": "Test/Acc"}

@@ -21,7 +21,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class ProgressFields(TypedDict, total=False):
-    """What the bar shows beside the step. ``loss`` may be a tensor: it is read only when the bar is drawn."""
+    """The figures beside the step on the bar. ``loss`` may be a tensor: it is read only when the bar is drawn."""
 
     total_steps: int
     epoch: int  # counted from 1
@@ -35,10 +35,16 @@ class ProgressFields(TypedDict, total=False):
 
 
 class Progress:
-    """Shows steps and facts. The bar stands on standard output if that is a terminal, else on standard error.
+    """Shows the steps of a run as a bar, and facts as lines.
 
-    Facts always go to standard output, so that they are in the file or pipe to which a user sends it.
-    Drawing takes about 0.5 ms: it is done at most ten times a second, by ``update`` itself, with no thread.
+    The bar is on standard output if that is a terminal, else on standard error if that is one. Without a terminal,
+    lines replace the bar. Facts always go to standard output, so that they are in a user's file or pipe.
+
+    Drawing takes about 0.5 ms. ``update`` does it itself, without a thread, at most ten times a second.
+
+    Args:
+        out: standard output, if not given.
+        err: standard error, if not given.
     """
 
     def __init__(self, *, out: TextIO | None = None, err: TextIO | None = None) -> None:
@@ -51,7 +57,7 @@ class Progress:
         self._next_draw = 0.0 if self._bar else time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def update(self, step: int, **fields: Unpack[ProgressFields]) -> None:
-        """Say that ``step`` steps are done. A field that is not given keeps its last value."""
+        """Shows that ``step`` steps are done. A field that is not given keeps its last value."""
         self._fields.update(fields)
         total_steps = self._fields["total_steps"]
         now = time.monotonic()
@@ -70,17 +76,17 @@ class Progress:
         self._bar.refresh()
 
     def line(self, text: str) -> None:
-        """Print a fact, above the bar."""
+        """Prints a fact, above the bar."""
         self._out.print(Text(text), soft_wrap=True)
         self._out.file.flush()
 
     def show(self, renderable: RenderableType) -> None:
-        """Print something laid out by rich, above the bar."""
+        """Prints a renderable of rich, such as a table, above the bar."""
         self._out.print(renderable)
         self._out.file.flush()
 
     def close(self) -> None:
-        """Leave the bar where it stands and give the terminal's cursor back. May be called twice."""
+        """Ends the bar, which stays on the screen, and shows the terminal's cursor again. May be called twice."""
         if self._bar is not None:
             self._bar.stop()
 

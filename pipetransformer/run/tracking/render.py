@@ -1,4 +1,4 @@
-"""The summary that a user reads at the end of a run."""
+"""The summary on the screen at the end of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEGABYTE = 1e6
 
 
 def render(summary: Summary) -> RenderableType:
-    """``summary`` as tables that fit 80 columns. Strings of the user are shown as they are, never read as markup."""
+    """``summary`` as tables of at most 80 columns. Strings of the user are shown unchanged, never read as markup."""
     parts: list[RenderableType] = [Rule(Text(f"run {summary.run_id}")), _facts(summary), Text(), _times(summary)]
     if summary.transitions:
         parts += [Text(), _transitions(summary)]
@@ -119,7 +119,7 @@ def _transitions(summary: Summary) -> Table:
     for move in summary.transitions:
         table.add_row(
             str(move.step),
-            str(move.epoch + 1),  # counted from 1 as the bar counts them
+            str(move.epoch + 1),  # counted from 1, as on the bar
             str(move.frozen),
             f"{move.pp} x {move.dp}",
             str(move.microbatches),

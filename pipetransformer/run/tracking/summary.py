@@ -1,4 +1,4 @@
-"""``summary.json``: what a run came to. The contract for scripts: its keys and their order are the fields."""
+"""``summary.json``: the results of a run, for scripts. Its keys, and their order, are the fields of ``Summary``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ __all__ = ["CacheBytes", "CacheUse", "Summary", "Transition", "write_json"]
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace ``path`` at once: a reader sees the old file or the whole new one. Raises UserError."""
+    """Writes or replaces ``path``: a reader sees the old file or the whole new one, also after a crash.
+
+    Raises:
+        UserError: if the file cannot be written.
+    """
     part = path.with_name(path.name + ".part")
     with writing(path):
         with part.open("w", encoding="ascii") as file:
@@ -28,7 +32,20 @@ def write_json(path: Path, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One move to another plan, told by the plan that it moved to."""
+    """One move to another plan.
+
+    Attributes:
+        step: number of steps done.
+        epoch: the epoch of the next step, from 0.
+        frozen: number of frozen blocks (n) of the new plan.
+        pp: its pipeline length.
+        dp: its number of pipeline replicas.
+        microbatches: its micro-batches per pipeline and step (M).
+        boundaries: its first units of all stages but the first.
+        seconds: seconds of the move.
+        bytes_moved: bytes that all ranks together received.
+        reason: the cause, such as the freeze policy.
+    """
 
     step: int
     epoch: int
@@ -44,7 +61,13 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class CacheBytes:
-    """The most that the store held in each tier."""
+    """The most bytes of the stores in each tier.
+
+    Attributes:
+        device: bytes in the devices' memory.
+        host: bytes in the memory of a node.
+        disk: bytes on disk.
+    """
 
     device: int = 0
     host: int = 0
@@ -53,7 +76,13 @@ class CacheBytes:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """Samples read from the cache, and samples whose prefix was computed though a cache was there."""
+    """The use of the cache in training.
+
+    Attributes:
+        hits: number of samples read from the cache.
+        misses: number of samples whose prefix was computed, though the plan had a cache.
+        bytes: the most bytes of the stores.
+    """
 
     hits: int = 0
     misses: int = 0
@@ -62,11 +91,32 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A whole run.
+    """The results of a whole run. Names that end in ``_s`` are seconds, but for ``samples_per_s``.
 
-    ``train_s`` contains steps, transitions and cache advance, not set-up and evaluation. ``samples_per_s`` is one
-    figure an epoch, ``peak_memory_bytes`` one a rank. ``compute_floor_s`` is the least that the run's own freeze
-    schedule allows. ``resumed_from`` names the checkpoint, or is None.
+    Attributes:
+        run_id: id of the run.
+        task: task of the configuration.
+        model: name of the model.
+        dataset: name of the dataset.
+        world_size: number of ranks.
+        epochs: number of epochs.
+        steps: number of optimizer steps.
+        global_batch_size: number of samples of a full global batch.
+        seed: seed of the configuration.
+        metrics: metrics of the last evaluation.
+        best_metrics: metrics of the best evaluation.
+        wall_s: the whole run.
+        train_s: steps, transitions and advance passes, without set-up and evaluations.
+        eval_s: evaluations.
+        transition_s: transitions and decisions.
+        cache_advance_s: advance passes.
+        setup_s: set-up.
+        samples_per_s: samples per second, one figure for each epoch.
+        peak_memory_bytes: the most memory in use, one figure for each rank.
+        transitions: all transitions, in order.
+        cache: the use of the cache.
+        compute_floor_s: the compute floor, the least that the run's own freeze schedule allows.
+        resumed_from: name of the checkpoint that the run continued from; None without one.
     """
 
     run_id: str
@@ -94,5 +144,5 @@ class Summary:
     resumed_from: str | None
 
     def write(self, path: Path) -> None:
-        """Replace ``path`` at once: a reader sees the old file or the whole new one, also after a crash."""
+        """Writes the summary to ``path``; see ``write_json``."""
         write_json(path, self)

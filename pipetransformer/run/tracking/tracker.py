@@ -1,4 +1,4 @@
-"""What the trainer tells a run's story to: events, bar, dashboard and summary behind one object."""
+"""The tracker: event log, bar, dashboard and summary of a run, behind one object."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Outlets:
 
 
 class Tracker:
-    """Every rank holds one and calls it alike; only rank 0's does anything. Made by ``for_rank``."""
+    """The outlets of a run. Every rank has a tracker from ``for_rank`` and calls it alike; only rank 0's does work."""
 
     def __init__(self, outlets: _Outlets | None) -> None:
         self._outlets = outlets
@@ -46,9 +46,16 @@ class Tracker:
         config: Mapping[str, Any],
         resumed: bool,
     ) -> Tracker:
-        """The tracker of ``rank`` (in the world); ``run_dir`` must exist. ``wandb``: offline, online or disabled.
+        """The tracker of ``rank``.
 
-        ``config`` is the resolved configuration, shown on the dashboard.
+        Args:
+            run_dir: folder of the run; it must exist.
+            run_id: id of the run.
+            wandb: mode of the dashboard: offline, online or disabled.
+            project: project on the dashboard.
+            name: name of the run on the dashboard; None for its id.
+            config: the resolved configuration, shown on the dashboard.
+            resumed: whether the run is resumed.
         """
         if rank != 0:
             return cls(None)
@@ -67,39 +74,39 @@ class Tracker:
         return cls(_Outlets(run_dir=run_dir, events=events, progress=progress, wandb_run=wandb_run))
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Append to ``events.jsonl``; see ``EventLog.write``."""
+        """Appends to ``events.jsonl``; see ``EventLog.write``."""
         if self._outlets:
             self._outlets.events.write(kind, **fields)
 
     def line(self, text: str) -> None:
-        """Print a fact with its figures above the bar."""
+        """Prints a fact with its figures, above the bar."""
         if self._outlets:
             self._outlets.progress.line(text)
 
     def step(self, global_step: int, **fields: Unpack[ProgressFields]) -> None:
-        """Move the bar; see ``Progress.update``. The first call needs ``total_steps``."""
+        """Moves the bar; see ``Progress.update``. The first call needs ``total_steps``."""
         if self._outlets:
             self._outlets.progress.update(global_step, **fields)
 
     def metrics(self, metrics: Mapping[str, Any], *, step: int) -> None:
-        """Log to the dashboard, under the names that ``names.py`` gives; ``step`` must not fall."""
+        """Logs to the dashboard, by the names of ``names.py``. ``step`` must never be less than in the call before."""
         if self._outlets:
             self._outlets.wandb_run.log(metrics, step=step)
 
     def predictions(self, answers: Mapping[str, str]) -> None:
-        """Write ``predictions.json``: an answer by the name of its question, as SQuAD's official scorer reads them."""
+        """Writes ``predictions.json``: answers by question id, in the format of SQuAD's official scorer."""
         if self._outlets:
             write_json(self._outlets.run_dir / "predictions.json", answers)
 
     def summarise(self, summary: Summary) -> None:
-        """Write ``summary.json`` and show it; the bar ends here."""
+        """Writes ``summary.json`` and shows it; the bar ends."""
         if self._outlets:
             self._outlets.progress.close()
             summary.write(self._outlets.run_dir / "summary.json")
             self._outlets.progress.show(render(summary))
 
     def close(self, *, exit_code: int = 0) -> None:
-        """End everything, whether the run did well or not. May be called twice."""
+        """Ends all outlets, after success (exit code 0) or failure. May be called twice."""
         if self._outlets:
             self._outlets.progress.close()
             self._outlets.wandb_run.finish(exit_code=exit_code)

@@ -1,4 +1,4 @@
-"""The run on Weights & Biases: one a job, offline unless asked otherwise."""
+"""The run on Weights & Biases: one for each job, offline by default."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ __all__ = ["WandbRun"]
 
 _ONLINE_INIT_SECONDS = 30
 _UPLOAD_SECONDS = 60.0
-_FAILED_UPLOAD_SECONDS = 3.0  # a failed job ends within ten
+_FAILED_UPLOAD_SECONDS = 3.0  # a failed job must end within ten seconds
 
 
 class WandbRun:
-    """Logs to ``run_dir/wandb``. A failure of wandb is one line through ``report``; the training goes on without it.
+    """Logs to ``run_dir/wandb``. After a failure of wandb, the training continues without it.
 
-    The id is made from the run's: a resumed job continues the same run online, and offline writes one more segment of
-    it, which ``wandb sync --append`` joins. With ``mode="disabled"`` wandb is never imported.
+    wandb's id is made from the run's id. Online, a resumed job continues the same run. Offline, it writes one more
+    segment of it, which ``wandb sync --append`` joins. With ``mode="disabled"``, wandb is never imported.
+
+    Args:
+        mode: offline, online or disabled.
+        report: called with one line after a failure of wandb.
     """
 
     def __init__(
@@ -62,10 +66,11 @@ class WandbRun:
                         x_disable_stats=True,  # its monitor process outlives a killed job by seconds
                     ),
                 )
-        except Exception as error:  # a dashboard must not cost the job, whatever it raises
+        except Exception as error:  # no error of a dashboard may end the job
             self._give_up("could not start", error)
 
     def log(self, metrics: Mapping[str, Any], *, step: int) -> None:
+        """Logs metrics by name after ``step`` steps."""
         if self._run is None:
             return
         try:
@@ -74,9 +79,9 @@ class WandbRun:
             self._give_up(f"stopped at step {step}", error)
 
     def finish(self, *, exit_code: int = 0) -> None:
-        """Flush, mark the run as finished or failed, and end wandb's service process.
+        """Flushes, marks the run as finished or failed, and ends wandb's service process.
 
-        Note: without a network, wandb would wait for ever for what is not uploaded yet.
+        Note: without a network, wandb would wait for ever for the rest of the upload. So it gets a limited time.
         """
         if self._run is None:
             return
@@ -105,7 +110,7 @@ class WandbRun:
 
 @contextmanager
 def _no_prompt() -> Iterator[None]:
-    """Without a key, wandb asks for one on a terminal, which would hold up all ranks; elsewhere it raises."""
+    """Hides standard input. Without a key, wandb would ask for one there, and all ranks would wait; now it raises."""
     stdin = sys.stdin
     with open(os.devnull, encoding="ascii") as sys.stdin:
         try:
