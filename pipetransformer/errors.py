@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["UserError", "check_folder", "writing"]
-
 
 class UserError(Exception):
     """A mistake in a configuration, file or environment, told in one line that names the remedy."""

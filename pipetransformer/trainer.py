@@ -36,8 +36,6 @@ from pipetransformer.run.report import Report
 from pipetransformer.run.saved_model import save_model
 from pipetransformer.run.steps import StepRunner
 
-__all__ = ["Trainer"]
-
 
 class Trainer:
     """Trains one job on this rank; every rank of ``world`` makes one and calls ``run``.

@@ -23,8 +23,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
-__all__ = ["keeps_boundaries", "sends_without_gradients"]
-
 _NUM_MICROBATCHES = 2
 _CPU = torch.device("cpu")
 

@@ -17,8 +17,6 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
-__all__ = ["block_call", "export", "export_failure", "module_call", "requires_grad"]
-
 
 def export(model: nn.Module, example: tuple[Tensor, ...]) -> ExportedProgram:
     """The training graph of ``model`` for the shapes of ``example``; raises whatever torch.export raises.

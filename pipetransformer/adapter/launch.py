@@ -15,8 +15,6 @@ from pathlib import Path
 from pipetransformer.process.failure import RankEnd, read_report
 from pipetransformer.process.shutdown import Interrupted, register
 
-__all__ = ["is_peer_failure", "run_ranks"]
-
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PEER_FAILURES = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket closed|remote process exited|communicator was aborted"

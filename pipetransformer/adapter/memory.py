@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["LiveBytes"]
-
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts, as a context, the bytes of tensors that are made inside it, each storage once.

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["aliases", "has_random_tag", "is_assertion", "is_light", "written"]
-
 
 def _schema(node: fx.Node) -> Any:
     """Note: an operator's schema is the only place that tells what it changes and what it aliases."""

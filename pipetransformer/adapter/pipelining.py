@@ -24,7 +24,6 @@ from pipetransformer.adapter.stage import StageTimes, TimedStage
 if TYPE_CHECKING:
     from pipetransformer.adapter.recomputation import Recompute
 
-__all__ = ["Schedule", "StagePart", "build_schedule", "run_schedule"]
 
 Schedule = PipelineScheduleSingle | PipelineScheduleMulti
 

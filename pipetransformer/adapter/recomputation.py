@@ -28,8 +28,6 @@ from torch.utils.checkpoint import (
     noop_context_fn,
 )
 
-__all__ = ["MODES", "Recompute", "kept_bytes", "product_bytes"]
-
 MODES = ("never", "except_last", "always", "selective")
 
 _Context = Callable[[], AbstractContextManager[object]]

@@ -25,8 +25,6 @@ from torch.distributed.pipelining._backward import stage_backward_input
 
 from pipetransformer.adapter.memory import LiveBytes
 
-__all__ = ["alias", "bytes_between_halves", "splits_exactly"]
-
 
 def splits_exactly(outputs: Sequence[Tensor], parameters: Iterable[nn.Parameter]) -> bool:
     """Whether torch's split backward gives each of ``parameters`` its gradient, once.

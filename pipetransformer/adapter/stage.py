@@ -14,8 +14,6 @@ from pipetransformer.adapter.split import alias, splits_exactly
 if TYPE_CHECKING:
     from pipetransformer.adapter.recomputation import Recompute
 
-__all__ = ["StageTimes", "TimedStage"]
-
 
 @dataclass(slots=True)
 class StageTimes:

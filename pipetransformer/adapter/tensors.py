@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-__all__ = ["belongs_to_parameter", "gradient_norms", "scale_gradients_"]
-
 
 def gradient_norms(gradients: Sequence[Tensor]) -> Tensor:
     """Norm of every gradient [len(gradients)] in one fused pass.

@@ -9,8 +9,6 @@ from pipetransformer.cache.store import ActivationStore
 from pipetransformer.data import Dataset, epoch_batches
 from pipetransformer.models import Chain
 
-__all__ = ["advance"]
-
 
 def advance(
     store: ActivationStore,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,15 +13,11 @@ import torch.distributed as dist
 from pipetransformer.cache.advance import advance
 from pipetransformer.cache.shared import ActivationCache, open_cache
 from pipetransformer.cache.store import ActivationStore, StoreLayout
+from pipetransformer.config import CacheConfig, Config
 from pipetransformer.data import Dataset, samples_of_nodes
 from pipetransformer.models import Chain
 from pipetransformer.plan.prefix import PrefixWork, cached_choices
 from pipetransformer.process.world import World
-
-if TYPE_CHECKING:
-    from pipetransformer.config import CacheConfig, Config
-
-__all__ = ["Advance", "AutoCache"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

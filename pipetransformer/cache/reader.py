@@ -13,8 +13,6 @@ from torch import Tensor
 
 from pipetransformer.cache.store import ActivationStore
 
-__all__ = ["BatchReader", "read_ahead"]
-
 Item = TypeVar("Item")
 Fetched = TypeVar("Fetched")
 _DEPTH = 2

@@ -13,8 +13,6 @@ import torch.distributed as dist
 
 from pipetransformer.cache.store import ActivationStore, StoreLayout
 
-__all__ = ["ActivationCache", "available_host_memory", "open_cache"]
-
 Offer = TypeVar("Offer")
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 

@@ -24,8 +24,6 @@ from torch import Tensor
 
 from pipetransformer.errors import UserError
 
-__all__ = ["ActivationStore", "StoreLayout"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoreLayout:

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from pipetransformer.errors import UserError
 
-__all__ = ["add_arguments", "run"]
-
 _FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
 

@@ -20,8 +20,6 @@ from pipetransformer.graphs.zoo.words import WIKITEXT, file_words, token_ids, wi
 from pipetransformer.launch.arguments import count
 from pipetransformer.process.device import device_name
 
-__all__ = ["add_arguments", "run"]
-
 _SIZES = {"imagenet": 224, "cifar10": 32, "cifar100": 32}
 
 

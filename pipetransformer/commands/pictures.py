@@ -19,8 +19,6 @@ from pipetransformer.graphs.graph import Graph
 from pipetransformer.pipe.planner.step_simulator import Timeline
 from pipetransformer.simulation.run import Segment
 
-__all__ = ["draw_partition", "draw_run", "draw_timeline"]
-
 _COLOURS = {"F": "#4c78a8", "B": "#f58518", "I": "#ffbf79", "W": "#e3c23c"}
 _NAMES = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
 

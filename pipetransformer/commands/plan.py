@@ -19,8 +19,6 @@ from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.search import Prediction
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="YAML file of a training")

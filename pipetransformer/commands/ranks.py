@@ -15,8 +15,6 @@ from pipetransformer.launch.node import free_port, prepare_ranks
 from pipetransformer.pipe.planner.costs import Link
 from pipetransformer.process import failure
 
-__all__ = ["local_ranks", "measure_link", "run_script"]
-
 Result = TypeVar("Result")
 _FOLDER = Path(rank_scripts.__file__).parent
 _STOP_SECONDS = 5

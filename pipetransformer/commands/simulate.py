@@ -13,8 +13,6 @@ from pipetransformer.pipe.planner.search import simulate_plan
 from pipetransformer.simulation.run import Segment
 from pipetransformer.simulation.schema import costs_of, load_simulation, run_simulation
 
-__all__ = ["add_arguments", "run"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("simulation", metavar="FILE", help="YAML file; its keys are in docs/simulation.md")

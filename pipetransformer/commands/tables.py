@@ -9,8 +9,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["make_console", "make_table"]
-
 _FILE_WIDTH = 160
 
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pipetransformer.config import Config, Interval
 
-__all__ = ["Calendar"]
-
 
 @dataclass(frozen=True, slots=True)
 class Calendar:

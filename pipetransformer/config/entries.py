@@ -11,8 +11,6 @@ from typing import Literal
 
 from pipetransformer.config.registry import Registry
 
-__all__ = ["DATASETS", "POLICIES", "DatasetEntry", "Kind", "Task"]
-
 Task = Literal["image_classification", "text_classification", "question_answering"]
 Kind = Literal["classes", "scores", "spans"]
 """What a label is: a class, a number, or the first and the last token of an answer."""

@@ -18,7 +18,6 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from pipetransformer.config.schema import FreezeConfig
 
-__all__ = ["chosen_policy"]
 
 _OPTIONS = "freeze.options"
 _NEEDS = {"decide": "a method", "needs_norms": "true or false", "may_unfreeze": "true or false"}

@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Interval", "parse_num_bytes"]
-
 _INTERVAL = re.compile(r"(?P<count>[0-9]{1,15}) *(?P<unit>step|epoch)s?")
 _SIZE = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]+)?) *(?P<unit>[kmgt]i?b|b)", re.IGNORECASE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}

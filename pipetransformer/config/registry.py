@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 
 from pipetransformer.errors import UserError
 
-__all__ = ["CLASS_PATH", "Registry", "resolve"]
-
 Entry = TypeVar("Entry")
 CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from pipetransformer.errors import UserError
 
-__all__ = ["RENAMED", "new_keys", "with_new_names"]
-
 RENAMED: Mapping[str, str] = {"pipe.checkpoint": "pipe.recompute"}
 
 

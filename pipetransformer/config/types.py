@@ -11,22 +11,6 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, Str
 from pipetransformer.config.quantities import Interval, parse_num_bytes
 from pipetransformer.config.words import Allowed
 
-__all__ = [
-    "Count",
-    "CountOrZero",
-    "Every",
-    "FolderName",
-    "NotNegative",
-    "NumBytes",
-    "OpenShare",
-    "Percent",
-    "Positive",
-    "Section",
-    "Share",
-    "Text",
-    "Warmup",
-]
-
 
 def _interval(minimum: int) -> Callable[[object], Interval]:
     def validate(value: object) -> Interval:

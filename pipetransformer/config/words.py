@@ -19,8 +19,6 @@ from pydantic.fields import FieldInfo
 
 from pipetransformer.config.registry import Registry
 
-__all__ = ["Allowed", "NameOf", "allowed", "explain", "reference", "text_keys"]
-
 _NOUNS = {
     **{int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"},
     list: "a list",

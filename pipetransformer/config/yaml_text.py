@@ -11,8 +11,6 @@ import yaml
 
 from pipetransformer.errors import UserError
 
-__all__ = ["dump_yaml", "parse_override", "read_yaml", "set_key"]
-
 _KEY = re.compile(r"[^\s.]+(\.[^\s.]+)*")
 _YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)  # ValueError: a date or number that does not exist
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Batch", "Share", "bucket_edges", "epoch_batches", "replica_share", "samples_of_nodes"]
-
 _FIRST_EDGES = np.array([8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512])
 _EDGE_STEP = 256
 

@@ -11,22 +11,18 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
+from pipetransformer.config import DataConfig
 from pipetransformer.data.prepared import file_digest
 from pipetransformer.data.reader import PictureReader, PictureSplit
 from pipetransformer.data.sources import hub_table, locate, one_line, require_columns, table_labels
 from pipetransformer.errors import UserError
-
-if TYPE_CHECKING:
-    from pipetransformer.config import DataConfig
-
-__all__ = ["CIFAR", "CIFAR100_NAMES", "CifarReader", "cifar_files", "cifar_label_names", "hub_digest", "read_cifar"]
 
 CIFAR10_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())  # noqa: SIM905
 _MODES = {1: "L", 3: "RGB"}

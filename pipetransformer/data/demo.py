@@ -16,15 +16,6 @@ import numpy as np
 from pipetransformer.data.reader import QuestionReader, TextReader
 from pipetransformer.data.sources import Question, Texts, refuse_path
 
-__all__ = [
-    "DEMO_LABEL_NAMES",
-    "DemoQuestionReader",
-    "DemoTextReader",
-    "demo_questions",
-    "demo_reviews",
-    "demo_tokenizer",
-]
-
 DEMO_LABEL_NAMES = ("negative", "positive")
 _NUM_SAMPLES = {"train": 4000, "eval": 800}
 

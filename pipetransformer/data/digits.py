@@ -7,8 +7,6 @@ import numpy as np
 from pipetransformer.data.reader import PictureReader, PictureSplit
 from pipetransformer.data.sources import refuse_path
 
-__all__ = ["DIGIT_NAMES", "DigitsReader", "read_digits"]
-
 DIGIT_NAMES = tuple("0123456789")
 _NUM_TRAIN = 1437
 

@@ -10,20 +10,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipetransformer.config import DataConfig
 from pipetransformer.data.dataset import Kind
 from pipetransformer.data.prepared import file_digest
 from pipetransformer.data.reader import TextReader
 from pipetransformer.data.sources import Texts, hub_table, locate, require_columns, table_labels, table_texts
 from pipetransformer.errors import UserError
-
-if TYPE_CHECKING:
-    from pipetransformer.config import DataConfig
-
-__all__ = ["GLUE", "GLUE_HUB_ID", "GlueReader", "GlueTask", "read_glue"]
 
 GLUE_HUB_ID = "nyu-mll/glue"
 _SPLITS = {"train": ("train.tsv", "train"), "eval": ("dev.tsv", "validation")}

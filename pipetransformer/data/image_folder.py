@@ -11,8 +11,6 @@ from pipetransformer.data.reader import PictureReader, PictureSplit
 from pipetransformer.data.sources import locate, one_line
 from pipetransformer.errors import UserError
 
-__all__ = ["FolderReader", "folder_files", "folder_label_names", "read_folder"]
-
 _SPLITS = {"train": ("train",), "eval": ("val", "validation", "dev", "test")}
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
 _RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}

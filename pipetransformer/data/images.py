@@ -6,22 +6,18 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from pipetransformer.config import DataConfig
 from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.info import DataInfo
 from pipetransformer.data.prepared import Lead, Prepared, alone, prepared
 from pipetransformer.data.reader import PictureReader, PictureSplit, reader_of
 from pipetransformer.errors import UserError
-
-if TYPE_CHECKING:
-    from pipetransformer.config import DataConfig
-
-__all__ = ["ImageDataset", "ImagePreprocessing", "load_image_data"]
 
 _PADDING_SHARE = 8  # The usual 4 pixels of a 32-pixel picture, in proportion.
 

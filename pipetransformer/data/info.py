@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from pipetransformer.config import DataConfig
 from pipetransformer.data.reader import reader_of
-
-if TYPE_CHECKING:
-    from pipetransformer.config import DataConfig
-
-__all__ = ["DataInfo", "channels_of", "describe", "known_classes"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ from torch.utils.data import DataLoader
 
 from pipetransformer.data.dataset import Dataset
 
-__all__ = ["loader"]
-
 Item = TypeVar("Item")
 Fetched = TypeVar("Fetched")
 

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-__all__ = ["METRICS"]
-
 
 def _accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
     return float((outputs.argmax(axis=1) == labels).mean())

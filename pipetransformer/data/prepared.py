@@ -21,8 +21,6 @@ import numpy as np
 from pipetransformer.errors import UserError
 from pipetransformer.process.shutdown import register
 
-__all__ = ["Lead", "Prepared", "alone", "cache_folder", "file_digest", "prepared"]
-
 Result = TypeVar("Result")
 _VERSION = 2
 _DIGEST = "digest"

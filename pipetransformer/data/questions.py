@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from pipetransformer.config import DataConfig
 
-__all__ = ["SquadDataset", "best_answer", "load_squad", "read_squad"]
 
 _MOST_CANDIDATES = 20
 _MOST_TOKENS = 30

@@ -6,18 +6,13 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pipetransformer.config import DataConfig
 from pipetransformer.config.entries import DATASETS
 from pipetransformer.config.registry import resolve
 from pipetransformer.data.sources import Question, Texts
-
-if TYPE_CHECKING:
-    from pipetransformer.config import DataConfig
-
-__all__ = ["PictureReader", "PictureSplit", "QuestionReader", "Reader", "TextReader", "reader_of"]
 
 
 class Reader:

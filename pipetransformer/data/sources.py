@@ -8,27 +8,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 
+from pipetransformer.config import DataConfig
 from pipetransformer.errors import UserError
-
-if TYPE_CHECKING:
-    from pipetransformer.config import DataConfig
-
-__all__ = [
-    "Question",
-    "Texts",
-    "hub_table",
-    "locate",
-    "one_line",
-    "refuse_path",
-    "require_columns",
-    "table_labels",
-    "table_texts",
-]
 
 
 @dataclass(frozen=True, slots=True)

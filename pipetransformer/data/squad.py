@@ -12,8 +12,6 @@ from pipetransformer.data.reader import QuestionReader
 from pipetransformer.data.sources import Question, hub_table, locate
 from pipetransformer.errors import UserError
 
-__all__ = ["SquadReader"]
-
 SQUAD_HUB_ID = "rajpurkar/squad"
 _HUB_SPLITS = {"train": "train", "eval": "validation"}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -13,15 +12,11 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
+from pipetransformer.config import DataConfig
 from pipetransformer.data.prepared import file_digest
 from pipetransformer.data.reader import TextReader
 from pipetransformer.data.sources import Texts, hub_table, locate, one_line, require_columns, table_texts
 from pipetransformer.errors import UserError
-
-if TYPE_CHECKING:
-    from pipetransformer.config import DataConfig
-
-__all__ = ["TableReader", "read_table_texts", "table_file", "table_label_names"]
 
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 _NAMES = {"train": (("train",),), "eval": (("dev", "validation", "valid", "eval"), ("test",))}

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from pipetransformer.config import DataConfig
 
-__all__ = ["load_text_data"]
 
 Read = Callable[[], Texts]
 

@@ -19,8 +19,6 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["TokenDataset", "check_tokenizer", "ragged", "tokenizer_identity"]
-
 
 class TokenDataset(Dataset):
     """Tokenized texts: the ids of all samples end to end, and where each begins.

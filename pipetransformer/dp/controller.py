@@ -6,21 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from pipetransformer.config import Config, TrainConfig
 from pipetransformer.dp.mesh import Mesh
 from pipetransformer.dp.optimizer_state import OptimizerState, empty_state, state_keys
 from pipetransformer.dp.transfer import execute_transfers, plan_transfers
 from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
-
-if TYPE_CHECKING:
-    from pipetransformer.config import Config, TrainConfig
-
-__all__ = ["Arrival", "AutoDP"]
 
 Holders = dict[int, frozenset[int]]
 """The ranks that hold each unit, by unit."""

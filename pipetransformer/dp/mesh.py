@@ -7,8 +7,6 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-__all__ = ["Mesh"]
-
 
 @dataclass(frozen=True, slots=True)
 class Mesh:

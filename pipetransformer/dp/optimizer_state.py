@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from pipetransformer.config import TrainConfig
-
-__all__ = ["OptimizerState", "empty_state", "state_keys", "take_state"]
+from pipetransformer.config import TrainConfig
 
 OptimizerState = dict[str, dict[str, Tensor]]
 """The optimizer's tensors, by parameter name and then by the optimizer's own name for each."""

@@ -14,8 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["GradientReducer"]
-
 _BUCKET_BYTES = 8 * 2**20
 
 

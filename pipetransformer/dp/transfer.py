@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Transfer", "execute_transfers", "plan_transfers"]
-
 
 @dataclass(frozen=True, slots=True)
 class Transfer:

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.cache import ActivationStore
+from pipetransformer.config import Config
 from pipetransformer.data import Dataset
 from pipetransformer.dp import AutoDP, OptimizerState
 from pipetransformer.engine.evaluate import evaluate_splits
@@ -34,11 +34,6 @@ from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.device import synchronize
 from pipetransformer.process.world import World
-
-if TYPE_CHECKING:
-    from pipetransformer.config import Config
-
-__all__ = ["Engine", "Move"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,6 @@ from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
 from pipetransformer.process.collectives import first_of_ranks
 
-__all__ = ["NotFinite", "evaluate", "evaluate_splits"]
-
 
 class NotFinite(Exception):
     """An evaluation loss that is not finite. It is raised on every rank.

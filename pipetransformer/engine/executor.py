@@ -20,8 +20,6 @@ from pipetransformer.engine.objective import Objective
 from pipetransformer.models import Chain, Stage
 from pipetransformer.plan import ParallelPlan
 
-__all__ = ["Executor", "StepInput", "build_executor"]
-
 
 @dataclass(slots=True)
 class StepInput:

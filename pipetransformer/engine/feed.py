@@ -15,8 +15,6 @@ from pipetransformer.engine.executor import StepInput
 from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
 
-__all__ = ["Feed"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Item:

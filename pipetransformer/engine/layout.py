@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
+from pipetransformer.config import Config
 from pipetransformer.dp import Arrival, GradientReducer, OptimizerState, take_state
 from pipetransformer.engine.executor import Executor, build_executor
 from pipetransformer.engine.objective import Objective
 from pipetransformer.engine.optim import build_optimizer
 from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
-
-if TYPE_CHECKING:
-    from pipetransformer.config import Config
-
-__all__ = ["Layout"]
 
 
 class Layout:

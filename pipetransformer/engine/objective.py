@@ -13,8 +13,6 @@ from torch import Tensor
 
 from pipetransformer.data import IGNORED, Kind
 
-__all__ = ["Objective"]
-
 
 class Objective:
     """The loss of a micro-batch: the sum over its samples, divided by the number of real samples of the *global* batch.

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.adapter import scale_gradients_
-
-if TYPE_CHECKING:
-    from pipetransformer.config import TrainConfig
-
-__all__ = ["build_optimizer", "clip_", "learning_rate"]
+from pipetransformer.config import TrainConfig
 
 
 def build_optimizer(

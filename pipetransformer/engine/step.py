@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,17 +12,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.adapter import gradient_norms
+from pipetransformer.config import TrainConfig
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed
 from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
 from pipetransformer.engine.optim import clip_
 from pipetransformer.models import Chain
-
-if TYPE_CHECKING:
-    from pipetransformer.config import TrainConfig
-
-__all__ = ["PhaseSeconds", "Probe", "Stepper"]
 
 _STEPS_TOGETHER = 64  # steps whose norms are summed at once: few collectives, little memory
 

@@ -11,8 +11,6 @@ from pipetransformer.dp import execute_transfers, plan_transfers
 from pipetransformer.models import Chain
 from pipetransformer.process.world import World
 
-__all__ = ["gather_weights"]
-
 
 def gather_weights(chain: Chain, holders: Mapping[int, frozenset[int]], *, world: World) -> dict[str, Tensor] | None:
     """Collective. Parameters and persistent buffers by name, on the CPU of rank 0; None on the other ranks.

@@ -5,15 +5,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from pipetransformer.config import FreezeConfig
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.policy import Policy, build_policy
-
-if TYPE_CHECKING:
-    from pipetransformer.config import FreezeConfig
-
-__all__ = ["AutoFreeze", "FreezeDecision"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ from typing import ClassVar
 from pipetransformer.config.types import OpenShare, Section
 from pipetransformer.freeze.policy import ceiling
 
-__all__ = ["PaperPolicy"]
-
 
 @dataclass(frozen=True, slots=True)
 class PaperPolicy:

@@ -9,8 +9,6 @@ from typing import ClassVar
 
 from pipetransformer.config.types import Percent, Section
 
-__all__ = ["PercentilePolicy"]
-
 
 @dataclass(frozen=True, slots=True)
 class PercentilePolicy:

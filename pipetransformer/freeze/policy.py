@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
+from pipetransformer.config import FreezeConfig, Section
 from pipetransformer.config.policies import chosen_policy
 from pipetransformer.errors import UserError
-
-if TYPE_CHECKING:
-    from pipetransformer.config import FreezeConfig, Section
-
-__all__ = ["Policy", "build_policy", "ceiling"]
 
 
 class Policy(Protocol):

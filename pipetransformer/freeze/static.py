@@ -11,8 +11,6 @@ from pydantic import field_validator
 from pipetransformer.config.types import CountOrZero, Section
 from pipetransformer.errors import UserError
 
-__all__ = ["StaticPolicy"]
-
 
 @dataclass(frozen=True, slots=True)
 class StaticPolicy:

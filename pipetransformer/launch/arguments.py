@@ -8,8 +8,6 @@ from typing import Any, NoReturn
 
 from pipetransformer.errors import UserError
 
-__all__ = ["Parser", "count"]
-
 
 class Parser(argparse.ArgumentParser):
     """argparse with UserError in place of a printout and an exit; overrides may stand behind options too.

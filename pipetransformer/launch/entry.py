@@ -17,8 +17,6 @@ from pipetransformer.errors import UserError
 from pipetransformer.launch.arguments import Parser
 from pipetransformer.process import failure, shutdown
 
-__all__ = ["ENTRIES", "main", "run_guarded"]
-
 ENTRIES = {
     "image_classification": "main_cv.py",
     "text_classification": "main_tc.py",

@@ -21,8 +21,6 @@ from pipetransformer.launch.entry import ENTRIES
 from pipetransformer.launch.rollcall import call_the_roll
 from pipetransformer.process import failure, shutdown
 
-__all__ = ["NodeJob", "common_settings", "free_port", "launch", "main", "parse_job", "prepare_ranks"]
-
 USAGE = "NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [key=value ...]"
 _LOCAL_KEYS = frozenset({("model", "name"), ("data", "path"), ("data", "num_workers"), ("cache", "host_budget")})
 _STOP_SECONDS = 7  # more than ranks give themselves (process.shutdown.GRACE_SECONDS); the whole job has 10

@@ -16,8 +16,6 @@ from typing import Any
 
 from pipetransformer.errors import UserError
 
-__all__ = ["call_the_roll"]
-
 _POLL_SECONDS = 0.1  # between looks, so that a signal ends the wait
 _REPLY_SECONDS = 30.0
 _SETTLE_SECONDS = 1.0

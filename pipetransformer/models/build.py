@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from pipetransformer.config import Config
 from pipetransformer.data import DataInfo
 from pipetransformer.models.timm_model import TimmModel
 from pipetransformer.models.transformers_model import TransformersModel
-
-if TYPE_CHECKING:
-    from pipetransformer.config import Config
-
-__all__ = ["build_model"]
 
 
 def build_model(config: Config, info: DataInfo) -> TimmModel | TransformersModel:

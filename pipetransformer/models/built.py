@@ -5,16 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
+from pipetransformer.config import Config
 from pipetransformer.errors import UserError
-
-if TYPE_CHECKING:
-    from pipetransformer.config import Config
-
-__all__ = ["BuiltModel", "could_not_build", "own_arguments", "refuse_useless_folder"]
 
 
 class BuiltModel(ABC):

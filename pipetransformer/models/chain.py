@@ -19,8 +19,6 @@ from pipetransformer.models.halves import Halves
 from pipetransformer.models.proof import differ, halves_differ
 from pipetransformer.plan.units import Numbering
 
-__all__ = ["Chain", "Stage"]
-
 
 class Chain:
     """A wrapped model.

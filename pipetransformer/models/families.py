@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from pipetransformer.errors import UserError
 from pipetransformer.models.halves import DISTILBERT, ENCODER, GPT2, LLAMA, SCALED, VIT, Halves
 
-__all__ = ["FAMILIES", "Family", "family_of"]
-
 Inputs = Mapping[str, Tensor]
 
 

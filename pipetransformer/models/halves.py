@@ -12,8 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["DISTILBERT", "ENCODER", "GPT2", "LLAMA", "SCALED", "VIT", "Halves"]
-
 
 @dataclass(frozen=True, slots=True)
 class Halves:

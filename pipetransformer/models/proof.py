@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from pipetransformer.models.halves import Halves
 
-__all__ = ["differ", "halves_differ"]
-
 
 def differ(ours: Tensor, own: Tensor) -> bool:
     """Whether by more than other kernels and shapes could make it; a mistake between modules shows by far more."""

@@ -6,20 +6,16 @@ import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from pipetransformer.config import Config
 from pipetransformer.data import DataInfo, ImagePreprocessing
 from pipetransformer.errors import UserError
 from pipetransformer.models.built import BuiltModel, could_not_build, own_arguments, refuse_useless_folder
 from pipetransformer.models.families import family_of
-
-if TYPE_CHECKING:
-    from pipetransformer.config import Config
-
-__all__ = ["TimmModel"]
 
 
 class TimmModel(BuiltModel):

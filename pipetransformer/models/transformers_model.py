@@ -5,20 +5,16 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.config import Config
 from pipetransformer.data import DataInfo
 from pipetransformer.errors import UserError
 from pipetransformer.models.built import BuiltModel, could_not_build, own_arguments, refuse_useless_folder
 from pipetransformer.models.families import Family, family_of
-
-if TYPE_CHECKING:
-    from pipetransformer.config import Config
-
-__all__ = ["TransformersModel"]
 
 _SPECIAL_TOKENS = {
     f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")

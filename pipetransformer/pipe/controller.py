@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pipetransformer.config import Config
     from pipetransformer.engine import Engine, PhaseSeconds
 
-__all__ = ["AutoPipe"]
 
 Offers = Callable[[int], Mapping[int | None, Sequence[PrefixWork]]]
 """Gives, for a number of frozen blocks, the possible boundaries of the cache (None: no cache) and their forwards."""

@@ -15,8 +15,6 @@ from dataclasses import MISSING, asdict, dataclass, replace
 from pipetransformer.plan.schedules import SCHEDULES, why_not
 from pipetransformer.plan.units import Numbering
 
-__all__ = ["ParallelPlan"]
-
 
 @dataclass(frozen=True, slots=True)
 class ParallelPlan:

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Literal, NamedTuple
 
-__all__ = ["SCHEDULES", "Kind", "Order", "Work", "fewest_stages", "keeps_sends", "orders", "peak_alive", "why_not"]
-
 Kind = Literal["F", "B", "I", "W"]
 """Forward; whole backward; backward of inputs alone; backward of weights alone."""
 

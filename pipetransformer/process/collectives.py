@@ -12,8 +12,6 @@ import torch.distributed as dist
 
 from pipetransformer.errors import UserError
 
-__all__ = ["first_of_ranks", "led_by", "slowest"]
-
 Result = TypeVar("Result")
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two questions whether the leaders are ready
 

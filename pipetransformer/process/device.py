@@ -11,8 +11,6 @@ from time import perf_counter_ns
 
 import torch
 
-__all__ = ["device_memory", "device_name", "now_ns", "peak_memory_bytes", "reset_peak_memory", "synchronize"]
-
 
 def device_name(device: torch.device) -> str:
     """Of the GPU or the processor."""

@@ -16,8 +16,6 @@ from time import time as now
 
 from pipetransformer.errors import UserError
 
-__all__ = ["Failure", "RankEnd", "cause_line", "describe", "first_cause", "read_report", "write_report"]
-
 _INTERRUPTED = frozenset({-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT})
 
 

@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["GRACE_SECONDS", "Interrupted", "Signals", "installed", "leave", "register"]
-
 GRACE_SECONDS = 4.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PARENT_POLL_SECONDS = 1.0

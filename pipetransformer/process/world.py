@@ -14,8 +14,6 @@ import torch.distributed as dist
 
 from pipetransformer.errors import UserError
 
-__all__ = ["World", "close_world", "init_world"]
-
 
 @dataclass(frozen=True, slots=True)
 class World:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pipetransformer.data import Dataset
     from pipetransformer.run.job import Job
 
-__all__ = ["CheckpointStore"]
 
 _PART = ".part"
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass
 
 from pipetransformer.pipe.planner.costs import UnitCosts
 
-__all__ = ["ComputeFloor"]
-
 
 @dataclass(slots=True)
 class ComputeFloor:

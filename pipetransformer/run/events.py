@@ -17,32 +17,6 @@ from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.plan import ParallelPlan
 
-__all__ = [
-    "Adopted",
-    "Advanced",
-    "CacheDeclined",
-    "Closed",
-    "Decided",
-    "DecisionEnds",
-    "DecisionStarts",
-    "Evaluated",
-    "Event",
-    "Finished",
-    "Held",
-    "Listener",
-    "Measured",
-    "MeasuringStarts",
-    "Moved",
-    "NeverFreezes",
-    "Opened",
-    "Paused",
-    "Resumed",
-    "Saved",
-    "Stepped",
-    "Trained",
-    "TrainingStarts",
-]
-
 
 class Event:
     """A fact of a run: something has happened, or begins."""

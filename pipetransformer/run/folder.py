@@ -14,8 +14,6 @@ from pipetransformer.config import Config, load_config
 from pipetransformer.errors import UserError, writing
 from pipetransformer.process.collectives import led_by
 
-__all__ = ["RunFolder", "find_run_folder", "make_run_folder"]
-
 _LOCK = ".lock"
 
 

@@ -12,8 +12,6 @@ from pipetransformer.errors import UserError
 from pipetransformer.process.collectives import first_of_ranks
 from pipetransformer.run.checkpoint import CheckpointStore
 
-__all__ = ["Guards"]
-
 
 class Guards:
     """Checks losses and weights. All methods raise UserError, which names step, rank and remedy.

@@ -25,8 +25,6 @@ from pipetransformer.errors import UserError
 from pipetransformer.models import BuiltModel, Chain, TimmModel, build_model
 from pipetransformer.process.world import World
 
-__all__ = ["Job", "build_job"]
-
 
 @dataclass(frozen=True, slots=True)
 class Job:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pipetransformer.config import Config
 from pipetransformer.config.calendar import Calendar
 from pipetransformer.engine import Engine
 from pipetransformer.freeze import AutoFreeze
@@ -16,11 +17,6 @@ from pipetransformer.process.world import World
 from pipetransformer.run.checkpoint import CheckpointStore
 from pipetransformer.run.job import Job
 from pipetransformer.run.replay import read_plans
-
-if TYPE_CHECKING:
-    from pipetransformer.config import Config
-
-__all__ = ["Origin"]
 
 
 @dataclass(frozen=True, slots=True)

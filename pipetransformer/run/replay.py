@@ -10,8 +10,6 @@ from pipetransformer.plan.units import Numbering
 from pipetransformer.process.world import World
 from pipetransformer.run.tracking import read_events
 
-__all__ = ["read_plans"]
-
 
 def read_plans(path: str, *, world: World, numbering: Numbering, total_steps: int) -> dict[int, ParallelPlan]:
     """The plans of an ``events.jsonl`` by the step of their adoption, in the units of ``numbering``.

@@ -29,8 +29,6 @@ from pipetransformer.run.tracking import (
     evaluation_metrics,
 )
 
-__all__ = ["Report"]
-
 
 class Report:
     """The report on one rank. Rank 0 writes the files, and nothing before ``Opened``.

@@ -13,8 +13,6 @@ from pipetransformer.errors import writing
 from pipetransformer.models import BuiltModel
 from pipetransformer.process.shutdown import register
 
-__all__ = ["save_model"]
-
 _PART = ".part"
 
 

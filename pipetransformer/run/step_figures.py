@@ -12,8 +12,6 @@ from pipetransformer.plan import ParallelPlan
 from pipetransformer.run.events import Paused
 from pipetransformer.run.tracking import train_metrics
 
-__all__ = ["StepFigures", "gather_steps"]
-
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:

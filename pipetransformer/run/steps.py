@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from pipetransformer.cache import AutoCache
+from pipetransformer.config import Config
 from pipetransformer.config.calendar import Calendar
 from pipetransformer.data import Batch
 from pipetransformer.engine import Engine, PhaseSeconds
@@ -14,11 +14,6 @@ from pipetransformer.engine.optim import learning_rate
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.run import events
 from pipetransformer.run.guards import Guards
-
-if TYPE_CHECKING:
-    from pipetransformer.config import Config
-
-__all__ = ["StepRunner"]
 
 
 class StepRunner:

@@ -8,8 +8,6 @@ from typing import Any
 
 from pipetransformer.run.tracking import Transition
 
-__all__ = ["Totals"]
-
 
 @dataclass(slots=True)
 class Totals:

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 
-__all__ = ["Device", "TransformerShape", "transformer_costs"]
-
 
 @dataclass(frozen=True, slots=True)
 class TransformerShape:

@@ -16,8 +16,6 @@ from pipetransformer.pipe.planner.search import Prediction
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import cached_choices
 
-__all__ = ["Segment", "SimulatedRun", "simulate_run"]
-
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:

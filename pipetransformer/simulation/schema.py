@@ -22,8 +22,6 @@ from pipetransformer.plan.schedules import SCHEDULES, fewest_stages
 from pipetransformer.simulation.analytic import Device, TransformerShape, transformer_costs
 from pipetransformer.simulation.run import Segment, SimulatedRun, simulate_run
 
-__all__ = ["SimulationConfig", "costs_of", "load_simulation", "run_simulation", "simulation_page"]
-
 Frozen = Annotated[list[int], Allowed("a list of whole numbers, n by epoch, none below the one before")]
 
 

@@ -22,8 +22,6 @@ from pipetransformer.graphs.zoo import ZooModel
 from pipetransformer.pipe.planner.costs import Link
 from pipetransformer.pipe.planner.partition import partition, smallest_limit
 
-__all__ = ["analyse_model", "cut_graph", "measured_cut"]
-
 _PROFILE_REPEATS = 7
 _TRIALS, _TRIAL_ROUNDS = 5, 5
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["PartTimes", "imbalance", "latencies", "longest_path", "topology_imbalance"]
-
 Pairs = Collection[tuple[int, int]]
 
 

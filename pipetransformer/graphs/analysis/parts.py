@@ -13,8 +13,6 @@ from torch import Tensor
 from pipetransformer.graphs.graph import Graph, GraphStage
 from pipetransformer.process.device import now_ns
 
-__all__ = ["Samples", "time_parts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Samples:

@@ -13,8 +13,6 @@ from pipetransformer.pipe.planner.costs import Link
 from pipetransformer.pipe.planner.partition import balance_bound
 from pipetransformer.pipe.planner.step_simulator import StageCosts, Timeline, simulate
 
-__all__ = ["STATE_FACTOR", "PartitionReport", "Traffic", "analyse"]
-
 STATE_FACTOR = 4
 """Bytes of weight, gradient and AdamW's two moments, for each byte of weight."""
 

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["MiniBatchNorm", "recomputing"]
-
 _is_recomputing: ContextVar[bool] = ContextVar("is_recomputing", default=False)
 
 

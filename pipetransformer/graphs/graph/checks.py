@@ -14,8 +14,6 @@ from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph.graph import Graph
 from pipetransformer.plan.schedules import SCHEDULES, why_not
 
-__all__ = ["check_gradients", "check_recomputation", "check_schedule"]
-
 
 def check_schedule(kind: str, *, num_stages: int, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> None:
     """Refuses a schedule that does not run with these numbers; one stage alone needs none. Raises UserError."""

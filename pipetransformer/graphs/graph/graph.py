@@ -12,8 +12,6 @@ from torch import Tensor
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph.program import Program
 
-__all__ = ["Edge", "Graph", "GraphTensor", "GraphUnit"]
-
 
 @dataclass(frozen=True, slots=True)
 class GraphUnit:

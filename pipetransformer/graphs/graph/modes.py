@@ -9,8 +9,6 @@ from torch import fx, nn
 
 from pipetransformer.adapter import has_random_tag
 
-__all__ = ["Switched", "draws_numbers", "switched"]
-
 _ATEN = torch.ops.aten
 
 # By operator: the position of the argument that training sets, and what evaluation puts there.

@@ -16,8 +16,6 @@ from pipetransformer.graphs.graph.graph import Graph, GraphTensor
 from pipetransformer.graphs.graph.stage import GraphStage
 from pipetransformer.graphs.graph.tied import sum_tied_gradients
 
-__all__ = ["GraphPipeline"]
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 

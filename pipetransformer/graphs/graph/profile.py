@@ -14,8 +14,6 @@ from pipetransformer.graphs.graph.graph import Graph
 from pipetransformer.graphs.graph.segment import Segment, build_segment
 from pipetransformer.process.device import now_ns
 
-__all__ = ["GraphCosts", "profile_graph"]
-
 _FEWEST, _LONG_NS = 3, 20_000_000_000
 
 

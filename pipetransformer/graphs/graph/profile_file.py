@@ -14,8 +14,6 @@ from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph.profile import GraphCosts
 from pipetransformer.pipe.measure.profile_file import file_name, write_profile
 
-__all__ = ["kept_costs"]
-
 
 def kept_costs(key: Mapping[str, object], *, folder: Path, measure: Callable[[], GraphCosts]) -> GraphCosts:
     """The costs that ``folder`` keeps under ``key``, or else those of ``measure``, kept from then on."""

@@ -23,8 +23,6 @@ from pipetransformer.adapter import aliases, is_assertion, written
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph.modes import draws_numbers
 
-__all__ = ["Program", "StateTensor", "Statistics", "read_program"]
-
 _BATCH_NORM = torch.ops.aten.batch_norm.default
 
 

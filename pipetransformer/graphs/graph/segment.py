@@ -12,8 +12,6 @@ from pipetransformer.graphs.graph.graph import Graph
 from pipetransformer.graphs.graph.modes import Switched, draws_numbers, switched
 from pipetransformer.graphs.graph.program import Statistics
 
-__all__ = ["Segment", "build_segment"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:

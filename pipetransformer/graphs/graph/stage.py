@@ -21,8 +21,6 @@ from pipetransformer.graphs.graph.graph import Graph, GraphTensor
 from pipetransformer.graphs.graph.program import StateTensor, Statistics
 from pipetransformer.graphs.graph.segment import build_segment
 
-__all__ = ["GraphStage", "StageSpec"]
-
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:

@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-__all__ = ["sum_tied_gradients"]
-
 
 @torch.no_grad()
 def sum_tied_gradients(

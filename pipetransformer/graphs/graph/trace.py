@@ -24,8 +24,6 @@ from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph.graph import Graph, GraphTensor, GraphUnit
 from pipetransformer.graphs.graph.program import Program, read_program
 
-__all__ = ["trace"]
-
 
 def trace(model: nn.Module, example: tuple[Tensor, ...], *, depth: int | None = None) -> Graph:
     """The training graph of ``model`` for micro-batches shaped like ``example``.

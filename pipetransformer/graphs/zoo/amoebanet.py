@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
 
-__all__ = ["AmoebaNetD", "Cell", "FactorizedReduction"]
-
 Step = tuple[tuple[str, int], tuple[str, int]]
 
 # A step adds two operations on earlier states and makes the next state. State 0 is the output of the cell before,

@@ -9,8 +9,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from pipetransformer.graphs.zoo.plain_gpt import check_heads
 
-__all__ = ["GPT2"]
-
 
 class GPT2(GPT2LMHeadModel):  # type: ignore[no-untyped-call]
     """Token ids [batch, tokens] -> logits [batch, tokens, vocabulary]: GPT2LMHeadModel, embeddings tied.

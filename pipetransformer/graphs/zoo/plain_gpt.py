@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
 
-__all__ = ["PlainGPT", "check_heads"]
-
 _DEVIATION = 0.02
 
 

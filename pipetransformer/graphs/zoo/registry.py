@@ -20,8 +20,6 @@ from pipetransformer.graphs.zoo.amoebanet import AmoebaNetD
 from pipetransformer.graphs.zoo.plain_gpt import PlainGPT
 from pipetransformer.graphs.zoo.unet import UNet
 
-__all__ = ["ZOO", "ZooModel", "zoo_model"]
-
 
 @dataclass(frozen=True, slots=True)
 class ZooModel:

@@ -10,8 +10,6 @@ import timm
 from timm.models import resnet
 from torch import Tensor, nn
 
-__all__ = ["resnet101"]
-
 
 class _Bottleneck(resnet.Bottleneck):
     def forward(self, x: Tensor) -> Tensor:

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
 
-__all__ = ["UNet"]
-
 
 class UNet(nn.Module):
     """Images [batch, 3, height, width] -> logits [batch, out_channels, height, width]. Weights as torch draws them.

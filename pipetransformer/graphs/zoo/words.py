@@ -12,8 +12,6 @@ from torch import Tensor
 from pipetransformer.data.sources import one_line
 from pipetransformer.errors import UserError
 
-__all__ = ["WIKITEXT", "file_words", "token_ids", "wikitext_words", "zipf_ids"]
-
 _HUB_ID = "Salesforce/wikitext"
 WIKITEXT = {"wikitext2": "wikitext-2-raw-v1", "wikitext103": "wikitext-103-raw-v1"}
 """By name on the command line, the raw texts of Merity et al., arXiv 1609.07843, as the hub has them."""

@@ -13,8 +13,6 @@ import torch.distributed as dist
 from pipetransformer.process.device import synchronize
 from pipetransformer.process.world import World
 
-__all__ = ["between_seconds", "median_seconds", "reduction_seconds", "send_seconds"]
-
 _LINK_BYTES = 2**22
 
 

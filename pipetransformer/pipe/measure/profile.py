@@ -33,8 +33,6 @@ from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 from pipetransformer.process.device import device_memory, device_name, synchronize
 from pipetransformer.process.world import World
 
-__all__ = ["costs_key", "measure_profile"]
-
 _UPDATE_BYTES = 2**26  # far more than a processor's cache holds, as with real weights and moments
 _CONTENTION_ROUNDS = 5
 

@@ -18,8 +18,6 @@ from pydantic import TypeAdapter
 from pipetransformer.errors import UserError, writing
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts, at_length
 
-__all__ = ["Profile", "file_name", "load_profile", "save_profile", "write_profile"]
-
 _VERSION = 6
 
 

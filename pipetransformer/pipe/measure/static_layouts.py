@@ -26,7 +26,6 @@ from pipetransformer.process.device import synchronize
 if TYPE_CHECKING:
     from pipetransformer.engine import Engine
 
-__all__ = ["StaticLayouts", "time_static_layouts"]
 
 _LONGEST_TIMING = 0.8  # seconds that one timing may take, warm-up included; two steps may take longer
 

@@ -23,8 +23,6 @@ from pipetransformer.models import Chain
 from pipetransformer.pipe.planner.costs import UnitCosts
 from pipetransformer.process.device import now_ns
 
-__all__ = ["Microbatch", "profile_units"]
-
 _ROUNDS, _FEWEST, _LONG_NS = 3, 2, 350_000_000  # a third round only if a shape took less than this in the first two
 _CACHE_BYTES = 2**26  # more than one core's share of the processor's caches
 

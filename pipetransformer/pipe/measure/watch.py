@@ -16,8 +16,6 @@ from pipetransformer.pipe.planner.costs import UnitCosts
 from pipetransformer.pipe.planner.search import recomputed_share, unit_costs
 from pipetransformer.plan import ParallelPlan
 
-__all__ = ["CostWatch"]
-
 _FEWEST_STEPS = 10
 """With fewer steps, the slow first steps of a plan would weigh too much."""
 

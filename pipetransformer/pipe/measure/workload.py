@@ -11,8 +11,6 @@ import numpy as np
 from pipetransformer.data import Batch
 from pipetransformer.pipe.planner.search import microbatch_choices
 
-__all__ = ["Workload", "full_batches", "samples_by_length"]
-
 _RARE = 0.1
 """A padded length with a smaller share of the samples is not measured."""
 

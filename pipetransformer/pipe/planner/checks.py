@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.pipe.planner.choice import schedules_of
 from pipetransformer.pipe.planner.search import divisors
-
-if TYPE_CHECKING:
-    from pipetransformer.config import Config
-
-__all__ = ["check_layout"]
 
 
 def check_layout(config: Config, *, world_size: int, local_size: int, num_units: int) -> None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.partition import smallest_limit
@@ -24,11 +24,6 @@ from pipetransformer.pipe.planner.transition_cost import transition_seconds
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import cached_choices
 from pipetransformer.plan.schedules import fewest_stages
-
-if TYPE_CHECKING:
-    from pipetransformer.config import Config
-
-__all__ = ["Choice", "Planner", "Settled", "schedules_of"]
 
 _NOISE = 0.05
 

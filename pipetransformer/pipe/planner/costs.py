@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-__all__ = ["JobCosts", "Link", "UnitCosts", "at_length", "line"]
-
 _PER_UNIT = (
     "forward_ns",
     "backward_ns",

@@ -40,8 +40,6 @@ from itertools import accumulate
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
 from pipetransformer.plan.schedules import Order, Work, peak_alive
 
-__all__ = ["UnitBytes", "cut_bytes", "prefix_bytes", "rank_bytes", "unit_bytes", "widest_boundary"]
-
 
 @dataclass(frozen=True, slots=True)
 class UnitBytes:

@@ -16,8 +16,6 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-__all__ = ["balance_bound", "bottleneck", "partition", "smallest_limit", "stage_costs"]
-
 _NEVER = np.int64(2**62)
 Matrix = np.ndarray
 

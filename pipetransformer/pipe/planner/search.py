@@ -21,18 +21,6 @@ from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.schedules import Work, keeps_sends, orders, peak_alive, why_not
 from pipetransformer.plan.units import Numbering
 
-__all__ = [
-    "Constraints",
-    "Prediction",
-    "best_plan",
-    "divisors",
-    "microbatch_choices",
-    "predict",
-    "recomputed_share",
-    "simulate_plan",
-    "unit_costs",
-]
-
 _PLAIN = "1f1b"
 """The schedule of a plain loop: the backward of each micro-batch follows its forward."""
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 from pipetransformer.plan.schedules import Kind, Work, orders
 
-__all__ = ["Span", "StageCosts", "Timeline", "simulate"]
-
 
 @dataclass(frozen=True, slots=True)
 class StageCosts:

@@ -7,8 +7,6 @@ from math import lcm
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.plan import ParallelPlan
 
-__all__ = ["transition_bytes", "transition_seconds"]
-
 
 def transition_bytes(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts) -> int:
     """The most bytes that a rank receives: weights that it does not hold, and optimizer state of units new to it.

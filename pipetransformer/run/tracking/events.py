@@ -12,8 +12,6 @@ from pydantic_core import from_json, to_json
 
 from pipetransformer.errors import UserError, writing
 
-__all__ = ["EventLog", "read_events", "to_plain"]
-
 
 class EventLog:
     """Appends events to ``path``.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["evaluation_metrics", "train_metrics"]
-
 _SHOWN = {"exact_match": "EM", "f1": "F1"}
 
 

@@ -14,7 +14,6 @@ from rich.text import Text
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Progress", "ProgressFields"]
 
 _SECONDS_BETWEEN_DRAWS = 0.1
 _SECONDS_BETWEEN_LINES = 10.0

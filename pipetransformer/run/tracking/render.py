@@ -12,8 +12,6 @@ from rich.text import Text
 
 from pipetransformer.run.tracking.summary import Summary
 
-__all__ = ["render"]
-
 _MEGABYTE = 1e6
 
 

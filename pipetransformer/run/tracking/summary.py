@@ -12,8 +12,6 @@ from typing import Any
 from pipetransformer.errors import writing
 from pipetransformer.run.tracking.events import to_plain
 
-__all__ = ["CacheBytes", "CacheUse", "Summary", "Transition", "write_json"]
-
 
 def write_json(path: Path, value: Any) -> None:
     """Writes or replaces ``path``: a reader sees the old file or the whole new one, also after a crash.

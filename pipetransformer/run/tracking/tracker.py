@@ -16,8 +16,6 @@ from pipetransformer.run.tracking.wandb_run import WandbRun
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Tracker"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Outlets:

@@ -13,8 +13,6 @@ from typing import Any
 
 from pipetransformer.run.tracking.events import to_plain
 
-__all__ = ["WandbRun"]
-
 _ONLINE_INIT_SECONDS = 30
 _UPLOAD_SECONDS = 60.0
 _FAILED_UPLOAD_SECONDS = 3.0  # a failed job must end within ten seconds
