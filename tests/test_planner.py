@@ -14,7 +14,7 @@ from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.pipe.planner import memory
 from pipetransformer.pipe.planner import search as planner
-from pipetransformer.pipe.planner.choice import Planner
+from pipetransformer.pipe.planner.choice import Outlook, Planner
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 from pipetransformer.pipe.planner.search import Constraints, best_plan, divisors, microbatch_choices
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
@@ -397,9 +397,7 @@ def make_planner(*, world_size: int = 4, num_blocks: int = 6, **sections: dict[s
 
 
 def plan_after(controller: Planner, frozen: int, current: ParallelPlan, *, costs: JobCosts = JOB) -> ParallelPlan:
-    choice = controller.next_plan(
-        frozen, cached_options={None: 0.0}, remaining_steps=100, current=current, costs=costs, corrections={}
-    )
+    choice = controller.next_plan(frozen, cached_options={None: 0.0}, current=current, outlook=Outlook(costs, 100))
     return choice.plan
 
 
@@ -448,10 +446,8 @@ def test_an_advance_is_taken_where_it_pays(remaining_steps: int, cached: int | N
     choice = controller.next_plan(
         4,
         cached_options={None: 0.0, 4: 10e-6},  # the prefix of 5 units takes 10 ns a row, 8 rows: 0.4 us a step
-        remaining_steps=remaining_steps,
         current=controller.first_plan(JOB, {}).plan,
-        costs=JOB,
-        corrections={},
+        outlook=Outlook(JOB, remaining_steps),
     )
     assert choice.plan.cached == cached
     assert {option for *_, option, _ in choice.weighed} == {None, 4}
@@ -544,7 +540,7 @@ def test_a_prefix_is_computed_where_reads_take_longer() -> None:
     options = dict.fromkeys(cached_choices(4, held=4), 0.0)
     for read, expected in ((Link(0, 1e9), None), (Link(0, 0.0), 4)):
         choice = controller.next_plan(
-            4, cached_options=options, remaining_steps=100, current=first, costs=replace(JOB, read=read), corrections={}
+            4, cached_options=options, current=first, outlook=Outlook(replace(JOB, read=read), 100)
         )
         assert choice is not None and choice.plan.cached == expected
 

@@ -15,6 +15,7 @@ from pipetransformer.engine.step import PhaseSeconds
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.watch import CostWatch
 from pipetransformer.pipe.measure.workload import Workload
+from pipetransformer.pipe.planner.choice import Outlook
 from pipetransformer.pipe.planner.search import Constraints, best_plan
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
@@ -84,12 +85,14 @@ def test_a_gain_that_may_be_noise_is_left() -> None:
     costs = measurements().job
     even = ParallelPlan(0, 2, 1, (4,), 2, "1f1b", None, NUM_BLOCKS)
     choice = controller.first_plan(costs, {})
-    keep = dict(remaining_steps=1000, costs=costs, corrections={})
+    outlook = Outlook(costs, 1000)
     assert choice.plan.boundaries == (4,)
-    assert not controller.pays(choice, current=choice.plan, **keep)
-    assert controller.pays(choice, current=replace(choice.plan, boundaries=(6,)), **keep)
-    assert not controller.pays(replace(choice, transition_seconds=1.0), current=replace(even, boundaries=(6,)), **keep)
+    assert not controller.pays(choice, current=choice.plan, outlook=outlook)
+    assert controller.pays(choice, current=replace(choice.plan, boundaries=(6,)), outlook=outlook)
+    assert not controller.pays(
+        replace(choice, transition_seconds=1.0), current=replace(even, boundaries=(6,)), outlook=outlook
+    )
     step = choice.prediction.step_seconds
     for gain, pays in ((0.04, False), (0.06, True)):
         better = replace(choice, prediction=replace(choice.prediction, step_seconds=step * (1 - gain)))
-        assert controller.pays(better, current=choice.plan, **keep) is pays
+        assert controller.pays(better, current=choice.plan, outlook=outlook) is pays

@@ -19,7 +19,7 @@ from pipetransformer.pipe.measure.static_layouts import StaticLayouts, time_stat
 from pipetransformer.pipe.measure.watch import CostWatch
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.checks import check_layout
-from pipetransformer.pipe.planner.choice import Choice, Planner, Settled
+from pipetransformer.pipe.planner.choice import Choice, Outlook, Planner, Settled
 from pipetransformer.pipe.planner.search import divisors, predict
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import PrefixWork
@@ -149,24 +149,16 @@ class AutoPipe:
         """
         has_news = self._remeasure()
         remaining_steps = self._calendar.total_steps - step
+        outlook = Outlook(self.profile.job, remaining_steps, self._corrections, self._fastest_move)
         settled = self._planner.settle(
             wanted,
             current=current,
             options=lambda frozen: {cached: self._seconds(work) for cached, work in offers(frozen).items()},
-            remaining_steps=remaining_steps,
-            costs=self.profile.job,
-            corrections=self._corrections,
-            fixed_seconds=self._fastest_move,
+            outlook=outlook,
         )
         if not has_news or settled.tried:
             return settled
-        better = self._planner.better_plan(
-            current,
-            remaining_steps=remaining_steps,
-            costs=self.profile.job,
-            corrections=self._corrections,
-            fixed_seconds=self._fastest_move,
-        )
+        better = self._planner.better_plan(current, outlook=outlook)
         return settled if better is None else replace(settled, choice=better, because="measured")
 
     def _seconds(self, work: Sequence[PrefixWork]) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
-from pipetransformer.pipe.planner.choice import Planner
+from pipetransformer.pipe.planner.choice import Outlook, Planner
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.search import Prediction
 from pipetransformer.plan import ParallelPlan
@@ -82,15 +82,8 @@ def simulate_run(
     for epoch, stop in pairwise(changes):
         current = prediction.plan
         options = partial(_options, run, current=current, costs=costs, held=held, has_cache=has_cache)
-        choice = planner.settle(
-            run.frozen[epoch],
-            current=current,
-            options=options,
-            remaining_steps=(len(run.frozen) - epoch) * run.steps_per_epoch,
-            costs=costs,
-            corrections={},
-            fixed_seconds=fixed_seconds,
-        ).choice
+        outlook = Outlook(costs, (len(run.frozen) - epoch) * run.steps_per_epoch, fixed_seconds=fixed_seconds)
+        choice = planner.settle(run.frozen[epoch], current=current, options=options, outlook=outlook).choice
         moves = advance = 0.0
         if choice is not None:
             prediction, moves = choice.prediction, choice.transition_seconds

@@ -6,7 +6,7 @@ It serves AutoPipe in a job, ``simulation/run.py`` for a simulated cluster, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
@@ -46,6 +46,23 @@ class Choice:
     def plan(self) -> ParallelPlan:
         """The chosen plan."""
         return self.prediction.plan
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The rest of a run, as a choice counts it.
+
+    Attributes:
+        costs: measured costs of the job.
+        remaining_steps: number of steps to come.
+        corrections: measured step time divided by predicted step time, by pp; 1 where there is none.
+        fixed_seconds: seconds of any transition, beside the moves of weights.
+    """
+
+    costs: JobCosts
+    remaining_steps: int
+    corrections: Mapping[int, float] = field(default_factory=dict)
+    fixed_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +180,7 @@ class Planner:
         Raises:
             UserError: if no plan fits.
         """
-        choice = self._choose(0, {None: 0.0}, 1, self._first, costs, corrections)
+        choice = self._choose(0, {None: 0.0}, self._first, Outlook(costs, 1, corrections))
         if choice is None:
             raise UserError(self._obstacle(costs))
         return choice
@@ -175,7 +192,7 @@ class Planner:
 
         def fits(limit: int | None, microbatches: int | None) -> bool:
             freed = replace(first, memory_limit=limit, num_microbatches=microbatches)
-            return self._choose(0, {None: 0.0}, 1, freed, costs, {}) is not None
+            return self._choose(0, {None: 0.0}, freed, Outlook(costs, 1)) is not None
 
         if (limit := first.memory_limit) is not None and fits(None, first.num_microbatches):
             least = smallest_limit(lambda limit: fits(limit, first.num_microbatches), refused=limit)
@@ -207,11 +224,8 @@ class Planner:
         frozen: int,
         *,
         cached_options: Mapping[int | None, float],
-        remaining_steps: int,
         current: ParallelPlan,
-        costs: JobCosts,
-        corrections: Mapping[int, float],
-        fixed_seconds: float = 0.0,
+        outlook: Outlook,
     ) -> Choice | None:
         """The plan with the least predicted time for the rest of the run; None if none fits.
 
@@ -219,10 +233,7 @@ class Planner:
             frozen: number of frozen blocks.
             cached_options: possible boundaries of the cache (None: no cache), each with its seconds outside of
                 training steps: advance pass and evaluations.
-            remaining_steps: number of steps to come.
             current: the present plan, where the transition starts.
-            corrections: measured step time divided by predicted step time, by pp.
-            fixed_seconds: seconds of any transition, beside the moves of weights.
         """
         constraints = self._later if frozen or current.frozen else self._first
         if self._keeps_length:
@@ -234,9 +245,7 @@ class Planner:
                 num_microbatches=current.num_microbatches,
                 schedules=((current.schedule, current.stages_per_rank),),
             )
-        return self._choose(
-            frozen, cached_options, remaining_steps, constraints, costs, corrections, current, fixed_seconds
-        )
+        return self._choose(frozen, cached_options, constraints, outlook, current)
 
     def settle(
         self,
@@ -244,10 +253,7 @@ class Planner:
         *,
         current: ParallelPlan,
         options: Callable[[int], Mapping[int | None, float]],
-        remaining_steps: int,
-        costs: JobCosts,
-        corrections: Mapping[int, float],
-        fixed_seconds: float = 0.0,
+        outlook: Outlook,
     ) -> Settled:
         """Decides how many of the ``wanted`` blocks freeze, and the plan for them.
 
@@ -261,15 +267,7 @@ class Planner:
         most = min(wanted, self.max_frozen(current))
         candidates = range(most, now, -1) if most > now else range(most, min(most + 1, now))
         plans = (
-            self.next_plan(
-                frozen,
-                cached_options=options(frozen),
-                remaining_steps=remaining_steps,
-                current=current,
-                costs=costs,
-                corrections=corrections,
-                fixed_seconds=fixed_seconds,
-            )
+            self.next_plan(frozen, cached_options=options(frozen), current=current, outlook=outlook)
             for frozen in candidates
         )
         choice = next((choice for choice in plans if choice is not None), None)
@@ -280,49 +278,19 @@ class Planner:
             reason = "the pipeline that is kept needs a unit for each stage" if is_kept else "no layout fits in memory"
         return Settled(choice, frozen, reason, tried=most != now)
 
-    def better_plan(
-        self,
-        current: ParallelPlan,
-        *,
-        remaining_steps: int,
-        costs: JobCosts,
-        corrections: Mapping[int, float],
-        fixed_seconds: float,
-    ) -> Choice | None:
+    def better_plan(self, current: ParallelPlan, *, outlook: Outlook) -> Choice | None:
         """A plan for the present n that pays for the transition from ``current``; None if there is none."""
-        choice = self.next_plan(
-            current.frozen,
-            cached_options={current.cached: 0.0},
-            remaining_steps=remaining_steps,
-            current=current,
-            costs=costs,
-            corrections=corrections,
-            fixed_seconds=fixed_seconds,
-        )
-        if choice is None:
-            return None
-        pays = self.pays(choice, current=current, remaining_steps=remaining_steps, costs=costs, corrections=corrections)
-        return choice if pays else None
+        choice = self.next_plan(current.frozen, cached_options={current.cached: 0.0}, current=current, outlook=outlook)
+        return choice if choice is not None and self.pays(choice, current=current, outlook=outlook) else None
 
-    def pays(
-        self,
-        choice: Choice,
-        *,
-        current: ParallelPlan,
-        remaining_steps: int,
-        costs: JobCosts,
-        corrections: Mapping[int, float],
-    ) -> bool:
+    def pays(self, choice: Choice, *, current: ParallelPlan, outlook: Outlook) -> bool:
         """Whether a plan with the same n pays: for the rest of the run, it takes less than 95 % of the time of
         ``current``, transition included. The other 5 % may be noise."""
-        stay = predict(
-            current,
-            costs=costs,
-            global_batch_size=self._first.global_batch_size,
-            correction=corrections.get(current.pp, 1.0),
-        )
-        stay_seconds = self._with_reads(stay, costs).step_seconds * remaining_steps
-        go_seconds = choice.prediction.step_seconds * remaining_steps + choice.transition_seconds
+        costs, correction = outlook.costs, outlook.corrections.get(current.pp, 1.0)
+        batch_size = self._first.global_batch_size
+        stay = predict(current, costs=costs, global_batch_size=batch_size, correction=correction)
+        stay_seconds = self._with_reads(stay, costs).step_seconds * outlook.remaining_steps
+        go_seconds = choice.prediction.step_seconds * outlook.remaining_steps + choice.transition_seconds
         return go_seconds < (1.0 - _NOISE) * stay_seconds
 
     def steady_plan(self, frozen: int, *, costs: JobCosts, has_cache: bool) -> Prediction | None:
@@ -334,27 +302,18 @@ class Planner:
         def options(blocks: int) -> dict[int | None, float]:
             return dict.fromkeys(cached_choices(blocks, held=None) if has_cache else (None,), 0.0)
 
-        settled = self.settle(
-            frozen,
-            current=first.plan,
-            options=options,
-            remaining_steps=10**9,
-            costs=costs,
-            corrections={},
-        )
+        settled = self.settle(frozen, current=first.plan, options=options, outlook=Outlook(costs, 10**9))
         return settled.choice.prediction if settled.choice is not None and settled.frozen == frozen else None
 
     def _choose(
         self,
         frozen: int,
         cached_options: Mapping[int | None, float],
-        remaining_steps: int,
         constraints: Constraints,
-        costs: JobCosts,
-        corrections: Mapping[int, float],
+        outlook: Outlook,
         current: ParallelPlan | None = None,
-        fixed_seconds: float = 0.0,
     ) -> Choice | None:
+        costs = outlook.costs
         best: tuple[float, Prediction, float] | None = None
         weighed: list[Prediction] = []
         for cached, extra_seconds in cached_options.items():
@@ -364,15 +323,17 @@ class Planner:
                 costs=costs,
                 constraints=constraints,
                 num_blocks=self._num_blocks,
-                corrections=corrections,
+                corrections=outlook.corrections,
             )
             candidates = tuple(self._with_reads(prediction, costs) for prediction in candidates)
             weighed += candidates
             for prediction in candidates:
                 moves = 0.0
                 if current is not None:
-                    moves = transition_seconds(current, prediction.plan, costs=costs, fixed_seconds=fixed_seconds)
-                total = prediction.step_seconds * remaining_steps + extra_seconds + moves
+                    moves = transition_seconds(
+                        current, prediction.plan, costs=costs, fixed_seconds=outlook.fixed_seconds
+                    )
+                total = prediction.step_seconds * outlook.remaining_steps + extra_seconds + moves
                 if best is None or total < best[0]:
                     best = (total, prediction, moves)
         if best is None:
