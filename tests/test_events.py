@@ -1,0 +1,13 @@
+"""The report hears every event that a run can tell."""
+
+from __future__ import annotations
+
+import inspect
+
+from pipetransformer.run import events, report
+
+
+def test_the_report_hears_every_event() -> None:
+    kinds = {kind for _, kind in inspect.getmembers(events, inspect.isclass) if issubclass(kind, events.Event)}
+    assert report._HEARD.keys() == kinds - {events.Event}
+    assert len(set(report._HEARD.values())) == len(report._HEARD), "two events share a note"
