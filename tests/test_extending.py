@@ -19,7 +19,7 @@ from test_models import own_forward, run, timm_model, wrapped
 from timm.models.mlp_mixer import MlpMixer
 
 from pipetransformer.config import DataConfig, config_page, load_config
-from pipetransformer.config.entries import DATASETS, DatasetEntry
+from pipetransformer.config.datasets import DATASETS, DatasetEntry
 from pipetransformer.data import Dataset, ImagePreprocessing, describe, known_classes, load_image_data
 from pipetransformer.errors import UserError
 from pipetransformer.launch.node import free_port

@@ -10,7 +10,8 @@ from types import ModuleType
 import pytest
 
 from pipetransformer.config import Config, DataConfig, FreezeConfig, load_config
-from pipetransformer.config.entries import DATASETS, POLICIES
+from pipetransformer.config.datasets import DATASETS
+from pipetransformer.config.policies import POLICIES
 from pipetransformer.config.registry import Registry, resolve
 from pipetransformer.config.words import allowed
 from pipetransformer.data.reader import PictureReader, QuestionReader, TextReader, reader_of
@@ -100,7 +101,7 @@ for name in ("plan", "config", "freeze", "pipe.planner"):
         if module.name != "__main__":
             importlib.import_module(f"{package.__name__}.{module.name}")
 from pipetransformer.config import load_config
-from pipetransformer.config.entries import POLICIES
+from pipetransformer.config.policies import POLICIES
 for policy in POLICIES:
     load_config("config/train_config_digits_no_freeze.yaml", [f"freeze.policy={policy}", "freeze.max_frozen=1"])
 loaded = {"torch", "pipetransformer.data"} & set(sys.modules)

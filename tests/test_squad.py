@@ -20,7 +20,7 @@ from tiny import tiny_tokenizer
 from pipetransformer.config import DataConfig
 from pipetransformer.data import alone, load_squad
 from pipetransformer.data.questions import SquadDataset, best_answer, read_squad
-from pipetransformer.data.sources import Question
+from pipetransformer.data.reading import Question
 from pipetransformer.errors import UserError
 from pipetransformer.process.world import World
 from pipetransformer.run.job import build_job

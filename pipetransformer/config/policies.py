@@ -1,4 +1,7 @@
-"""The class and the options of the policy that ``freeze`` names, checked before any rank starts."""
+"""The registry of freeze policies, and the policy that a configuration names, checked before any rank starts.
+
+A policy is imported when it is used. ``docs/extending.md`` shows how to add one, or to name one's own.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError, create_model
 
-from pipetransformer.config.entries import POLICIES
-from pipetransformer.config.registry import CLASS_PATH, resolve
+from pipetransformer.config.registry import CLASS_PATH, Registry, resolve
 from pipetransformer.config.types import Section
 from pipetransformer.config.words import explain
 from pipetransformer.errors import UserError
@@ -18,6 +20,18 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from pipetransformer.config.schema import FreezeConfig
 
+
+POLICIES: Registry[str | None] = Registry(
+    {
+        "none": None,
+        "static": "pipetransformer.freeze.static:StaticPolicy",
+        "schedule": "pipetransformer.freeze.schedule:SchedulePolicy",
+        "paper": "pipetransformer.freeze.paper:PaperPolicy",
+        "percentile": "pipetransformer.freeze.percentile:PercentilePolicy",
+    },
+    key="freeze.policy",
+    also="package.module:Class",
+)
 
 _OPTIONS = "freeze.options"
 _NEEDS = {"decide": "a method", "needs_norms": "true or false", "may_unfreeze": "true or false"}

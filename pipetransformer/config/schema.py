@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, ValidationError, ValidationInfo, model_validator
 
-from pipetransformer.config.entries import DATASETS, POLICIES, Task
-from pipetransformer.config.policies import chosen_policy
+from pipetransformer.config.datasets import DATASETS, Task
+from pipetransformer.config.policies import POLICIES, chosen_policy
 from pipetransformer.config.quantities import Interval
 from pipetransformer.config.registry import CLASS_PATH
 from pipetransformer.config.renamed import new_keys, with_new_names

@@ -21,7 +21,7 @@ from PIL import Image
 from pipetransformer.config import DataConfig
 from pipetransformer.data.prepared import file_digest
 from pipetransformer.data.reader import PictureReader, PictureSplit
-from pipetransformer.data.sources import hub_table, locate, one_line, require_columns, table_labels
+from pipetransformer.data.reading import hub_table, locate, one_line, require_columns, table_labels
 from pipetransformer.errors import UserError
 
 CIFAR10_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())  # noqa: SIM905

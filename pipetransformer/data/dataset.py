@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pipetransformer.config.entries import Kind
+from pipetransformer.config.datasets import Kind
 from pipetransformer.data.metrics import METRICS
 
 __all__ = ["IGNORED", "Dataset", "Kind"]

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 
 from pipetransformer.data.reader import QuestionReader, TextReader
-from pipetransformer.data.sources import Question, Texts, refuse_path
+from pipetransformer.data.reading import Question, Texts, refuse_path
 
 DEMO_LABEL_NAMES = ("negative", "positive")
 _NUM_SAMPLES = {"train": 4000, "eval": 800}

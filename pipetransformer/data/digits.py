@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipetransformer.data.reader import PictureReader, PictureSplit
-from pipetransformer.data.sources import refuse_path
+from pipetransformer.data.reading import refuse_path
 
 DIGIT_NAMES = tuple("0123456789")
 _NUM_TRAIN = 1437

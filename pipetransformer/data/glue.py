@@ -17,7 +17,7 @@ from pipetransformer.config import DataConfig
 from pipetransformer.data.dataset import Kind
 from pipetransformer.data.prepared import file_digest
 from pipetransformer.data.reader import TextReader
-from pipetransformer.data.sources import Texts, hub_table, locate, require_columns, table_labels, table_texts
+from pipetransformer.data.reading import Texts, hub_table, locate, require_columns, table_labels, table_texts
 from pipetransformer.errors import UserError
 
 GLUE_HUB_ID = "nyu-mll/glue"

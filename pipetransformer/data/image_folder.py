@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from pipetransformer.data.reader import PictureReader, PictureSplit
-from pipetransformer.data.sources import locate, one_line
+from pipetransformer.data.reading import locate, one_line
 from pipetransformer.errors import UserError
 
 _SPLITS = {"train": ("train",), "eval": ("val", "validation", "dev", "test")}

@@ -14,7 +14,7 @@ import numpy as np
 from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.prepared import Lead, Prepared, alone, prepared
 from pipetransformer.data.reader import QuestionReader, reader_of
-from pipetransformer.data.sources import Question
+from pipetransformer.data.reading import Question
 from pipetransformer.data.tokens import TokenDataset, check_tokenizer, ragged, tokenizer_identity
 from pipetransformer.errors import UserError
 

@@ -1,4 +1,4 @@
-"""A dataset's reader: one class in one file, an entry of ``config/entries.py``. One kind of it for each task."""
+"""A dataset's reader: one class in one file, an entry of ``config/datasets.py``. One kind of it for each task."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipetransformer.config import DataConfig
-from pipetransformer.config.entries import DATASETS
+from pipetransformer.config.datasets import DATASETS
 from pipetransformer.config.registry import resolve
-from pipetransformer.data.sources import Question, Texts
+from pipetransformer.data.reading import Question, Texts
 
 
 class Reader:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipetransformer.data.prepared import file_digest
 from pipetransformer.data.reader import QuestionReader
-from pipetransformer.data.sources import Question, hub_table, locate
+from pipetransformer.data.reading import Question, hub_table, locate
 from pipetransformer.errors import UserError
 
 SQUAD_HUB_ID = "rajpurkar/squad"

@@ -15,7 +15,7 @@ import pyarrow.parquet
 from pipetransformer.config import DataConfig
 from pipetransformer.data.prepared import file_digest
 from pipetransformer.data.reader import TextReader
-from pipetransformer.data.sources import Texts, hub_table, locate, one_line, require_columns, table_texts
+from pipetransformer.data.reading import Texts, hub_table, locate, one_line, require_columns, table_texts
 from pipetransformer.errors import UserError
 
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")

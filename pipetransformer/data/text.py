@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipetransformer.config.entries import DATASETS
+from pipetransformer.config.datasets import DATASETS
 from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.info import DataInfo
 from pipetransformer.data.prepared import Lead, alone, prepared
 from pipetransformer.data.reader import TextReader, reader_of
-from pipetransformer.data.sources import Texts
+from pipetransformer.data.reading import Texts
 from pipetransformer.data.tokens import TokenDataset, check_tokenizer, ragged, tokenizer_identity
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """What AutoFreeze asks: how many leading blocks are frozen after interval T. Pure functions of plain numbers.
 
-A policy is one class in one file, an entry of ``config/entries.py`` or the user's own. ``norms`` holds one number a
+A policy is one class in one file, an entry of ``config/policies.py`` or the user's own. ``norms`` holds one number a
 block: the mean over the interval of the norm of its data-parallel gradient before clipping (0 for frozen blocks);
 ``before`` those of the interval before it.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipetransformer.data.sources import one_line
+from pipetransformer.data.reading import one_line
 from pipetransformer.errors import UserError
 
 _HUB_ID = "Salesforce/wikitext"

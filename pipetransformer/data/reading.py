@@ -1,4 +1,4 @@
-"""Where a dataset's rows come from, a local folder or the hub, and the checks that the readers share."""
+"""The place of a dataset's rows, a local folder or the hub, and the checks that readers share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The entries of the registries: every dataset and every policy by name, with the class that it stands for.
+"""The registry of datasets: each name with its task, its labels, and its reader's class as text.
 
-The classes are text, imported when they are used: reading a configuration imports neither torch nor a reader.
-``docs/extending.md`` shows how to add one's own.
+A reader is imported when it is used: reading a configuration imports none. ``docs/extending.md`` shows how to add one.
 """
 
 from __future__ import annotations
@@ -63,16 +62,4 @@ DATASETS: Registry[DatasetEntry] = Registry(
         "demo_qa": _questions("demo:DemoQuestionReader"),
     },
     key="data.name",
-)
-
-POLICIES: Registry[str | None] = Registry(
-    {
-        "none": None,
-        "static": "pipetransformer.freeze.static:StaticPolicy",
-        "schedule": "pipetransformer.freeze.schedule:SchedulePolicy",
-        "paper": "pipetransformer.freeze.paper:PaperPolicy",
-        "percentile": "pipetransformer.freeze.percentile:PercentilePolicy",
-    },
-    key="freeze.policy",
-    also="package.module:Class",
 )
