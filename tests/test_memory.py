@@ -22,11 +22,12 @@ from pipetransformer.adapter import MODES
 from pipetransformer.data import epoch_batches
 from pipetransformer.launch.node import free_port
 from pipetransformer.pipe.measure import profile
-from pipetransformer.pipe.measure.profile import Workload
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.memory import UnitBytes, rank_bytes
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.schedules import Work, orders
-from pipetransformer.process.world import World, led_by
+from pipetransformer.process.collectives import led_by
+from pipetransformer.process.world import World
 from pipetransformer.run.job import build_job
 
 sys.path.insert(0, str(REPOSITORY))
