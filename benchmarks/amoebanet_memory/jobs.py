@@ -41,7 +41,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What one row measures. ``boundaries``: of its stages, once they are known."""
+    """The measurement of one row. ``boundaries``: of its stages, once they are known."""
 
     setting: Setting
     model: Model
@@ -51,7 +51,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one rank held: parameters, and the most that its second step added to what lay there between steps."""
+    """The memory of one rank: parameters, and the most that its second step added to what lay there between steps."""
 
     num_parameters: int
     activation_bytes: int

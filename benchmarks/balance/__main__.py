@@ -1,4 +1,4 @@
-"""How well real parts of GPT-2 and AmoebaNet-D are balanced: fastest over slowest part, forward and backward.
+"""The balance of real parts of GPT-2 and AmoebaNet-D: fastest over slowest part, forward and backward.
 
     pipetransformer bench balance [--models gpt2,amoebanet_4x512_c10] [--stages 2,4] [--iterations 7] [--scale small]
 

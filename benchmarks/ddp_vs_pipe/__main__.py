@@ -48,7 +48,7 @@ TUNING_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """What is trained.
+    """The training that is measured.
 
     Attributes:
         job: overrides of ``CONFIG``. num_blocks: of its model. ranks_per_node: of each table.

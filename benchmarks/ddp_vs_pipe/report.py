@@ -72,7 +72,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What was found of one method at one batch.
+    """The figures of one method at one batch.
 
     Attributes:
         block: "largest" or "equal". chunks, bubble: of a pipeline. replicas: that share the batch.
@@ -165,7 +165,7 @@ def _published(line: Line, *, shape: Shape) -> str | None:
 
 
 def _verdict(lines: Sequence[Line], *, device: str) -> list[str]:
-    """Which wins here, and why."""
+    """The winner here, and its reasons."""
     told = []
     for block in ("largest", "equal"):
         timed = [line for line in lines if line.block == block and line.images_per_second]
@@ -188,7 +188,7 @@ def _verdict(lines: Sequence[Line], *, device: str) -> list[str]:
 
 
 def _reason(equal: Sequence[Line], *, device: str) -> list[str]:
-    """Why the fastest at one batch is the fastest."""
+    """The reasons of the fastest at one batch."""
     pipes = [line for line in equal if line.bubble is not None]
     if not pipes or len(pipes) == len(equal):
         return []

@@ -40,7 +40,7 @@ _WARM_UP = 1  # steps that are not counted: the first takes the optimizer's memo
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What is measured.
+    """One measurement.
 
     Attributes:
         ddp_bucket_mb: torch's ``DistributedDataParallel`` with buckets of this size in the place of ``plan``, which
@@ -133,7 +133,7 @@ def probe_frozen(world: World, trial: Trial) -> Probe:
 
 
 def measure_costs(world: World, trial: Trial) -> JobCosts:
-    """What the planner cuts by, of micro-batches as the trial's batch would be cut."""
+    """The costs that the planner cuts by, of micro-batches as the trial's batch would be cut."""
     own = RankJob(world, trial)
     data, plan = own.job.datasets["train"], trial.plan
     rows = trial.batch // (plan.dp * plan.num_microbatches)

@@ -183,7 +183,7 @@ class Bench:
         self._copies = {k: deepcopy(self.model) for k in stages} if world.rank == 0 else {}
 
     def build(self, cell: Cell) -> Pipe | None:
-        """What this rank has of it."""
+        """This rank's share of it."""
         k, m = cell.num_stages, cell.num_microbatches
         cuts = block_cuts(len(self.model.blocks), num_stages=k)
         mode = "except_last" if cell.is_checkpointed else "never"

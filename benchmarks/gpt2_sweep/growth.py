@@ -1,4 +1,4 @@
-"""What a piece of work adds at its peak to the bytes of all tensors of a process, or of its GPUs."""
+"""The bytes that a piece of work adds at its peak to those of all tensors of a process, or of its GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sweep over K, M and checkpointing found: table, picture, and the cells where ours takes more memory."""
+"""The findings of the sweep over K, M and checkpointing: table, picture, and the cells where ours takes more memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cell(NamedTuple):
 
 @dataclass(slots=True)
 class Figures:
-    """What a cell gave.
+    """The figures of a cell.
 
     Attributes:
         num_threads: of our ranks together, or of torchgpipe's operators.
@@ -69,7 +69,7 @@ class Shape:
 
     @property
     def hidden_bytes(self) -> int:
-        """What crosses a cut in the forward of a whole batch, in float32."""
+        """Bytes that cross a cut in the forward of a whole batch, in float32."""
         return 4 * self.batch_size * self.sizes["sequence_length"] * self.sizes["width"]
 
 
@@ -155,7 +155,7 @@ def memory_notes(found: Mapping[Cell, Figures], *, shape: Shape) -> list[str]:
 
 
 def _causes(cell: Cell, excess: int, *, found: Mapping[Cell, Figures], shape: Shape) -> str:
-    """What ours keeps and torchgpipe does not, with the most bytes that it may be."""
+    """The tensors that ours keeps and torchgpipe does not, with the most bytes that it may be."""
     causes = {}
     hidden, k, m = shape.hidden_bytes, cell.num_stages, cell.num_microbatches
     if cell.is_checkpointed and m > 1 and k > 1:  # one stage has one micro-batch alive at a time

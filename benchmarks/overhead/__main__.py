@@ -1,4 +1,4 @@
-"""What the trainer costs where nothing is elastic: one rank, no freezing, against a bare torch loop.
+"""The costs of the trainer where nothing is elastic: one rank, no freezing, against a bare torch loop.
 
     pipetransformer bench overhead [--repeats 7] [--steps 30] [--model vit|bert]
 
@@ -138,7 +138,7 @@ def pairs(model: str, *, steps: int) -> tuple[list[float], list[float]]:
 
 
 def bare_loop(config: Config, world: World) -> Callable[[int], None]:
-    """What trains step ``step`` with torch alone."""
+    """Trains step ``step`` with torch alone."""
     job, train = build_job(config, world, lead=alone), config.train
     model, data = job.built.model.to(world.device), job.datasets["train"]
     batches = [
@@ -192,7 +192,7 @@ def memory(model: str, *, of: str, steps: int) -> dict[str, int]:
 
 
 def in_its_own_process(model: str, part: str, *, steps: int) -> Any:
-    """What the part of this script gives; its messages go to stderr."""
+    """The result of a part of this script; its messages go to stderr."""
     command = [sys.executable, __file__, "--part", part, "--model", model, "--steps", str(steps)]
     environment = {**os.environ, **import_path()}
     if part.startswith("memory"):  # else the C library keeps what is freed, more or less of it from run to run

@@ -173,7 +173,7 @@ def plan_of(schedule: str, m: int, *, config: Config, job: Job, costs: JobCosts)
 
 
 def stage_seconds(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int) -> list[float]:
-    """What each stage computes in a step, as the units' costs say."""
+    """Seconds of each stage's computing in a step, by the units' costs."""
     unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
     return [
         plan.num_microbatches

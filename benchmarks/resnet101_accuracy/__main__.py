@@ -73,7 +73,7 @@ PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What ``--scale`` picks.
+    """The sizes that ``--scale`` picks.
 
     Attributes:
         settings: data-parallel rows have no checkpointing, and a replica for every device.

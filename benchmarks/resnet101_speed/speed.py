@@ -36,7 +36,7 @@ _EQUAL, _OWN = "equal", "original's"
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What the original reports of a row."""
+    """The original's figures of a row."""
 
     samples_per_s: float
     speedup: float
@@ -44,7 +44,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What ``--scale`` picks.
+    """The sizes that ``--scale`` picks.
 
     Attributes:
         model: the words that name it.

@@ -1,1 +1,1 @@
-"""What at least three of the benchmarks share."""
+"""Helpers that at least three of the benchmarks share."""

@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines share: a parser whose help is the script's docstring, and where results go."""
+"""The benchmarks' command lines: a parser whose help is the script's docstring, and the place of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks of graphs share: settings, and a model cut by costs measured here and trained on the first ranks.
+"""Parts of the benchmarks of graphs: settings, and a model cut by costs measured here and trained on the first ranks.
 
     bench = GraphBench(world, build=..., image_size=224, num_classes=10)
     step = bench.step(setting)    # collective; None on ranks that have no part in it
@@ -49,7 +49,7 @@ _PROFILE_REPEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How one row of a table trains.
+    """The training of one row of a table.
 
     Attributes:
         name: as in the original's table.
@@ -246,14 +246,14 @@ def num_ranks(chosen: int | None, *, most: int = 8) -> int:
 
 
 def needs(setting: Setting, *, world_size: int) -> str | None:
-    """Why a row cannot run here."""
+    """The reason why a row cannot run here."""
     if setting.num_devices <= world_size:
         return None
     return f"needs {setting.num_devices} {'GPUs' if torch.cuda.is_available() else 'ranks'}"
 
 
 def sharing_note(most_ranks: int) -> str | None:
-    """What it means where rows have more ranks than the machine has cores."""
+    """A note for rows with more ranks than the machine has cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if torch.cuda.is_available() or most_ranks <= cores:
         return None

@@ -1,4 +1,4 @@
-"""What the benchmarks share: the environment beside every result, medians with their spread, and result files."""
+"""The environment beside every result, medians with their spread, and result files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESULTS, CONFIGS = _BENCHMARKS / "results", _BENCHMARKS.parent / "config"
 
 
 def environment() -> dict[str, object]:
-    """What a figure depends on beside the code."""
+    """All that a figure depends on beside the code."""
     import timm
     import transformers
 

@@ -1,4 +1,4 @@
-"""What a transition costs: 4x1 -> 2x2 -> 1x4 and back (pp x dp), on 4 ranks, all weights and moments in play.
+"""The costs of a transition: 4x1 -> 2x2 -> 1x4 and back (pp x dp), on 4 ranks, all weights and moments in play.
 
     pipetransformer bench transition [--cycles 4]
 

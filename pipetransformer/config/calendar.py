@@ -43,7 +43,7 @@ class Calendar:
         return step == self.total_steps or step % self.eval_every.steps(self.batches_per_epoch) == 0
 
     def evaluations_from(self, step: int) -> int:
-        """How many evaluations are still to come at step ``step``."""
+        """The number of evaluations still to come at step ``step``."""
         every = self.eval_every.steps(self.batches_per_epoch)
         return self.total_steps // every - step // every + (self.total_steps % every > 0)
 

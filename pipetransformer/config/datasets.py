@@ -12,16 +12,17 @@ from pipetransformer.config.registry import Registry
 
 Task = Literal["image_classification", "text_classification", "question_answering"]
 Kind = Literal["classes", "scores", "spans"]
-"""What a label is: a class, a number, or the first and the last token of an answer."""
+"""The kinds of labels: a class, a number, or the first and the last token of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetEntry:
-    """What a configuration is checked against before anything is read.
+    """The facts that a configuration is checked against before anything is read.
 
     Attributes:
-        task: what is learnt from it. kind: what its labels are.
-        reader: its class, a ``Reader`` (``data/reader.py``), as ``package.module:Class``.
+        task: the task that it is for.
+        kind: the kind of its labels.
+        reader: the class that reads it, a ``Reader`` (``data/reader.py``), as ``package.module:Class``.
     """
 
     task: Task

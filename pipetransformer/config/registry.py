@@ -50,7 +50,9 @@ def resolve(path: str) -> Any:
     """The class that ``package.module:Class`` names.
 
     Raises:
-        ImportError: there is no such module. AttributeError: it has no such class. Whatever else importing it raises.
+        ImportError: there is no such module.
+        AttributeError: it has no such class.
+        Exception: whatever else importing it raises.
     """
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -41,7 +41,7 @@ class NameOf:
 
 
 def allowed(hint: Any, metadata: Sequence[object] = ()) -> str:
-    """What may be written where ``hint`` is expected: ``a number above 0 and below 1``."""
+    """The values that ``hint`` takes, in words: ``a number above 0 and below 1``."""
     for mark in metadata:
         if isinstance(mark, NameOf):
             return mark.registry.allowed
@@ -94,7 +94,8 @@ def reference(schema: type[BaseModel], *, head: Sequence[str], command: str) -> 
     """The documentation of every key, as Markdown.
 
     Args:
-        head: lines above the tables. command: what writes the page.
+        head: lines above the tables.
+        command: the command that writes the page.
     """
     lines = [*head, "", f"This page is written by `{command}`: edit the schema, not the page."]
     if top := [(name, field) for name, field in schema.model_fields.items() if not _fields(field.annotation)]:
@@ -157,7 +158,7 @@ def _plain(value: object) -> str:
 
 
 def _quote(value: object) -> str:
-    """What was given, as YAML shows it, on one line and short; text is quoted, so that "3" is not 3."""
+    """The given value as YAML shows it, on one line and short; text is quoted, so that "3" is not 3."""
     try:
         text = json.dumps(value, ensure_ascii=False, skipkeys=True, default=str)
     except ValueError:  # a mapping that contains itself

@@ -1,4 +1,4 @@
-"""Which samples make up each global batch, and which of its rows each pipeline replica trains on.
+"""The samples of each global batch, and the rows of it that each pipeline replica trains on.
 
 Pure numpy: the batches of an epoch depend on the samples' lengths, the seed and the epoch, never on how many ranks
 share them, so step counts and learning rates survive every transition. Only ``replica_share`` looks at dp and M.

@@ -98,7 +98,7 @@ class CifarReader(PictureReader):
         )
 
     def digest(self, wanted: PictureSplit) -> object:
-        """What the hub gives may change under its id: it is read each time."""
+        """Of the files, or of the hub's content, which may change under its id and is read each time."""
         name, location = self.data.name, self._location()
         if not isinstance(location, Path):
             return hub_digest(name, location, split=wanted.split, max_samples=wanted.max_samples)

@@ -1,4 +1,4 @@
-"""What the rest of the code may know of a dataset: one split, read by sample id."""
+"""A dataset as the rest of the code sees it: one split, read by sample id."""
 
 from __future__ import annotations
 

@@ -27,13 +27,17 @@ _ENTAILMENT = ("entailment", "not_entailment")
 
 @dataclass(frozen=True, slots=True)
 class GlueTask:
-    """How one task is stored and measured.
+    """The storage and the metrics of one task.
 
     Attributes:
-        names: of the classes; none where the label is a score. columns, label: the files' columns of the texts (one or
-            two) and of the label. values: a class's label in the files, by its number; none for scores.
-        metrics: what GLUE reports; the first ranks. splits: file, and split of the hub, by split.
-        header: the columns of files without a header line. hub_columns: where the hub has other names.
+        names: names of the classes; none where the label is a score.
+        columns: the files' columns of the texts, one or two.
+        label: the files' column of the label.
+        values: a class's label in the files, by its number; none for scores.
+        metrics: the metrics of GLUE; the first ranks models.
+        splits: file, and split of the hub, by split.
+        header: the columns of files without a header line.
+        hub_columns: columns of the texts on the hub, where they have other names.
         may_skip: the official file is known to hold lines that lack columns; they are left out.
     """
 

@@ -24,7 +24,7 @@ _PADDING_SHARE = 8  # The usual 4 pixels of a 32-pixel picture, in proportion.
 
 @dataclass(frozen=True, slots=True)
 class ImagePreprocessing:
-    """What a model expects of its pictures.
+    """A model's expectations of its pictures.
 
     Attributes:
         size: height and width in pixels.

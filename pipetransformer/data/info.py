@@ -1,4 +1,4 @@
-"""What is known of a dataset before its samples are read, so that the model can be built first."""
+"""Facts about a dataset before its samples are read, so that the model can be built first."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pipetransformer.data.reader import reader_of
 
 @dataclass(frozen=True, slots=True)
 class DataInfo:
-    """What a model is built for.
+    """The labels and pictures that a model is built for.
 
     Attributes:
-        label_names: of the classes; none of scores and spans. channels: of pictures; None for texts.
+        label_names: names of the classes; none for scores and spans.
+        channels: channels of pictures; None for texts.
         tokenizer: JSON of a tokenizer trained on the data's own texts; None where the model brings one.
     """
 
@@ -34,6 +35,6 @@ def channels_of(data: DataConfig) -> int | None:
 
 
 def known_classes(data: DataConfig) -> int | None:
-    """How many classes there are, by the name of the data alone; 0 for scores and spans, None where files tell."""
+    """The number of classes, by the name of the data alone; 0 for scores and spans, None where files tell."""
     names = reader_of(data).names
     return None if names is None else len(names)

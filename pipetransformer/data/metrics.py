@@ -1,4 +1,4 @@
-"""What GLUE and image classification report, from a model's outputs for all samples; by scikit-learn and its scipy."""
+"""Metrics of GLUE and image classification, from a model's outputs for all samples, by scikit-learn and scipy."""
 
 from __future__ import annotations
 

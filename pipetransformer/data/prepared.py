@@ -77,7 +77,7 @@ def prepared(key: Callable[[], object], build: Callable[[], Mapping[str, np.ndar
 
 
 def cache_folder() -> Path:
-    """What is made once for every later run, and may be deleted at any time."""
+    """The folder of all that is made once for later runs, and may be deleted at any time."""
     if named := os.environ.get("PIPETRANSFORMER_CACHE"):
         return Path(named).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "pipetransformer"

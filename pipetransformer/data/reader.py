@@ -16,7 +16,7 @@ from pipetransformer.data.reading import Question, Texts
 
 
 class Reader:
-    """What is known of a dataset before its samples are read; how they are, its kinds below say.
+    """A dataset before its samples are read; the kinds below read the samples.
 
     Attributes:
         data: the section of the configuration that names it.
@@ -45,10 +45,12 @@ class PictureSplit:
     """The pictures that a model wants.
 
     Attributes:
-        split: ``train`` or ``eval``. label_names: the classes, in the order of their numbers.
-        max_samples: the first so many; None: all.
-        channels: 1 (grey) or 3. size, interpolation: height and width that the model takes, and how it is resized, for
-            a dataset whose pictures differ in size.
+        split: ``train`` or ``eval``.
+        label_names: the classes, in the order of their numbers.
+        max_samples: number of leading samples to read; None for all.
+        channels: 1 (grey) or 3.
+        size: height and width of the model's input in pixels, for a dataset whose pictures differ in size.
+        interpolation: the way of resizing, for such a dataset.
     """
 
     split: str
@@ -108,7 +110,7 @@ class QuestionReader(Reader, ABC):
         """At least the first ``max_samples`` questions of a split. Raises UserError."""
 
     def place(self, split: str) -> str:
-        """Where a split is read from, to begin a message with."""
+        """The place of a split, to begin a message with."""
         return self.data.name
 
     def digest(self, split: str) -> str | None:

@@ -51,7 +51,7 @@ _LONGEST_REASON = 200
 
 
 def locate(data: DataConfig, *, default_hub_id: str) -> Path | str:
-    """What ``data.path`` names: a local folder (Path) or a dataset on the hub (its id, a str)."""
+    """The place that ``data.path`` names: a local folder (Path) or a dataset on the hub (its id, a str)."""
     if data.path is None:
         return default_hub_id
     folder = Path(data.path).expanduser()

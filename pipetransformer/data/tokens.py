@@ -77,7 +77,7 @@ def ragged(token_ids: Sequence[Sequence[int]], token_types: Sequence[Sequence[in
 
 
 def tokenizer_identity(tokenizer: PreTrainedTokenizerFast) -> str:
-    """What a fast tokenizer's results depend on, without the state that its last call left in it."""
+    """All that a fast tokenizer's results depend on, without the state that its last call left in it."""
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     del settings["truncation"], settings["padding"]
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

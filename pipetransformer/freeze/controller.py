@@ -16,8 +16,10 @@ class FreezeDecision:
     """One answer with its evidence.
 
     Attributes:
-        step: optimizer steps done when it was taken. interval: intervals since the warm-up (T).
-        frozen: n. norms: mean gradient norm of every block over the interval, if the policy read it.
+        step: optimizer steps done when it was taken.
+        interval: intervals since the warm-up (T).
+        frozen: the wanted number of frozen blocks (n).
+        norms: mean gradient norm of every block over the interval; None if the policy reads none.
     """
 
     step: int

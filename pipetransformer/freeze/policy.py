@@ -1,4 +1,4 @@
-"""What AutoFreeze asks: how many leading blocks are frozen after interval T. Pure functions of plain numbers.
+"""The policies of AutoFreeze: the number of leading blocks frozen after interval T. Pure functions of plain numbers.
 
 A policy is one class in one file, an entry of ``config/policies.py`` or the user's own. ``norms`` holds one number a
 block: the mean over the interval of the norm of its data-parallel gradient before clipping (0 for frozen blocks);
