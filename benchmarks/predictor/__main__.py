@@ -166,7 +166,7 @@ def plan_of(schedule: str, m: int, *, config: Config, job: Job, costs: JobCosts)
         pipeline_lengths=(2,), memory_limit=None,
     )  # fmt: skip
     best, _ = best_plan(
-        0, cached=None, costs=costs, constraints=constraints, num_blocks=job.chain.num_blocks, calibration={}
+        0, cached=None, costs=costs, constraints=constraints, num_blocks=job.chain.num_blocks, corrections={}
     )
     assert best is not None
     return best.plan
