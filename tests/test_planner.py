@@ -15,8 +15,10 @@ from pipetransformer.errors import UserError
 from pipetransformer.pipe.planner import memory
 from pipetransformer.pipe.planner import search as planner
 from pipetransformer.pipe.planner.choice import Outlook, Planner
+from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
-from pipetransformer.pipe.planner.search import Constraints, best_plan, divisors, microbatch_choices
+from pipetransformer.pipe.planner.microbatches import microbatch_choices
+from pipetransformer.pipe.planner.search import best_plan
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import cached_choices

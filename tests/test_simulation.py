@@ -13,8 +13,9 @@ from pipetransformer.commands import main
 from pipetransformer.commands.pictures import draw_timeline
 from pipetransformer.errors import UserError
 from pipetransformer.pipe.measure.profile_file import Profile, file_name, load_profile, save_profile
+from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import Link
-from pipetransformer.pipe.planner.search import Constraints, best_plan
+from pipetransformer.pipe.planner.search import best_plan
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
 from pipetransformer.pipe.planner.transition_cost import transition_bytes, transition_seconds
 from pipetransformer.plan import ParallelPlan

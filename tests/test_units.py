@@ -29,9 +29,10 @@ from pipetransformer.engine import step
 from pipetransformer.errors import UserError
 from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import Planner
+from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
 from pipetransformer.pipe.planner.partition import bottleneck
-from pipetransformer.pipe.planner.search import Constraints, best_plan
+from pipetransformer.pipe.planner.search import best_plan
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.units import Numbering
 from pipetransformer.process.world import World

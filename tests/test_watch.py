@@ -16,7 +16,8 @@ from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.watch import CostWatch
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.choice import Outlook
-from pipetransformer.pipe.planner.search import Constraints, best_plan
+from pipetransformer.pipe.planner.constraints import Constraints
+from pipetransformer.pipe.planner.search import best_plan
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
 

@@ -31,8 +31,9 @@ from pipetransformer.config.quantities import parse_num_bytes
 from pipetransformer.errors import UserError
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
+from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts
-from pipetransformer.pipe.planner.search import Constraints, best_plan
+from pipetransformer.pipe.planner.search import best_plan
 from pipetransformer.plan import ParallelPlan
 
 CONFIG = CONFIGS / "train_config_digits_no_freeze.yaml"

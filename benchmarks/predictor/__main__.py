@@ -32,8 +32,9 @@ from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
 from pipetransformer.pipe.measure.profile import measure_profile
 from pipetransformer.pipe.measure.workload import Workload
+from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts
-from pipetransformer.pipe.planner.search import Constraints, best_plan, predict, unit_costs
+from pipetransformer.pipe.planner.search import best_plan, predict, unit_costs
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.collectives import led_by, slowest
 from pipetransformer.process.device import synchronize

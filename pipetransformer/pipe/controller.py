@@ -20,7 +20,8 @@ from pipetransformer.pipe.measure.watch import CostWatch
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import Choice, Outlook, Planner, Settled
-from pipetransformer.pipe.planner.search import divisors, predict
+from pipetransformer.pipe.planner.constraints import divisors
+from pipetransformer.pipe.planner.search import predict
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import PrefixWork
 from pipetransformer.process.device import device_memory

@@ -16,8 +16,8 @@ from pipetransformer.config.yaml_text import parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.schedule import scheduled
 from pipetransformer.pipe.planner.choice import Planner
+from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts, Link
-from pipetransformer.pipe.planner.search import Constraints, divisors
 from pipetransformer.plan.schedules import SCHEDULES, fewest_stages
 from pipetransformer.simulation.analytic import Device, TransformerShape, transformer_costs
 from pipetransformer.simulation.run import Segment, SimulatedRun, simulate_run

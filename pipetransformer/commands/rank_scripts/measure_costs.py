@@ -14,7 +14,7 @@ def main(path: Path, num_ranks: int, local_size: int, config_path: str, override
     from pipetransformer.pipe.measure.profile import measure_profile
     from pipetransformer.pipe.measure.profile_file import save_profile
     from pipetransformer.pipe.measure.workload import Workload
-    from pipetransformer.pipe.planner.search import divisors
+    from pipetransformer.pipe.planner.constraints import divisors
     from pipetransformer.process.collectives import led_by
     from pipetransformer.process.world import close_world, init_world
     from pipetransformer.run.job import build_job

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipetransformer.data import Batch
-from pipetransformer.pipe.planner.search import microbatch_choices
+from pipetransformer.pipe.planner.microbatches import microbatch_choices
 
 _RARE = 0.1
 """A padded length with a smaller share of the samples is not measured."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.pipe.planner.choice import schedules_of
-from pipetransformer.pipe.planner.search import divisors
+from pipetransformer.pipe.planner.constraints import divisors
 
 
 def check_layout(config: Config, *, world_size: int, local_size: int, num_units: int) -> None:

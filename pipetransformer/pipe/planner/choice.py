@@ -10,16 +10,11 @@ from dataclasses import dataclass, field, replace
 
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
+from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts
+from pipetransformer.pipe.planner.microbatches import microbatch_choices
 from pipetransformer.pipe.planner.partition import smallest_limit
-from pipetransformer.pipe.planner.search import (
-    Constraints,
-    Prediction,
-    best_plan,
-    divisors,
-    microbatch_choices,
-    predict,
-)
+from pipetransformer.pipe.planner.search import Prediction, best_plan, predict
 from pipetransformer.pipe.planner.transition_cost import transition_seconds
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import cached_choices

@@ -10,42 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
-from typing import NamedTuple
 
+from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
 from pipetransformer.pipe.planner.memory import cut_bytes, prefix_bytes, rank_bytes, unit_bytes, widest_boundary
+from pipetransformer.pipe.planner.microbatches import PLAIN, Shape, orders_of, shapes
 from pipetransformer.pipe.planner.partition import partition
 from pipetransformer.pipe.planner.step_simulator import StageCosts, Timeline, simulate
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.plan.schedules import Work, keeps_sends, orders, peak_alive, why_not
+from pipetransformer.plan.schedules import keeps_sends, peak_alive
 from pipetransformer.plan.units import Numbering
-
-_PLAIN = "1f1b"
-"""The schedule of a plain loop: the backward of each micro-batch follows its forward."""
-
-
-@dataclass(frozen=True, slots=True)
-class Constraints:
-    """The limits of the search.
-
-    Attributes:
-        world_size: number of ranks of the job.
-        global_batch_size: number of samples of a full global batch.
-        schedules: allowed schedules, each with its stages per rank.
-        num_microbatches: a fixed M; None for the planner's choice.
-        pipeline_lengths: allowed values of pp.
-        memory_limit: bytes per rank; None for no limit.
-        fixed_cut: boundaries to be kept as far as the prefix allows (AutoPipe switched off); None for a free cut.
-    """
-
-    world_size: int
-    global_batch_size: int
-    schedules: tuple[tuple[str, int], ...]
-    num_microbatches: int | None
-    pipeline_lengths: tuple[int, ...]
-    memory_limit: int | None
-    fixed_cut: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +37,6 @@ class Prediction:
     step_seconds: float
     memory_bytes: tuple[int, ...]
     bubble: float
-
-
-def divisors(number: int) -> tuple[int, ...]:
-    """All divisors of ``number``, ascending."""
-    return tuple(d for d in range(1, number + 1) if number % d == 0)
-
-
-def microbatch_choices(share: int, *, pp: int) -> tuple[int, ...]:
-    """Candidates for M, for a replica with ``share`` rows of the global batch. No micro-batch is empty.
-
-    A plain loop (pp = 1) may split its rows to save memory, or because small micro-batches stay in a CPU's cache. A
-    pipeline tries pp, 2 pp and 4 pp. A larger M would save less than a tenth of a step.
-    """
-    candidates = (1, 2, 4, 8) if pp == 1 else (pp, 2 * pp, 4 * pp)
-    return tuple(m for m in candidates if m <= share)
 
 
 def best_plan(
@@ -102,7 +61,7 @@ def best_plan(
     numbering = Numbering.of(num_blocks=num_blocks, num_units=len(costs.parameter_bytes))
     first = numbering.behind(frozen)
     weighed: list[Prediction] = []
-    for shape in _shapes(constraints, num_active=numbering.num_units - first):
+    for shape in shapes(constraints, num_active=numbering.num_units - first):
         cuts = _cuts(
             shape,
             first=first,
@@ -137,39 +96,6 @@ def best_plan(
     return (weighed[0] if weighed else None), tuple(weighed)
 
 
-class _Shape(NamedTuple):
-    """A plan without its cut; ``share`` is the number of rows of a replica."""
-
-    pp: int
-    schedule: str
-    stages_per_rank: int
-    num_microbatches: int
-    share: int
-
-    @property
-    def orders(self) -> list[list[Work]]:
-        return _orders(self.schedule, self.pp, self.num_microbatches, self.stages_per_rank)
-
-
-def _shapes(constraints: Constraints, *, num_active: int) -> Iterator[_Shape]:
-    """All that ``constraints`` allow with so many units that train."""
-    for pp in constraints.pipeline_lengths:
-        share = -(-constraints.global_batch_size // (constraints.world_size // pp))
-        fixed = constraints.num_microbatches
-        choices: Sequence[int] = microbatch_choices(share, pp=pp) if fixed is None else (fixed,)
-        # Note: a plain loop has no schedule, whatever is written in its plan.
-        schedules = constraints.schedules if pp > 1 else ((constraints.schedules[0][0], 1),)
-        for (schedule, per_rank), num_microbatches in product(schedules, choices):
-            reason = why_not(
-                schedule if pp > 1 else _PLAIN,
-                num_ranks=pp,
-                num_microbatches=num_microbatches,
-                stages_per_rank=per_rank,
-            )
-            if reason is None and pp * per_rank <= num_active and num_microbatches <= share:
-                yield _Shape(pp, schedule, per_rank, num_microbatches, share)
-
-
 def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, correction: float = 1.0) -> Prediction:
     """The predicted figures of a full step of ``plan``.
 
@@ -184,7 +110,7 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, corr
     )
     frozen_bytes = sum(costs.parameter_bytes[: plan.first_active])
     memory = []
-    for rank, order in enumerate(_orders(plan.schedule, plan.pp, plan.num_microbatches, plan.stages_per_rank)):
+    for rank, order in enumerate(orders_of(plan.schedule, plan.pp, plan.num_microbatches, plan.stages_per_rank)):
         num_bytes = rank_bytes(
             order,
             {stage: [units[u] for u in plan.stage_units(stage)] for stage in plan.stages_of(rank)},
@@ -228,7 +154,7 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
     weights = [sum(costs.parameter_bytes[unit] for unit in plan.units_of(rank)) for rank in range(plan.pp)]
     computed = range(plan.first_computed, plan.first_active)
     return simulate(
-        plan.schedule if plan.pp > 1 else _PLAIN,
+        plan.schedule if plan.pp > 1 else PLAIN,
         stages,
         num_ranks=plan.pp,
         num_microbatches=plan.num_microbatches,
@@ -257,16 +183,6 @@ def _weight_ns(plan: ParallelPlan, costs: JobCosts, *, stage: int, backward: int
     return apart if costs.recompute == "never" else 0
 
 
-def _orders(schedule: str, pp: int, num_microbatches: int, stages_per_rank: int) -> list[list[Work]]:
-    """The work of each rank of one pipeline, in order."""
-    return orders(
-        schedule if pp > 1 else _PLAIN,
-        num_ranks=pp,
-        num_microbatches=num_microbatches,
-        stages_per_rank=stages_per_rank,
-    )
-
-
 def unit_costs(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int) -> UnitCosts:
     """The unit costs of the plan's micro-batches."""
     share = -(-global_batch_size // plan.dp)
@@ -278,7 +194,7 @@ def _total(column: Sequence[int], units: range) -> int:
 
 
 def _cuts(
-    shape: _Shape, *, first: int, computed: range, costs: JobCosts, constraints: Constraints
+    shape: Shape, *, first: int, computed: range, costs: JobCosts, constraints: Constraints
 ) -> Iterator[tuple[int, ...]]:
     """Cuts (boundaries) to be tried in this order until one fits in memory.
 

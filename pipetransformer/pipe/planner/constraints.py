@@ -1,0 +1,33 @@
+"""The limits that a plan must keep to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """The limits of the search.
+
+    Attributes:
+        world_size: number of ranks of the job.
+        global_batch_size: number of samples of a full global batch.
+        schedules: allowed schedules, each with its stages per rank.
+        num_microbatches: a fixed M; None for the planner's choice.
+        pipeline_lengths: allowed values of pp.
+        memory_limit: bytes per rank; None for no limit.
+        fixed_cut: boundaries to be kept as far as the prefix allows (AutoPipe switched off); None for a free cut.
+    """
+
+    world_size: int
+    global_batch_size: int
+    schedules: tuple[tuple[str, int], ...]
+    num_microbatches: int | None
+    pipeline_lengths: tuple[int, ...]
+    memory_limit: int | None
+    fixed_cut: tuple[int, ...] | None = None
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors of ``number``, ascending."""
+    return tuple(d for d in range(1, number + 1) if number % d == 0)
