@@ -52,7 +52,7 @@ def pipeline_of(world: World, graph: Graph, way: Way) -> GraphPipeline:
         loss=loss,
         group=dist.group.WORLD,
         stages_per_rank=stages_per_rank,
-        checkpoint=mode,
+        recompute=mode,
     )
 
 

@@ -64,7 +64,7 @@ def test_dropout_draws_the_same_in_any_mode(mode: str) -> None:
     for checkpoint in ("never", mode):
         torch.manual_seed(0)
         model = Dropping().train()
-        pipeline = GraphPipeline(trace(model, (data[:ROWS],)), **ALONE, checkpoint=checkpoint)
+        pipeline = GraphPipeline(trace(model, (data[:ROWS],)), **ALONE, recompute=checkpoint)
         pipeline.train((data,), target)
         found.append([p.grad for p in model.parameters() if p.grad is not None] + [torch.get_rng_state()])
         assert pipeline.stages[0].training and not torch.equal(*(pipeline.stages[0](data[:ROWS]) for _ in range(2)))
@@ -86,12 +86,12 @@ def test_a_forward_that_counts_is_not_run_twice() -> None:
     graph = trace(Counting(), (torch.ones(2, 4),))
     GraphPipeline(graph, **ALONE)
     with pytest.raises(UserError, match="would change the buffer seen twice.*give never"):
-        GraphPipeline(graph, **ALONE, checkpoint="always")
+        GraphPipeline(graph, **ALONE, recompute="always")
 
 
 MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"kind": "zb"}, "kind: zb is no schedule; give one of gpipe, 1f1b, interleaved, zero_bubble"),
-    ({"checkpoint": "sometimes"}, "checkpoint: sometimes is not allowed; give one of never, except_last"),
+    ({"recompute": "sometimes"}, "recompute: sometimes is not allowed; give one of never, except_last"),
     ({"stages_per_rank": 2, "stages": 4}, "schedule gpipe has 1 stage a rank"),
     ({"kind": "interleaved"}, "schedule interleaved needs at least 2 stages a rank"),
     ({"stages": 3}, "2 cuts make 3 stages; 2 ranks of 1 stages each take 1 cuts"),

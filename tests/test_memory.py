@@ -146,7 +146,7 @@ def told(world: World) -> bool:
     job = build_job(config, world, lead=partial(led_by, 0))
     data = job.datasets["train"]
     batches = epoch_batches(data.lengths, batch_size=64, seed=0, epoch=0, num_nodes=1)
-    workload = Workload.of(batches, global_batch_size=64, num_ranks=2, pipeline_lengths=(2,), microbatches=2)
+    workload = Workload.of(batches, global_batch_size=64, num_ranks=2, pipeline_lengths=(2,), num_microbatches=2)
     with mock.patch.object(profile, "keeps_boundaries", lambda: True):
         found = profile._measure(
             job.chain, data, key={}, batches=batches, workload=workload, config=config, world=world

@@ -85,7 +85,7 @@ def test_torch_scalars_become_numbers() -> None:
 
 
 def test_a_value_without_a_plain_form_is_refused() -> None:
-    with pytest.raises(ValueError, match="object has no plain form"):
+    with pytest.raises(TypeError, match="object has no plain form"):
         to_plain(object())
 
 
@@ -379,3 +379,13 @@ def test_the_first_rank_s_summary_is_written_and_shown(tmp_path: Path, capsys: p
     tracker.close()
     assert (tmp_path / "summary.json").exists()
     assert "compute floor" in capsys.readouterr().out
+
+
+def test_text_that_is_no_utf_8_reaches_the_log(tmp_path: Path) -> None:
+    """Such a folder's name comes from the system with surrogates in it."""
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.write("checkpoint", path="caf\udce9/runs", loss=float("nan"), steps=range(2))
+    log.close()
+    (event,) = read_events(path)
+    assert (event["path"], event["loss"], event["steps"]) == ("caf\udce9/runs", "NaN", [0, 1])

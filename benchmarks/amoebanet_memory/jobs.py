@@ -90,7 +90,7 @@ def measure(world: World, job: Job) -> Held:
             kind="gpipe",
             loss=loss,
             group=group,
-            checkpoint=setting.checkpoint,
+            recompute=setting.checkpoint,
         )
         for stage in pipeline.stages:
             stage.to(world.device)

@@ -70,7 +70,7 @@ class Ours:
             kind=kind,
             loss=self._loss,
             group=group,
-            checkpoint=checkpoint,
+            recompute=checkpoint,
         )
         self._batch = batch
         self._num_microbatches = num_microbatches

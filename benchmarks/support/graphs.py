@@ -139,7 +139,7 @@ class GraphBench:
             kind="gpipe",
             loss=cross_entropy_of(setting.batch_size),
             group=group,
-            checkpoint=setting.checkpoint,
+            recompute=setting.checkpoint,
         )
 
     def reset(self, *, seed: int) -> None:

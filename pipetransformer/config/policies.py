@@ -66,7 +66,7 @@ def _imported(path: str) -> Any:
     # Note: a rank runs main_xx.py, so that its path begins with that file's folder, the launcher's with this one. It
     # stays on the path: the user's module may import its neighbours later.
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     module, _, name = path.partition(":")
     try:
         policy = getattr(importlib.import_module(module), name, None)

@@ -163,7 +163,10 @@ class Engine:
         self.forget()
 
     def forget(self) -> None:
-        """Leaves the plan. Every rank has memory for the whole model then, and no optimizer state."""
+        """Leaves the plan and the optimizer state. Every rank gets memory for the whole model.
+
+        Units that it did not hold are uninitialised until a checkpoint fills them.
+        """
         self.close()
         self.autodp.forget()
 

@@ -1,6 +1,12 @@
-"""The events of a run, which the trainer tells to its listeners.
+"""The events of a run, as the trainer tells them to its listeners.
 
-Every rank tells the same events in the same order. So a listener may be collective, as the report is.
+Every rank tells the same events in the same order. Thus a listener may be collective, as the report is. The report
+writes most of them to ``events.jsonl``, under these names:
+
+    Measured  calibration      Decided  freeze_decision    Moved          transition       Evaluated  evaluation
+    Resumed   resume           Held     held               Advanced       advance          Saved      checkpoint
+    TrainingStarts  run        Adopted  plan               CacheDeclined  cache_declined   Finished   end
+    Logged    steps
 """
 
 from __future__ import annotations
@@ -198,7 +204,7 @@ class Stepped(Event):
         step: number of steps done, this one included.
         epoch: the epoch of the step, from 0.
         plan: the plan of the step.
-        batch: this rank's part of the global batch.
+        batch: this rank's part of the global batch. Its tensors may be reused for later batches: do not keep them.
         read_bytes: bytes read from the cache for the global batch.
     """
 
@@ -210,7 +216,7 @@ class Stepped(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Paused(Event):
+class Logged(Event):
     """Some steps are done, all under one plan, and their figures are to be recorded.
 
     Attributes:

@@ -61,7 +61,7 @@ class Report:
         self._tracker = Tracker(None)
 
     def __call__(self, event: events.Event) -> None:
-        """Records an event. Collective for ``Opened``, ``Paused`` and ``Finished``."""
+        """Records an event. Collective for ``Opened``, ``Logged`` and ``Finished``."""
         _HEARD[type(event)](self, event)
 
     def state_dict(self) -> dict[str, Any]:
@@ -271,7 +271,7 @@ class Report:
                 dp=plan.dp,
             )
 
-    def _paused(self, event: events.Paused) -> None:
+    def _logged(self, event: events.Logged) -> None:
         """Collective. Records the steps since the last pause."""
         found = gather_steps(event, num_steps=self._since_steps, hits=self._hits, misses=self._misses)
         self.totals.hits += found.hits
@@ -383,7 +383,7 @@ _HEARD: Mapping[type[events.Event], Callable[[Report, Any], None]] = {
     events.CacheDeclined: Report._cache_declined,
     events.DecisionEnds: Report._decision_ends,
     events.Stepped: Report._stepped,
-    events.Paused: Report._paused,
+    events.Logged: Report._logged,
     events.Trained: Report._trained,
     events.Evaluated: Report._evaluated,
     events.Saved: Report._saved,

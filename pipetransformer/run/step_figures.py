@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from pipetransformer.engine import PhaseSeconds
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.run.events import Paused
+from pipetransformer.run.events import Logged
 from pipetransformer.run.tracking import train_metrics
 
 
@@ -65,7 +65,7 @@ class StepFigures:
         )
 
 
-def gather_steps(pause: Paused, *, num_steps: int, hits: int, misses: int) -> StepFigures:
+def gather_steps(pause: Logged, *, num_steps: int, hits: int, misses: int) -> StepFigures:
     """Collective. Gathers the figures of the steps before ``pause`` from all ranks.
 
     Args:

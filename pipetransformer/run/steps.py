@@ -68,7 +68,7 @@ class StepRunner:
                 self._guards.check_loss()
             if step % self._log_every == 0 or step == stop:
                 self._guards.check_losses()
-                self._pause(step, seconds=clock() - paused)
+                self._log(step, seconds=clock() - paused)
                 paused = clock()
         incoming.close()
         self._autopipe.trained(plan, batches)
@@ -76,11 +76,11 @@ class StepRunner:
         epoch_samples = len(engine.datasets["train"]) if calendar.ends_epoch(stop) else None
         self._tell(events.Trained(clock() - start, epoch_samples))
 
-    def _pause(self, step: int, *, seconds: float) -> None:
+    def _log(self, step: int, *, seconds: float) -> None:
         """Collective. Tells the figures of the steps since the last pause."""
         objective, phases = self._engine.objective, self._engine.stepper.seconds
         sums = float(objective.loss_sum), float(objective.num_correct), float(objective.num_samples)
-        self._tell(events.Paused(step, self._engine.plan, *sums, phases, seconds))
+        self._tell(events.Logged(step, self._engine.plan, *sums, phases, seconds))
         objective.clear()
         self._autopipe.spent(phases)
         self._engine.stepper.seconds = PhaseSeconds()

@@ -38,10 +38,10 @@ def check_schedule(kind: str, *, num_stages: int, num_ranks: int, num_microbatch
 def check_recomputation(mode: str, graph: Graph) -> None:
     """Refuses an unknown ``mode``, and one that repeats a forward with changes of its own. Raises UserError."""
     if mode not in MODES:
-        raise UserError(f"checkpoint: {mode} is not allowed; give one of {', '.join(MODES)}")
+        raise UserError(f"recompute: {mode} is not allowed; give one of {', '.join(MODES)}")
     if mode != "never" and graph.program.changing:
         raise UserError(
-            f"checkpoint: {mode} would change the buffer {graph.program.changing[0]} twice, which the model changes in "
+            f"recompute: {mode} would change the buffer {graph.program.changing[0]} twice, which the model changes in "
             "its forward; give never"
         )
 

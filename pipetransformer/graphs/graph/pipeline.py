@@ -31,10 +31,10 @@ class GraphPipeline:
         loss: loss of one micro-batch's output and target; divides by the size of the whole batch itself.
         group: the ranks of the pipeline.
         stages_per_rank: stages of each rank (v).
-        checkpoint: choice of recomputed activations, one of ``adapter.MODES``; block by block (``Graph.segments``).
+        recompute: choice of recomputed activations, one of ``adapter.MODES``; block by block (``Graph.segments``).
 
     Raises:
-        UserError: on all ranks alike, where the schedule does not run with these numbers, where ``checkpoint`` is no
+        UserError: on all ranks alike, where the schedule does not run with these numbers, where ``recompute`` is no
             mode or the model's forward cannot run twice, and where a cut sends what this version of torch cannot.
     """
 
@@ -48,9 +48,9 @@ class GraphPipeline:
         loss: Loss,
         group: dist.ProcessGroup | None,
         stages_per_rank: int = 1,
-        checkpoint: str = "never",
+        recompute: str = "never",
     ) -> None:
-        check_recomputation(checkpoint, graph)
+        check_recomputation(recompute, graph)
         check_gradients(graph, boundaries)
         place, num_ranks = (dist.get_rank(group), dist.get_world_size(group)) if boundaries else (0, 1)
         self._num_stages = len(boundaries) + 1
@@ -61,7 +61,7 @@ class GraphPipeline:
             num_microbatches=num_microbatches,
             stages_per_rank=stages_per_rank,
         )
-        again = None if checkpoint == "never" else Recompute(checkpoint, context_fn=recomputing)
+        again = None if recompute == "never" else Recompute(recompute, context_fn=recomputing)
         units = graph.stages(boundaries)
         self._indices = range(place, self._num_stages, num_ranks)
         self.stages = tuple(GraphStage(graph, units[i].start, units[i].stop, around=again) for i in self._indices)

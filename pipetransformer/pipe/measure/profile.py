@@ -84,7 +84,7 @@ def costs_key(config: Config) -> dict[str, object]:
         "precision": config.train.precision,
         "optimizer": [config.train.optimizer, config.train.momentum > 0],
         "weights_apart": _weights_apart(config),
-        "checkpoint": config.pipe.recompute,
+        "recompute": config.pipe.recompute,
         "units": config.pipe.units,
     }
 

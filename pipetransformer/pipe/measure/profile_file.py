@@ -87,7 +87,11 @@ def load_profile(path: Path) -> Profile:
         fields = json.loads(path.read_text())
         if fields["version"] != _VERSION:
             raise ValueError(f"version {fields['version']}")
-        return TypeAdapter(Profile).validate_python(fields)
+        del fields["version"]
+        profile = TypeAdapter(Profile).validate_python(fields)
+        if json.loads(json.dumps(asdict(profile))) != fields:  # a key too many, or too few
+            raise ValueError("other keys than a profile has")
+        return profile
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give a profile that was saved") from error
     except (ValueError, KeyError, TypeError) as error:

@@ -293,12 +293,13 @@ class Planner:
         first = self.first_plan(costs, {})
         if frozen == 0:
             return first.prediction
-
-        def options(blocks: int) -> dict[int | None, float]:
-            return dict.fromkeys(cached_choices(blocks, held=None) if has_cache else (None,), 0.0)
-
-        settled = self.settle(frozen, current=first.plan, options=options, outlook=Outlook(costs, 10**9))
-        return settled.choice.prediction if settled.choice is not None and settled.frozen == frozen else None
+        if frozen > self.max_frozen(first.plan):
+            return None
+        options = dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
+        choice = self.next_plan(
+            frozen, cached_options=options, current=first.plan, outlook=Outlook(costs, remaining_steps=10**9)
+        )
+        return None if choice is None else choice.prediction
 
     def _choose(
         self,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import from_json, to_json
+from pydantic_core import to_jsonable_python
 
 from pipetransformer.errors import UserError, writing
 
@@ -49,16 +50,20 @@ def to_plain(value: Any) -> Any:
     can read.
 
     Raises:
-        ValueError: for any other type.
+        TypeError: for any other type.
     """
-    return from_json(to_json(value, inf_nan_mode="strings", fallback=_numbers))
+    return json.loads(json.dumps(to_jsonable_python(value, fallback=_other)), parse_constant=str)
 
 
-def _numbers(value: Any) -> Any:
-    """The numbers of an array or a scalar of numpy or torch. Raises TypeError for any other type."""
-    if not hasattr(value, "tolist"):
-        raise TypeError(f"{type(value).__name__} has no plain form")
-    return value.tolist()
+def _other(value: Any) -> Any:
+    """Of numpy's and torch's arrays and scalars, and of mappings and ranges."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, range):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} has no plain form")
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
