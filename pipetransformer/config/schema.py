@@ -17,7 +17,7 @@ from pipetransformer.config.datasets import DATASETS, Task
 from pipetransformer.config.policies import POLICIES, chosen_policy
 from pipetransformer.config.quantities import Interval
 from pipetransformer.config.registry import CLASS_PATH
-from pipetransformer.config.renamed import new_keys, with_new_names
+from pipetransformer.config.renamed import RENAMED, new_keys, with_new_names
 from pipetransformer.config.types import (
     Count,
     CountOrZero,
@@ -375,6 +375,7 @@ def config_page() -> str:
         "",
         "A configuration is a YAML file of sections. Any key can be set on the command line, after the file:",
         "`train.lr=1e-3`, `'model.kwargs={patch_size: 4}'`, `model.kwargs.patch_size=4`, `run.id=null`. The value is",
-        "YAML; a mapping replaces the one in the file. A key that is not listed here is refused.",
+        "YAML; a mapping replaces the one in the file. A key that is not listed here is refused, but for an old name:",
+        "; ".join(f"`{old}` is read as `{new}`" for old, new in RENAMED.items()) + ".",
     )
     return reference(Config, head=head, command="python -m pipetransformer.config > docs/config.md")
