@@ -137,7 +137,7 @@ def test_a_mistake_that_every_rank_finds_is_told_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "line"),
     [
-        ("one_raises", "rank 1: ValueError: the cause"),
+        pytest.param("one_raises", "rank 1: ValueError: the cause", marks=pytest.mark.full),
         ("one_is_killed", "rank 1: ended by SIGKILL (out of memory?)"),
         ("one_will_not_listen", "rank 1: ValueError: the cause"),
     ],
@@ -150,7 +150,7 @@ def test_a_failed_rank_ends_the_job_with_its_cause_as_the_last_line(tmp_path: Pa
     assert sum("Traceback" in told for told in lines) == (0 if how == "one_is_killed" else 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGTERM])
 def test_a_signal_ends_ranks_that_wait_in_a_collective(tmp_path: Path, number: signal.Signals) -> None:
     with start(tmp_path, "all_wait_for_each_other") as process:
         pids = [_await_pid(tmp_path / f"ready_{rank}") for rank in (0, 1)]

@@ -113,7 +113,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("num_nodes", [2, 3])
+@pytest.mark.parametrize("num_nodes", [pytest.param(2, marks=pytest.mark.full), 3])
 def test_launches_form_one_job_that_node_0_names(config: Path, num_nodes: int) -> None:
     nodes = [(1, num_nodes, rank, f"name{rank}") for rank in range(num_nodes)]
     ended = launched(config, free_port(), nodes)
@@ -154,17 +154,21 @@ def test_launches_train_as_the_plain_loop(
 @pytest.mark.parametrize(
     ("nodes", "line"),
     [
-        ([(1, 3, 0, "a"), (1, 3, 2, "b")], "NNODES: node 1 of 3 did not come within run.timeout (20 s); start it, or"),
+        ([(1, 3, 0, "a"), (1, 3, 2, "b")], "NNODES: node 1 of 3 did not come within run.timeout (12 s); start it, or"),
         ([(1, 2, 1, "b"), (1, 2, 1, "c"), (1, 2, 0, "a")], "NODE_RANK: two nodes say that they are node 1; number"),
         ([(1, 2, 0, "a"), (1, 3, 1, "b")], "NNODES: node 1 says 3 and node 0 2; give all the same"),
-        ([(1, 2, 0, "a"), (2, 2, 1, "b")], "NPROC: node 1 says 2 and node 0 1; give all the same"),
+        pytest.param(
+            [(1, 2, 0, "a"), (2, 2, 1, "b")],
+            "NPROC: node 1 says 2 and node 0 1; give all the same",
+            marks=pytest.mark.full,
+        ),
         ([(1, 2, 0, "a"), (1, 2, 1, "b", "train.lr=0.5")], "train.lr: node 1 says 0.5 and node 0 0.001; give all the"),
     ],
 )
 def test_nodes_that_do_not_agree_are_named_on_all_of_them(
     config: Path, nodes: list[tuple[int, int, int, str]], line: str
 ) -> None:
-    ended = launched(config, free_port(), nodes, "run.timeout=20")
+    ended = launched(config, free_port(), nodes, "run.timeout=12")
     assert all(code != 0 for code, _, _ in ended)
     told = [err.strip().splitlines()[-1] for _, _, err in ended]
     assert all(text.startswith("error: ") and line in text for text in told), told
