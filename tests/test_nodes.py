@@ -154,7 +154,10 @@ def test_launches_train_as_the_plain_loop(
 @pytest.mark.parametrize(
     ("nodes", "line"),
     [
-        ([(1, 3, 0, "a"), (1, 3, 2, "b")], "NNODES: node 1 of 3 did not come within run.timeout (12 s); start it, or"),
+        (
+            [(1, 3, 0, "a", "run.timeout=12"), (1, 3, 2, "b", "run.timeout=12")],
+            "NNODES: node 1 of 3 did not come within run.timeout (12 s); start it, or",
+        ),
         ([(1, 2, 1, "b"), (1, 2, 1, "c"), (1, 2, 0, "a")], "NODE_RANK: two nodes say that they are node 1; number"),
         ([(1, 2, 0, "a"), (1, 3, 1, "b")], "NNODES: node 1 says 3 and node 0 2; give all the same"),
         pytest.param(
@@ -168,7 +171,7 @@ def test_launches_train_as_the_plain_loop(
 def test_nodes_that_do_not_agree_are_named_on_all_of_them(
     config: Path, nodes: list[tuple[int, int, int, str]], line: str
 ) -> None:
-    ended = launched(config, free_port(), nodes, "run.timeout=12")
+    ended = launched(config, free_port(), nodes, "run.timeout=20")
     assert all(code != 0 for code, _, _ in ended)
     told = [err.strip().splitlines()[-1] for _, _, err in ended]
     assert all(text.startswith("error: ") and line in text for text in told), told
