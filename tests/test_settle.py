@@ -1,0 +1,66 @@
+"""How many blocks freeze: as many as are wanted, as far as some plan takes them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from test_planner import JOB, make_planner, plan_after
+
+from pipetransformer.errors import UserError
+from pipetransformer.pipe.planner.choice import Outlook, Planner
+from pipetransformer.pipe.planner.costs import JobCosts
+from pipetransformer.plan import ParallelPlan
+
+
+def settled(controller: Planner, wanted: int, current: ParallelPlan, *, costs: JobCosts = JOB) -> tuple[int, str, bool]:
+    """(n from now on, the obstacle, whether another plan is taken)."""
+    found = controller.settle(wanted, current=current, options=lambda n: {None: 0.0}, outlook=Outlook(costs, 100))
+    assert found.choice is None or found.choice.plan.frozen == found.frozen
+    return found.frozen, found.reason, found.choice is not None
+
+
+def test_as_many_blocks_freeze_as_are_wanted() -> None:
+    controller = make_planner()
+    plan = controller.first_plan(JOB, {}).plan
+    assert settled(controller, 4, plan) == (4, "", True)
+    assert settled(controller, 0, plan) == (0, "", False)
+    assert settled(controller, 2, replace(plan, frozen=4)) == (2, "", True), "blocks thaw"
+
+
+def test_a_kept_pipeline_keeps_a_unit_for_each_stage() -> None:
+    controller = make_planner(pipe={"initial_length": 4}, dp={"enabled": False})
+    plan = controller.first_plan(JOB, {}).plan
+    assert plan.pp == 4 and controller.max_frozen(plan) == 3
+    kept = "the pipeline that is kept needs a unit for each stage"
+    assert settled(controller, 6, plan) == (3, kept, True)
+    assert settled(controller, 6, plan_after(controller, 3, plan)) == (3, kept, False)
+
+
+def test_a_prefix_that_fits_in_no_layout_freezes_as_far_as_one_does() -> None:
+    """Every rank holds the prefix; the unfrozen model is cut, so that four ranks hold it."""
+    heavy = replace(JOB, parameter_bytes=tuple(10_000 for _ in JOB.parameter_bytes))
+    limits = [
+        (n, controller)
+        for limit in range(60_000, 400_000, 10_000)
+        if (controller := make_planner(pipe={"memory_limit": limit, "initial_length": 4}))
+        and (n := frozen_under(controller, heavy)) is not None
+    ]
+    most = [n for n, _ in limits]
+    assert min(most) < 6 == max(most), "no limit stops freezing, or all do"
+    for n, controller in limits:
+        plan = controller.first_plan(heavy, {}).plan
+        reason = "" if n == 6 else "no layout fits in memory"
+        assert settled(controller, 6, plan, costs=heavy) == (n, reason, n > 0)
+
+
+def frozen_under(controller: Planner, costs: JobCosts) -> int | None:
+    """The most blocks that some plan takes, asked one by one; None where the unfrozen model fits in none."""
+    try:
+        plan = controller.first_plan(costs, {}).plan
+    except UserError:
+        return None
+    outlook = Outlook(costs, 100)
+    taken = (
+        n for n in range(6, 0, -1) if controller.next_plan(n, cached_options={None: 0.0}, current=plan, outlook=outlook)
+    )
+    return next(taken, 0)
