@@ -64,3 +64,25 @@ def frozen_under(controller: Planner, costs: JobCosts) -> int | None:
         n for n in range(6, 0, -1) if controller.next_plan(n, cached_options={None: 0.0}, current=plan, outlook=outlook)
     )
     return next(taken, 0)
+
+
+def test_no_fewer_blocks_are_searched_than_are_worth_it() -> None:
+    heavy = replace(JOB, parameter_bytes=tuple(10_000 for _ in JOB.parameter_bytes))
+    controller = next(
+        controller
+        for limit in range(60_000, 400_000, 10_000)
+        if (controller := make_planner(pipe={"memory_limit": limit, "initial_length": 4}))
+        and frozen_under(controller, heavy) in range(1, 6)
+    )
+    most, plan = frozen_under(controller, heavy), controller.first_plan(heavy, {}).plan
+    asked: list[int] = []
+
+    def options(blocks: int) -> dict[int | None, float]:
+        asked.append(blocks)
+        return {None: 0.0}
+
+    found = controller.settle(6, current=plan, options=options, outlook=Outlook(heavy, 100), least=6)
+    assert (found.choice, asked) == (None, [6])
+    assert controller.steady_plan(6, costs=heavy, has_cache=False) is None
+    steady = controller.steady_plan(most or 0, costs=heavy, has_cache=False)
+    assert steady is not None and steady.plan.frozen == most

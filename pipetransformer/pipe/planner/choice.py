@@ -249,6 +249,7 @@ class Planner:
         current: ParallelPlan,
         options: Callable[[int], Mapping[int | None, float]],
         outlook: Outlook,
+        least: int = 0,
     ) -> Settled:
         """Decides how many of the ``wanted`` blocks freeze, and the plan for them.
 
@@ -257,10 +258,11 @@ class Planner:
 
         Args:
             options: gives ``cached_options`` of ``next_plan`` for a number of frozen blocks.
+            least: the fewest blocks that are worth a search.
         """
         now = current.frozen
         most = min(wanted, self.max_frozen(current))
-        candidates = range(most, now, -1) if most > now else range(most, min(most + 1, now))
+        candidates = range(most, max(now, least - 1), -1) if most > now else range(most, min(most + 1, now))
         plans = (
             self.next_plan(frozen, cached_options=options(frozen), current=current, outlook=outlook)
             for frozen in candidates
@@ -293,13 +295,10 @@ class Planner:
         first = self.first_plan(costs, {})
         if frozen == 0:
             return first.prediction
-        if frozen > self.max_frozen(first.plan):
-            return None
         options = dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
-        choice = self.next_plan(
-            frozen, cached_options=options, current=first.plan, outlook=Outlook(costs, remaining_steps=10**9)
-        )
-        return None if choice is None else choice.prediction
+        outlook = Outlook(costs, remaining_steps=10**9)
+        settled = self.settle(frozen, current=first.plan, options=lambda _: options, outlook=outlook, least=frozen)
+        return None if settled.choice is None else settled.choice.prediction
 
     def _choose(
         self,
