@@ -113,7 +113,8 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("num_nodes", [pytest.param(2, marks=pytest.mark.full), 3])
+@pytest.mark.full
+@pytest.mark.parametrize("num_nodes", [2, 3])
 def test_launches_form_one_job_that_node_0_names(config: Path, num_nodes: int) -> None:
     nodes = [(1, num_nodes, rank, f"name{rank}") for rank in range(num_nodes)]
     ended = launched(config, free_port(), nodes)
@@ -182,6 +183,9 @@ def test_a_node_that_nobody_counts_on_is_told_and_the_others_train(config: Path)
     ended = launched(config, free_port(), [(1, 2, 1, "b"), (1, 3, 2, "c"), (1, 2, 0, "a")])
     assert [code for code, _, _ in ended] == [0, 2, 0], ended
     assert ended[1][2] == "error: NNODES: node 2 says 3 and node 0 2; give all the same\n"
+    assert [path.name for path in (config.parent / "runs").iterdir()] == ["a"]
+    summary = json.loads((config.parent / "runs" / "a" / "summary.json").read_text())
+    assert summary["world_size"] == 2
 
 
 def test_nodes_with_other_files_are_named(tmp_path: Path, texts: str) -> None:
