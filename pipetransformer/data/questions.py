@@ -6,16 +6,17 @@ the best span over all windows of its question.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipetransformer.data.dataset import Dataset
-from pipetransformer.data.prepared import Lead, Prepared, alone, prepared
+from pipetransformer.data.prepared import Lead, Prepared, alone
 from pipetransformer.data.reader import QuestionReader, reader_of
 from pipetransformer.data.reading import Question
-from pipetransformer.data.tokens import TokenDataset, check_tokenizer, ragged, tokenizer_identity
+from pipetransformer.data.tokens import TokenDataset, check_tokenizer, ragged, token_arrays
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,8 +57,7 @@ class SquadDataset(TokenDataset):
             max_length=max_length,
         )
         self._question, self._offsets = source.arrays["question"], source.arrays["offsets"]
-        self._read = read
-        self._questions: list[Question] | None = None
+        self._read = cache(read)
 
     def measure(self, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         """Official exact match and F1, in per cent, by torchmetrics.
@@ -67,9 +67,7 @@ class SquadDataset(TokenDataset):
         """
         from torchmetrics.functional.text import squad
 
-        if self._questions is None:
-            self._questions = self._read()
-        questions = self._questions
+        questions = self._read()
         windows: list[list[int]] = [[] for _ in questions]
         for window, question in enumerate(self._question.tolist()):
             windows[question].append(window)
@@ -78,16 +76,10 @@ class SquadDataset(TokenDataset):
             for question, own in zip(questions, windows, strict=True)
         }
         told: list[Any] = [{"prediction_text": text, "id": id_} for id_, text in self.predictions.items()]
-        wanted: list[Any] = [
-            {
-                "id": question.id,
-                "answers": {
-                    "text": [text for text, _ in question.answers],
-                    "answer_start": [start for _, start in question.answers],
-                },
-            }
-            for question in questions
-        ]
+        wanted: list[Any] = []
+        for question in questions:
+            texts, starts = zip(*question.answers)
+            wanted.append({"id": question.id, "answers": {"text": list(texts), "answer_start": list(starts)}})
         scores = squad(told, wanted)
         return {name: float(scores[name]) for name in self.metric_names}
 
@@ -129,24 +121,22 @@ def load_squad(data: DataConfig, *, tokenizer: PreTrainedTokenizerFast, lead: Le
         )
     reader = _reader(data)
     splits: dict[str, Dataset] = {}
-    for split, max_samples in (("train", data.max_train_samples), ("eval", data.max_eval_samples)):
-
-        def read(split: str = split, max_samples: int | None = max_samples) -> list[Question]:
-            return read_squad(data, split=split, max_samples=max_samples)
-
-        def key(split: str = split, max_samples: int | None = max_samples) -> object:
-            source = reader.digest(split)
-            content = source if source is not None else repr(read(split, max_samples))
-            return ("squad", content, tokenizer_identity(tokenizer), data.max_length, data.stride, max_samples)
-
-        def build(split: str = split, max_samples: int | None = max_samples) -> Mapping[str, np.ndarray]:
-            return _windows(read(split, max_samples), tokenizer, max_length=data.max_length, stride=data.stride)
-
-        splits[split] = SquadDataset(
-            prepared(key, build, lead=lead),
+    for split in reader.splits:
+        max_samples = reader.max_samples(split)
+        read = partial(read_squad, data, split=split, max_samples=max_samples)
+        arrays = token_arrays(
+            "squad",
+            reader,
+            split,
             read=read,
-            padding_id=int(tokenizer.pad_token_id),
-            max_length=data.max_length,
+            content=repr,
+            build=lambda questions: _windows(questions, tokenizer, max_length=data.max_length, stride=data.stride),
+            tokenizer=tokenizer,
+            settings=(data.max_length, data.stride, max_samples),
+            lead=lead,
+        )
+        splits[split] = SquadDataset(
+            arrays, read=read, padding_id=int(tokenizer.pad_token_id), max_length=data.max_length
         )
     return splits
 
@@ -158,7 +148,7 @@ def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> list
         UserError: naming the file and the question; for an answer, too, that is not where it says it is.
     """
     reader = _reader(data)
-    source, found = reader.place(split), reader.read(split, max_samples=max_samples)
+    found, source = reader.read(split, max_samples=max_samples), reader.place(split)
     questions, names = list[Question](), set[str]()
     for question in found:
         if len(questions) == max_samples:

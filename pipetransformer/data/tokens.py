@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
 from pipetransformer.data.batches import bucket_edges
 from pipetransformer.data.dataset import Dataset, Kind
-from pipetransformer.data.prepared import Prepared
+from pipetransformer.data.prepared import Lead, Prepared, prepared
+from pipetransformer.data.reader import QuestionReader, TextReader
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+Samples = TypeVar("Samples")
 
 
 class TokenDataset(Dataset):
@@ -76,7 +80,34 @@ def ragged(token_ids: Sequence[Sequence[int]], token_types: Sequence[Sequence[in
     }
 
 
-def tokenizer_identity(tokenizer: PreTrainedTokenizerFast) -> str:
+def token_arrays(
+    kind: str,
+    reader: TextReader | QuestionReader,
+    split: str,
+    *,
+    read: Callable[[], Samples],
+    content: Callable[[Samples], str],
+    build: Callable[[Samples], Mapping[str, np.ndarray]],
+    tokenizer: PreTrainedTokenizerFast,
+    settings: tuple[object, ...],
+    lead: Lead,
+) -> Prepared:
+    """The arrays that ``build`` makes of what ``read`` gives, made once per node.
+
+    Args:
+        content: what the arrays depend on of samples from the hub, which may change under their id.
+        settings: what they depend on beside the samples and the tokenizer.
+    """
+    read = cache(read)
+
+    def key() -> object:
+        source = reader.digest(split)
+        return (kind, content(read()) if source is None else source, _identity(tokenizer), *settings)
+
+    return prepared(key, lambda: build(read()), lead=lead)
+
+
+def _identity(tokenizer: PreTrainedTokenizerFast) -> str:
     """All that a fast tokenizer's results depend on, without the state that its last call left in it."""
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     del settings["truncation"], settings["padding"]
