@@ -24,8 +24,6 @@ from pipetransformer.data.reader import PictureReader, PictureSplit
 from pipetransformer.data.reading import channels_first, decoded, one_line, require_columns, table_labels
 from pipetransformer.errors import UserError
 
-CIFAR10_NAMES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())  # noqa: SIM905
-
 # The official fine labels: their order (alphabetical) is their number.
 CIFAR100_NAMES = tuple(
     """
@@ -60,7 +58,7 @@ class Cifar:
 
 CIFAR = {
     "cifar10": Cifar(
-        names=CIFAR10_NAMES,
+        names=tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),  # noqa: SIM905
         hub_id="uoft-cs/cifar10",
         label="label",
         archive="cifar-10-batches-py",

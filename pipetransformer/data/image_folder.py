@@ -13,7 +13,6 @@ from pipetransformer.errors import UserError
 
 _SPLITS = {"train": ("train",), "eval": ("val", "validation", "dev", "test")}
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
-_RESAMPLING = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
 class FolderReader(PictureReader):
@@ -34,7 +33,7 @@ class FolderReader(PictureReader):
             scale = size / min(picture.size)
             wide, high = (max(size, round(side * scale)) for side in picture.size)
             left, top = (wide - size) // 2, (high - size) // 2
-            small = picture.resize((wide, high), resample=_RESAMPLING[wanted.interpolation])
+            small = picture.resize((wide, high), resample=Image.Resampling[wanted.interpolation.upper()])
             pictures[row] = channels_first(small.crop((left, top, left + size, top + size)))
         return {"pictures": pictures, "labels": np.array([label for _, label in files], dtype=np.int64)}
 

@@ -133,8 +133,7 @@ def load_image_data(
     Args:
         seed: of the augmentation, which only training pictures get.
     """
-    reader = reader_of(data)
-    assert isinstance(reader, PictureReader), reader
+    reader: PictureReader = reader_of(data)
     splits: dict[str, Dataset] = {}
     for split in reader.splits:
         wanted = PictureSplit(

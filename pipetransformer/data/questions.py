@@ -119,7 +119,7 @@ def load_squad(data: DataConfig, *, tokenizer: PreTrainedTokenizerFast, lead: Le
         raise UserError(
             f"data.stride: {data.stride} is not allowed; give at least 1 and less than half of data.max_length"
         )
-    reader = _reader(data)
+    reader: QuestionReader = reader_of(data)
     splits: dict[str, Dataset] = {}
     for split in reader.splits:
         max_samples = reader.max_samples(split)
@@ -147,7 +147,7 @@ def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> list
     Raises:
         UserError: naming the file and the question; for an answer, too, that is not where it says it is.
     """
-    reader = _reader(data)
+    reader: QuestionReader = reader_of(data)
     found, source = reader.read(split, max_samples=max_samples), reader.place(split)
     questions, names = list[Question](), set[str]()
     for question in found:
@@ -167,12 +167,6 @@ def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> list
     if not questions:
         raise UserError(f"{source}: holds no questions; at least 1 is needed")
     return questions
-
-
-def _reader(data: DataConfig) -> QuestionReader:
-    reader = reader_of(data)
-    assert isinstance(reader, QuestionReader), reader
-    return reader
 
 
 def _windows(

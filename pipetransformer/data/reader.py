@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -177,7 +178,6 @@ class QuestionReader(_FileReader):
         """At least the first ``max_samples`` questions of a split. Raises UserError."""
 
 
-def reader_of(data: DataConfig) -> Reader:
-    """The reader of the dataset that ``data`` names."""
-    reader: Reader = resolve(DATASETS[data.name].reader)(data)
-    return reader
+def reader_of(data: DataConfig) -> Any:
+    """The reader of the dataset that ``data`` names: of the kind of its task."""
+    return resolve(DATASETS[data.name].reader)(data)

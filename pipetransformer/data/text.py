@@ -26,8 +26,7 @@ def load_text_data(
 ) -> dict[str, Dataset]:
     """The splits of the dataset that ``data`` names: ``train``, ``eval`` and, of MNLI, ``mismatched``."""
     check_tokenizer(tokenizer, max_length=data.max_length)
-    reader = reader_of(data)
-    assert isinstance(reader, TextReader), reader
+    reader: TextReader = reader_of(data)
     splits: dict[str, Dataset] = {}
     for split in reader.splits:
         max_samples = reader.max_samples(split)
