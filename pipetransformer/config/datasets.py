@@ -34,12 +34,12 @@ def _ours(task: Task, reader: str, *, kind: Kind = "classes") -> DatasetEntry:
     return DatasetEntry(task, kind, f"pipetransformer.data.{reader}")
 
 
-_CIFAR = _ours("image_classification", "cifar:CifarReader")
 _GLUE = _ours("text_classification", "glue:GlueReader")
 DATASETS: Registry[DatasetEntry] = Registry(
     {
         "digits": _ours("image_classification", "digits:DigitsReader"),
-        **dict.fromkeys(("cifar10", "cifar100"), _CIFAR),
+        "cifar10": _ours("image_classification", "cifar:CifarReader"),
+        "cifar100": _ours("image_classification", "cifar:Cifar100Reader"),
         "image_folder": _ours("image_classification", "image_folder:FolderReader"),
         **dict.fromkeys(("cola", "sst2", "mrpc"), _GLUE),
         "stsb": _ours("text_classification", "glue:GlueReader", kind="scores"),

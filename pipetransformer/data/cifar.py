@@ -9,7 +9,6 @@ import pickle
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from pipetransformer.config import DataConfig
 from pipetransformer.data.prepared import file_digest
 from pipetransformer.data.reader import PictureReader, PictureSplit
 from pipetransformer.data.reading import channels_first, decoded, one_line, require_columns, table_labels
@@ -38,72 +36,44 @@ CIFAR100_NAMES = tuple(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Cifar:
-    """One of the two datasets.
+class CifarReader(PictureReader):
+    """CIFAR-10. Files are shuffled already, so that leading rows are a fair sample; rows after them are not decoded.
 
     Attributes:
-        hub_id, label: its place on the hub, and the column of the class there and in parquet files.
+        label: the column of the class on the hub and in parquet files.
         archive, key: folder of the official archive, and the entry of the class in it.
         batches: files of the archive, by split.
     """
 
-    names: tuple[str, ...]
-    hub_id: str
-    label: str
-    archive: str
-    key: str
-    batches: Mapping[str, tuple[str, ...]]
-
-
-CIFAR = {
-    "cifar10": Cifar(
-        names=tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),  # noqa: SIM905
-        hub_id="uoft-cs/cifar10",
-        label="label",
-        archive="cifar-10-batches-py",
-        key="labels",
-        batches={"train": tuple(f"data_batch_{n}" for n in range(1, 6)), "eval": ("test_batch",)},
-    ),
-    "cifar100": Cifar(
-        names=CIFAR100_NAMES,
-        hub_id="uoft-cs/cifar100",
-        label="fine_label",
-        archive="cifar-100-python",
-        key="fine_labels",
-        batches={"train": ("train",), "eval": ("test",)},
-    ),
-}
-
-
-class CifarReader(PictureReader):
-    """Files are shuffled already, so that leading rows are a fair sample; rows after them are not decoded."""
-
+    names: tuple[str, ...] = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())  # noqa: SIM905
+    hub_id = "uoft-cs/cifar10"
     hub_splits = {"train": "train", "eval": "test"}
-
-    def __init__(self, data: DataConfig) -> None:
-        super().__init__(data)
-        self._cifar = CIFAR[data.name]
-        self.names, self.hub_id = self._cifar.names, self._cifar.hub_id
+    label = "label"
+    archive = "cifar-10-batches-py"
+    key = "labels"
+    batches: Mapping[str, tuple[str, ...]] = {
+        "train": tuple(f"data_batch_{n}" for n in range(1, 6)),
+        "eval": ("test_batch",),
+    }
 
     def label_names(self) -> tuple[str, ...]:
         """The class names in a local parquet file's metadata, where ``datasets`` puts them, else the official ones."""
         if isinstance(self.location, str) or self._archive() is not None:
-            return self._cifar.names
+            return self.names
         path = self._files("train")[0]
         try:
             metadata = pq.read_schema(path).metadata or {}
-            names = json.loads(metadata[b"huggingface"])["info"]["features"][self._cifar.label]["names"]
+            names = json.loads(metadata[b"huggingface"])["info"]["features"][self.label]["names"]
         except (pa.ArrowInvalid, OSError) as error:
             raise _unreadable(path, error) from error
         except (KeyError, TypeError, ValueError):
-            return self._cifar.names
+            return self.names
         return tuple(map(str, names))
 
     def read(self, wanted: PictureSplit) -> dict[str, np.ndarray]:
         if (archive := self._archive()) is not None:
             return self._from_archive(archive, wanted)
-        label, num_labels = self._cifar.label, len(wanted.label_names)
+        label, num_labels = self.label, len(wanted.label_names)
         pictures: list[np.ndarray] = []
         labels: list[np.ndarray] = []
         for source, table in self._tables(wanted):
@@ -128,18 +98,18 @@ class CifarReader(PictureReader):
             return tuple(file_digest(path) for path in self._files(wanted.split) if path.is_file())
         digest = hashlib.sha256()
         for source, table in self._tables(wanted):
-            digest.update(repr(table[self._cifar.label].to_pylist()).encode())
+            digest.update(repr(table[self.label].to_pylist()).encode())
             for encoded in _encoded(table["img"], source=source):
                 digest.update(encoded or b"")
         return digest.hexdigest()
 
     def _archive(self) -> Path | None:
         """The unpacked official archive in the local folder (or that folder itself), or the packed one."""
-        folder, name = self.location, self._cifar.archive
+        folder, name = self.location, self.archive
         if isinstance(folder, str):
             return None
         for found in (folder / name, folder):
-            if (found / self._cifar.batches["eval"][0]).is_file() and not (found / "test.parquet").is_file():
+            if (found / self.batches["eval"][0]).is_file() and not (found / "test.parquet").is_file():
                 return found
         packed = folder / f"{name.replace('-batches-py', '-python')}.tar.gz"
         return packed if packed.is_file() else None
@@ -147,7 +117,7 @@ class CifarReader(PictureReader):
     def _files(self, split: str) -> list[Path]:
         """The local files that a split is read from."""
         if (archive := self._archive()) is not None:
-            return [archive / batch for batch in self._cifar.batches[split]] if archive.is_dir() else [archive]
+            return [archive / batch for batch in self.batches[split]] if archive.is_dir() else [archive]
         folder, part = Path(self.location), self.hub_splits[split]
         whole = folder / f"{part}.parquet"
         files = [whole] if whole.is_file() else sorted(folder.glob(f"{part}-*.parquet"))
@@ -159,7 +129,7 @@ class CifarReader(PictureReader):
 
     def _tables(self, wanted: PictureSplit) -> Iterator[tuple[str, pa.Table]]:
         """The first rows, of the hub or file by file, with their place."""
-        columns, max_samples = ["img", self._cifar.label], wanted.max_samples
+        columns, max_samples = ["img", self.label], wanted.max_samples
         if isinstance(self.location, str):
             yield self.on_hub(wanted.split), self.hub_table(wanted.split, columns, max_samples=max_samples)
             return
@@ -179,20 +149,20 @@ class CifarReader(PictureReader):
     def _from_archive(self, archive: Path, wanted: PictureSplit) -> dict[str, np.ndarray]:
         pictures: list[np.ndarray] = []
         labels: list[int] = []
-        for batch in self._cifar.batches[wanted.split]:
+        for batch in self.batches[wanted.split]:
             if wanted.max_samples is not None and len(labels) >= wanted.max_samples:
                 break
             source = f"{archive}/{batch}"
             content = _unpickled(self._batch_bytes(archive, batch), source=source)
             try:
-                data, numbers = np.asarray(content[b"data"]), list(map(int, content[self._cifar.key.encode()]))
+                data, numbers = np.asarray(content[b"data"]), list(map(int, content[self.key.encode()]))
                 pictures.append(data.reshape(len(numbers), 3, 32, 32).astype(np.uint8, copy=False))
             except (KeyError, TypeError, ValueError) as error:
                 raise UserError(
                     f"{source}: is not as CIFAR's archives are ({type(error).__name__}: {error})"
                 ) from error
-            if not all(0 <= number < len(self._cifar.names) for number in numbers):
-                raise UserError(f"{source}: a label is not allowed; give 0 to {len(self._cifar.names) - 1}")
+            if not all(0 <= number < len(self.names) for number in numbers):
+                raise UserError(f"{source}: a label is not allowed; give 0 to {len(self.names) - 1}")
             labels += numbers
         table = np.concatenate(pictures)[: wanted.max_samples]
         if not len(table):
@@ -207,11 +177,22 @@ class CifarReader(PictureReader):
             if archive.is_dir():
                 return (archive / batch).read_bytes()
             with tarfile.open(archive) as packed:
-                member = packed.extractfile(f"{self._cifar.archive}/{batch}")
+                member = packed.extractfile(f"{self.archive}/{batch}")
                 assert member is not None
                 return member.read()
         except (OSError, tarfile.TarError, KeyError, EOFError, AssertionError, zlib.error) as error:
             raise UserError(f"{archive}/{batch}: cannot be read ({one_line(error)})") from error
+
+
+class Cifar100Reader(CifarReader):
+    """CIFAR-100, by its fine labels."""
+
+    names = CIFAR100_NAMES
+    hub_id = "uoft-cs/cifar100"
+    label = "fine_label"
+    archive = "cifar-100-python"
+    key = "fine_labels"
+    batches = {"train": ("train",), "eval": ("test",)}
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -44,18 +44,12 @@ class SquadDataset(TokenDataset):
     def __init__(
         self,
         source: Prepared,
+        reader: QuestionReader,
+        tokenizer: PreTrainedTokenizerFast,
         *,
         read: Callable[[], list[Question]],
-        padding_id: int,
-        max_length: int,
     ) -> None:
-        super().__init__(
-            source,
-            kind="spans",
-            metric_names=("f1", "exact_match"),
-            padding_id=padding_id,
-            max_length=max_length,
-        )
+        super().__init__(source, reader, tokenizer)
         self._question, self._offsets = source.arrays["question"], source.arrays["offsets"]
         self._read = cache(read)
 
@@ -68,12 +62,12 @@ class SquadDataset(TokenDataset):
         from torchmetrics.functional.text import squad
 
         questions = self._read()
-        windows: list[list[int]] = [[] for _ in questions]
-        for window, question in enumerate(self._question.tolist()):
-            windows[question].append(window)
+        windows: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in questions]
+        offsets = np.split(self._offsets, self._starts[1:])
+        for question_number, window in zip(self._question.tolist(), zip(outputs, offsets), strict=True):
+            windows[question_number].append(window)
         self.predictions = {
-            question.id: best_answer(question.context, [(outputs[w], self._window_offsets(w)) for w in own])
-            for question, own in zip(questions, windows, strict=True)
+            question.id: best_answer(question.context, own) for question, own in zip(questions, windows, strict=True)
         }
         told: list[Any] = [{"prediction_text": text, "id": id_} for id_, text in self.predictions.items()]
         wanted: list[Any] = []
@@ -82,10 +76,6 @@ class SquadDataset(TokenDataset):
             wanted.append({"id": question.id, "answers": {"text": list(texts), "answer_start": list(starts)}})
         scores = squad(told, wanted)
         return {name: float(scores[name]) for name in self.metric_names}
-
-    def _window_offsets(self, window: int) -> np.ndarray:
-        start = self._starts[window]
-        return self._offsets[start : start + self.num_tokens[window]]
 
 
 def best_answer(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]]) -> str:
@@ -135,9 +125,7 @@ def load_squad(data: DataConfig, *, tokenizer: PreTrainedTokenizerFast, lead: Le
             settings=(data.max_length, data.stride, max_samples),
             lead=lead,
         )
-        splits[split] = SquadDataset(
-            arrays, read=read, padding_id=int(tokenizer.pad_token_id), max_length=data.max_length
-        )
+        splits[split] = SquadDataset(arrays, reader, tokenizer, read=read)
     return splits
 
 

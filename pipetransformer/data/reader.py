@@ -133,8 +133,14 @@ class PictureReader(Reader, ABC):
         return [hashlib.sha256(array.tobytes()).hexdigest() for array in self.read(wanted).values()]
 
 
-class _FileReader(Reader, ABC):
-    """Of texts or questions, a file a split."""
+class TokenReader(Reader, ABC):
+    """Of texts or questions, a file a split.
+
+    Attributes:
+        metrics: the names of the metrics; the first ranks.
+    """
+
+    metrics: tuple[str, ...]
 
     def file(self, split: str) -> Path | None:
         """The local file that a split is read from; None where there is none. Raises UserError where one is missing."""
@@ -154,12 +160,8 @@ class _FileReader(Reader, ABC):
         return None if file is None else file_digest(file)
 
 
-class TextReader(_FileReader):
-    """Of task text_classification.
-
-    Attributes:
-        metrics: names of ``METRICS``; the first ranks.
-    """
+class TextReader(TokenReader):
+    """Of task text_classification; ``metrics`` are names of ``METRICS``."""
 
     metrics: tuple[str, ...] = ("accuracy",)
 
@@ -168,10 +170,11 @@ class TextReader(_FileReader):
         """The first ``max_samples`` samples of a split. Raises UserError."""
 
 
-class QuestionReader(_FileReader):
+class QuestionReader(TokenReader):
     """Of task question_answering."""
 
     names = ()
+    metrics = ("f1", "exact_match")
 
     @abstractmethod
     def read(self, split: str, *, max_samples: int | None) -> Iterable[Question]:

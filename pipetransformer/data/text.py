@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipetransformer.config.datasets import DATASETS
 from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.info import DataInfo
 from pipetransformer.data.prepared import Lead, alone
@@ -41,13 +40,7 @@ def load_text_data(
             settings=(data.max_length, max_samples, data.text_columns, data.label_column, info.label_names),
             lead=lead,
         )
-        splits[split] = TokenDataset(
-            arrays,
-            kind=DATASETS[data.name].kind,
-            metric_names=reader.metrics,
-            padding_id=tokenizer.pad_token_id,
-            max_length=data.max_length,
-        )
+        splits[split] = TokenDataset(arrays, reader, tokenizer)
     return splits
 
 

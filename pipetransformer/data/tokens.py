@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
+from pipetransformer.config.datasets import DATASETS
 from pipetransformer.data.batches import bucket_edges
-from pipetransformer.data.dataset import Dataset, Kind
+from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.prepared import Lead, Prepared, prepared
-from pipetransformer.data.reader import QuestionReader, TextReader
+from pipetransformer.data.reader import TokenReader
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,25 +36,17 @@ class TokenDataset(Dataset):
     num_tokens: np.ndarray
     augmented = False
 
-    def __init__(
-        self,
-        source: Prepared,
-        *,
-        kind: Kind,
-        metric_names: tuple[str, ...],
-        padding_id: int,
-        max_length: int,
-    ) -> None:
-        self.kind, self.metric_names = kind, metric_names
+    def __init__(self, source: Prepared, reader: TokenReader, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.kind, self.metric_names = DATASETS[reader.data.name].kind, reader.metrics
+        max_length, self._padding_id = reader.data.max_length, int(tokenizer.pad_token_id)
         arrays = source.arrays
         # Of what a checkpoint or a cache depends on: inputs, padding and labels.
-        self.fingerprint = hashlib.sha256(repr((source.digest, padding_id, max_length)).encode()).hexdigest()
+        self.fingerprint = hashlib.sha256(repr((source.digest, self._padding_id, max_length)).encode()).hexdigest()
         self.labels = torch.from_numpy(arrays["labels"].copy())
         self.num_tokens = np.array(arrays["num_tokens"])
         self.lengths = bucket_edges(self.num_tokens, max_length=max_length)
         self._starts = np.concatenate([[0], np.cumsum(self.num_tokens)[:-1]])
         self._token_ids, self._token_types = arrays["token_ids"], arrays["token_types"]
-        self._padding_id = padding_id
 
     def inputs(self, ids: np.ndarray, *, length: int, epoch: int) -> dict[str, torch.Tensor]:
         num_tokens = self.num_tokens[ids]
@@ -82,7 +75,7 @@ def ragged(token_ids: Sequence[Sequence[int]], token_types: Sequence[Sequence[in
 
 def token_arrays(
     kind: str,
-    reader: TextReader | QuestionReader,
+    reader: TokenReader,
     split: str,
     *,
     read: Callable[[], Samples],
