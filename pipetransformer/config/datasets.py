@@ -30,37 +30,24 @@ class DatasetEntry:
     reader: str
 
 
-def _pictures(reader: str) -> DatasetEntry:
-    return DatasetEntry("image_classification", "classes", f"pipetransformer.data.{reader}")
+def _ours(task: Task, reader: str, *, kind: Kind = "classes") -> DatasetEntry:
+    return DatasetEntry(task, kind, f"pipetransformer.data.{reader}")
 
 
-def _texts(reader: str, *, kind: Kind = "classes") -> DatasetEntry:
-    return DatasetEntry("text_classification", kind, f"pipetransformer.data.{reader}")
-
-
-def _questions(reader: str) -> DatasetEntry:
-    return DatasetEntry("question_answering", "spans", f"pipetransformer.data.{reader}")
-
-
+_GLUE = _ours("text_classification", "glue:GlueReader")
 DATASETS: Registry[DatasetEntry] = Registry(
     {
-        "digits": _pictures("digits:DigitsReader"),
-        "cifar10": _pictures("cifar:CifarReader"),
-        "cifar100": _pictures("cifar:CifarReader"),
-        "image_folder": _pictures("image_folder:FolderReader"),
-        "cola": _texts("glue:GlueReader"),
-        "sst2": _texts("glue:GlueReader"),
-        "mrpc": _texts("glue:GlueReader"),
-        "stsb": _texts("glue:GlueReader", kind="scores"),
-        "qqp": _texts("glue:GlueReader"),
-        "mnli": _texts("glue:GlueReader"),
-        "qnli": _texts("glue:GlueReader"),
-        "rte": _texts("glue:GlueReader"),
-        "wnli": _texts("glue:GlueReader"),
-        "table": _texts("tables:TableReader"),
-        "demo_text": _texts("demo:DemoTextReader"),
-        "squad": _questions("squad:SquadReader"),
-        "demo_qa": _questions("demo:DemoQuestionReader"),
+        "digits": _ours("image_classification", "digits:DigitsReader"),
+        "cifar10": _ours("image_classification", "cifar:CifarReader"),
+        "cifar100": _ours("image_classification", "cifar:Cifar100Reader"),
+        "image_folder": _ours("image_classification", "image_folder:FolderReader"),
+        **dict.fromkeys(("cola", "sst2", "mrpc"), _GLUE),
+        "stsb": _ours("text_classification", "glue:GlueReader", kind="scores"),
+        **dict.fromkeys(("qqp", "mnli", "qnli", "rte", "wnli"), _GLUE),
+        "table": _ours("text_classification", "tables:TableReader"),
+        "demo_text": _ours("text_classification", "demo:DemoTextReader"),
+        "squad": _ours("question_answering", "squad:SquadReader", kind="spans"),
+        "demo_qa": _ours("question_answering", "demo:DemoQuestionReader", kind="spans"),
     },
     key="data.name",
 )

@@ -23,7 +23,7 @@ class Registry(dict[str, Entry]):
 
     Args:
         key: the configuration's key that names one of them.
-        also: further text that the key takes: ``package.module:Class``; none if empty.
+        also: ``package.module:Class`` where the key takes such text, too; none if empty.
     """
 
     def __init__(self, entries: Mapping[str, Entry], *, key: str, also: str = "") -> None:
@@ -40,6 +40,12 @@ class Registry(dict[str, Entry]):
         """A hint at the name that was probably meant, to end a message with; empty where there is none."""
         near = difflib.get_close_matches(given.lower(), self, n=1) if isinstance(given, str) else []
         return f"; did you mean {near[0]}?" if near else ""
+
+    def known(self, name: str) -> str:
+        """``name``, if the key takes it. Raises ValueError."""
+        if name not in self and not (self._also and CLASS_PATH.fullmatch(name)):
+            raise ValueError
+        return name
 
     def __missing__(self, name: str) -> Entry:
         """Raises UserError."""

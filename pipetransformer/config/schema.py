@@ -16,7 +16,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Validati
 from pipetransformer.config.datasets import DATASETS, Task
 from pipetransformer.config.policies import POLICIES, chosen_policy
 from pipetransformer.config.quantities import Interval
-from pipetransformer.config.registry import CLASS_PATH
 from pipetransformer.config.renamed import RENAMED, new_keys, with_new_names
 from pipetransformer.config.types import (
     Count,
@@ -33,7 +32,7 @@ from pipetransformer.config.types import (
     Text,
     Warmup,
 )
-from pipetransformer.config.words import Allowed, NameOf, explain, reference, text_keys
+from pipetransformer.config.words import Allowed, explain, reference, text_keys
 from pipetransformer.config.yaml_text import dump_yaml, parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
 from pipetransformer.plan.schedules import SCHEDULES, fewest_stages, why_not
@@ -43,18 +42,6 @@ __all__ = ["Config", "Interval", "load_config"]
 
 _EPOCH = Interval(1, "epoch")
 _OF_THE_PAST = "of the past"
-
-
-def _dataset(name: str) -> str:
-    if name not in DATASETS:
-        raise ValueError
-    return name
-
-
-def _policy(name: str) -> str:
-    if name not in POLICIES and not CLASS_PATH.fullmatch(name):
-        raise ValueError
-    return name
 
 
 def _as_tuple(value: object) -> object:
@@ -78,7 +65,7 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    name: Annotated[str, AfterValidator(_dataset), NameOf(DATASETS)] = Field(
+    name: Annotated[str, AfterValidator(DATASETS.known), DATASETS] = Field(
         description="The dataset: pictures, a task of GLUE, `table` (texts of your own), SQuAD 1.1, or a demo, which "
         "needs no files."
     )
@@ -148,7 +135,7 @@ class TrainConfig(Section):
 
 
 class FreezeConfig(Section):
-    policy: Annotated[str, AfterValidator(_policy), NameOf(POLICIES)] = Field(
+    policy: Annotated[str, AfterValidator(POLICIES.known), POLICIES] = Field(
         default="none",
         description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
         "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "

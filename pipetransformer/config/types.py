@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, PlainSerializer, PlainValidator, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, PlainValidator, StringConstraints
 
 from pipetransformer.config.quantities import Interval, parse_num_bytes
 from pipetransformer.config.words import Allowed
 
 
-def _interval(minimum: int) -> Callable[[object], Interval]:
-    def validate(value: object) -> Interval:
-        interval = Interval.parse(value) if isinstance(value, str) else value
-        if not isinstance(interval, Interval) or interval.count < minimum:
-            raise ValueError
-        return interval
+def _interval(value: object) -> Interval:
+    interval = Interval.parse(value) if isinstance(value, str) else value
+    if not isinstance(interval, Interval) or interval.count < 0:
+        raise ValueError
+    return interval
 
-    return validate
+
+def _positive(interval: Interval) -> Interval:
+    if not interval.count:
+        raise ValueError
+    return interval
 
 
 def _num_bytes(value: object) -> int:
@@ -42,18 +44,9 @@ NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Lt(1)]
 OpenShare = Annotated[float, Gt(0), Lt(1)]
 Percent = Annotated[float, Ge(0), Le(100)]
-Every = Annotated[
-    Interval,
-    PlainValidator(_interval(minimum=1)),
-    PlainSerializer(str),
-    Allowed('a positive interval such as "1 epoch" or "50 steps"'),
-]
-Warmup = Annotated[
-    Interval,
-    PlainValidator(_interval(minimum=0)),
-    PlainSerializer(str),
-    Allowed('an interval, not negative, such as "0 steps", "50 steps" or "1 epoch"'),
-]
+_Interval = Annotated[Interval, PlainValidator(_interval), PlainSerializer(str)]
+Every = Annotated[_Interval, AfterValidator(_positive), Allowed('a positive interval such as "1 epoch" or "50 steps"')]
+Warmup = Annotated[_Interval, Allowed('an interval, not negative, such as "0 steps", "50 steps" or "1 epoch"')]
 NumBytes = Annotated[
     int,
     PlainValidator(_num_bytes),

@@ -33,18 +33,11 @@ class Allowed:
     words: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NameOf:
-    """Marks text that names an entry of a registry. Goes into ``Annotated``."""
-
-    registry: Registry[Any]
-
-
 def allowed(hint: Any, metadata: Sequence[object] = ()) -> str:
     """The values that ``hint`` takes, in words: ``a number above 0 and below 1``."""
     for mark in metadata:
-        if isinstance(mark, NameOf):
-            return mark.registry.allowed
+        if isinstance(mark, Registry):
+            return mark.allowed
         if isinstance(mark, Allowed):
             return mark.words
     origin, arguments = get_origin(hint), get_args(hint)
@@ -86,7 +79,7 @@ def explain(error: ValidationError, *, schema: type[BaseModel], values: Mapping[
     given: Any = values
     for part in path:
         given = given[part]
-    near = next((mark.registry.near(given) for mark in field.metadata if isinstance(mark, NameOf)), "")
+    near = next((mark.near(given) for mark in field.metadata if isinstance(mark, Registry)), "")
     return f"{key}: {_quote(given)} is not allowed; give {expected}{near}"
 
 

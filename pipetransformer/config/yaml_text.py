@@ -57,10 +57,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else f"{path}"
         raise UserError(f"{where}: malformed YAML ({_problem(error)})") from None
-    if values is None:
-        raise UserError(f"{path}: empty; a configuration has at least task, model, data and train")
     if not isinstance(values, dict):
-        raise UserError(f"{path}: no mapping of sections; a configuration has at least task, model, data and train")
+        found = "empty" if values is None else "no mapping of sections"
+        raise UserError(f"{path}: {found}; a configuration has at least task, model, data and train")
     return values
 
 

@@ -16,7 +16,6 @@ import numpy as np
 from pipetransformer.data.reader import QuestionReader, TextReader
 from pipetransformer.data.reading import Question, Texts, refuse_path
 
-DEMO_LABEL_NAMES = ("negative", "positive")
 _NUM_SAMPLES = {"train": 4000, "eval": 800}
 
 _SUBJECTS = (
@@ -63,11 +62,11 @@ _FACTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 class DemoTextReader(TextReader):
-    names = DEMO_LABEL_NAMES
+    names = ("negative", "positive")
 
     def read(self, split: str, *, label_names: tuple[str, ...], max_samples: int | None) -> Texts:
         refuse_path(self.data)
-        return demo_reviews(split).head(max_samples)
+        return demo_reviews(split, max_samples=max_samples)
 
     def tokenizer(self) -> str:
         return demo_tokenizer(demo_reviews("train").first)
@@ -82,11 +81,11 @@ class DemoQuestionReader(QuestionReader):
         return demo_tokenizer(f"{q.question} {q.context}" for q in demo_questions("train"))
 
 
-def demo_reviews(split: str) -> Texts:
-    """4,000 reviews to train on or 800 others to evaluate on, with labels of ``DEMO_LABEL_NAMES``."""
+def demo_reviews(split: str, *, max_samples: int | None = None) -> Texts:
+    """4,000 reviews to train on or 800 others to evaluate on, negative (0) or positive (1)."""
     first = _NUM_SAMPLES["train"]
-    reviews = _reviews()[:first] if split == "train" else _reviews()[first:]
-    return Texts([text for text, _ in reviews], None, np.array([label for _, label in reviews], dtype=np.int64))
+    reviews = (_reviews()[:first] if split == "train" else _reviews()[first:])[:max_samples]
+    return Texts(np.array([label for _, label in reviews], dtype=np.int64), [text for text, _ in reviews])
 
 
 @cache
@@ -127,16 +126,12 @@ def _question(draws: random.Random, name: str) -> Question:
     told = [(who, *fact) for who in people for fact in draws.sample(_FACTS, draws.randint(2, 3))]
     draws.shuffle(told)
     asked = draws.randrange(len(told))
-    sentences, answer, start, question = list[str](), "", 0, ""
-    for number, (who, statement, asking, values) in enumerate(told):
-        what = draws.choice(values)
-        sentence = statement.format(who=who, what=what)
-        if number == asked:
-            before, _, _ = statement.format(who=who, what="\0").partition("\0")
-            answer, start = what, len(" ".join([*sentences, before]))
-            question = asking.format(who=who)
-        sentences.append(sentence)
-    return Question(name, question, " ".join(sentences), ((answer, start),))
+    values = [draws.choice(known) for *_, known in told]
+    sentences = [statement.format(who=who, what=what) for (who, statement, *_), what in zip(told, values)]
+    who, statement, question, _ = told[asked]
+    before, _, _ = statement.format(who=who, what="\0").partition("\0")
+    start = len(" ".join([*sentences[:asked], before]))
+    return Question(name, question.format(who=who), " ".join(sentences), ((values[asked], start),))
 
 
 def demo_tokenizer(texts: Iterable[str]) -> str:

@@ -14,13 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from pipetransformer.config import DataConfig
-from pipetransformer.data.dataset import Kind
-from pipetransformer.data.prepared import file_digest
 from pipetransformer.data.reader import TextReader
-from pipetransformer.data.reading import Texts, hub_table, locate, require_columns, table_labels, table_texts
+from pipetransformer.data.reading import Texts, require_columns, table_labels, table_texts
 from pipetransformer.errors import UserError
 
-GLUE_HUB_ID = "nyu-mll/glue"
 _SPLITS = {"train": ("train.tsv", "train"), "eval": ("dev.tsv", "validation")}
 _ENTAILMENT = ("entailment", "not_entailment")
 
@@ -50,10 +47,6 @@ class GlueTask:
     header: tuple[str, ...] = ()
     hub_columns: tuple[str, ...] = ()
     may_skip: bool = False
-
-    @property
-    def kind(self) -> Kind:
-        return "classes" if self.names else "scores"
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -98,53 +91,38 @@ GLUE: Mapping[str, GlueTask] = {
 
 
 class GlueReader(TextReader):
+    hub_id = "nyu-mll/glue"
+
     def __init__(self, data: DataConfig) -> None:
         super().__init__(data)
         self._task = GLUE[data.name]
         self.names, self.metrics, self.splits = self._task.names, self._task.metrics, tuple(self._task.splits)
+        self.hub_splits = {split: on_hub for split, (_, on_hub) in self._task.splits.items()}
+
+    def file(self, split: str) -> Path | None:
+        folder, name = self.location, self._task.splits[split][0]
+        if isinstance(folder, str):
+            return None
+        if not (folder / name).is_file():
+            raise UserError(f"data.path: {folder} holds no {name}")
+        return folder / name
 
     def read(self, split: str, *, label_names: tuple[str, ...], max_samples: int | None) -> Texts:
-        return read_glue(self.data.name, self._location(), split=split, max_samples=max_samples)
-
-    def digest(self, split: str) -> str | None:
-        location = self._location()
-        path = location / self._task.splits[split][0] if isinstance(location, Path) else None
-        # Where the file is missing, ``read`` says so.
-        return file_digest(path) if path is not None and path.is_file() else None
-
-    def _location(self) -> Path | str:
-        return locate(self.data, default_hub_id=GLUE_HUB_ID)
-
-
-def read_glue(name: str, location: Path | str, *, split: str, max_samples: int | None) -> Texts:
-    """The first ``max_samples`` samples of a split; the training files are shuffled already.
-
-    Args:
-        location: the local folder of the task's TSV files, or a hub id.
-
-    Raises:
-        UserError: naming the file and the line.
-    """
-    task = GLUE[name]
-    file, hub_split = task.splits[split]
-    if isinstance(location, Path):
-        return _read_tsv(location / file, task, max_samples=max_samples)
-    # GLUE is many datasets under one id; an id of its own needs no configuration.
-    config_name = name if location == GLUE_HUB_ID else None
-    columns = task.hub_columns or task.columns
-    table = hub_table(
-        location, config_name=config_name, split=hub_split, columns=(*columns, "label"), max_samples=max_samples
-    )
-    source = f"{location} ({hub_split})"
-    texts = [table_texts(table[column], name=column, source=source) for column in columns]
-    labels = table_labels(table["label"], name="label", num_labels=len(task.names), source=source)
-    return Texts(texts[0], texts[1] if len(texts) > 1 else None, labels)
+        """The training files are shuffled already. A message names the file and the line."""
+        task, path = self._task, self.file(split)
+        if path is not None:
+            return _read_tsv(path, task, max_samples=max_samples)
+        # GLUE is many datasets under one id; an id of its own needs no configuration.
+        config_name = self.data.name if self.location == self.hub_id else None
+        columns, source = task.hub_columns or task.columns, self.on_hub(split)
+        table = self.hub_table(split, (*columns, "label"), max_samples=max_samples, config_name=config_name)
+        texts = [table_texts(table[column], name=column, source=source) for column in columns]
+        labels = table_labels(table["label"], name="label", num_labels=len(task.names), source=source)
+        return Texts(labels, *texts)
 
 
 def _read_tsv(path: Path, task: GlueTask, *, max_samples: int | None) -> Texts:
     """GLUE quotes nothing: a line is a row, a tab is a column. Lines are counted from 1 in messages, as editors do."""
-    if not path.is_file():
-        raise UserError(f"data.path: {path.parent} holds no {path.name}")
     texts: list[list[str]] = [[] for _ in task.columns]
     labels: list[float] = []
     for source, fields in islice(_rows(path, task), max_samples):
@@ -153,8 +131,7 @@ def _read_tsv(path: Path, task: GlueTask, *, max_samples: int | None) -> Texts:
             values.append(fields[column])
     if not labels:
         raise UserError(f"{path}: holds no samples; at least 1 is needed")
-    dtype = np.int64 if task.kind == "classes" else np.float32
-    return Texts(texts[0], texts[1] if len(texts) > 1 else None, np.array(labels, dtype=dtype))
+    return Texts(np.array(labels, dtype=np.int64 if task.names else np.float32), *texts)
 
 
 def _rows(path: Path, task: GlueTask) -> Iterator[tuple[str, dict[str, str]]]:
@@ -173,7 +150,7 @@ def _rows(path: Path, task: GlueTask) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _label(text: str, task: GlueTask, *, source: str) -> float:
-    if task.kind == "classes":
+    if task.names:
         if text not in task.values:
             *others, last = task.values
             raise UserError(f"{source}: label {text!r} is not allowed; give {', '.join(others)} or {last}")

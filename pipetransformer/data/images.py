@@ -133,14 +133,13 @@ def load_image_data(
     Args:
         seed: of the augmentation, which only training pictures get.
     """
-    reader = reader_of(data)
-    assert isinstance(reader, PictureReader), reader
+    reader: PictureReader = reader_of(data)
     splits: dict[str, Dataset] = {}
-    for split, max_samples in (("train", data.max_train_samples), ("eval", data.max_eval_samples)):
+    for split in reader.splits:
         wanted = PictureSplit(
             split=split,
             label_names=info.label_names,
-            max_samples=max_samples,
+            max_samples=reader.max_samples(split),
             channels=preprocessing.channels,
             size=preprocessing.size,
             interpolation=preprocessing.interpolation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipetransformer.config import DataConfig
-from pipetransformer.data.reader import reader_of
+from pipetransformer.data.reader import Reader, reader_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,17 @@ class DataInfo:
 
 def describe(data: DataConfig) -> DataInfo:
     """Reads metadata, and of a user's own table its labels. Raises UserError."""
-    reader = reader_of(data)
+    reader: Reader = reader_of(data)
     return DataInfo(reader.label_names(), channels=reader.channels, tokenizer=reader.tokenizer())
 
 
 def channels_of(data: DataConfig) -> int | None:
     """Channels of pictures; None for texts."""
-    return reader_of(data).channels
+    reader: Reader = reader_of(data)
+    return reader.channels
 
 
 def known_classes(data: DataConfig) -> int | None:
     """The number of classes, by the name of the data alone; 0 for scores and spans, None where files tell."""
-    names = reader_of(data).names
-    return None if names is None else len(names)
+    reader: Reader = reader_of(data)
+    return None if reader.names is None else len(reader.names)

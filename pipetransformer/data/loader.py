@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import torch
 from torch.utils.data import DataLoader
@@ -12,17 +13,6 @@ from pipetransformer.data.dataset import Dataset
 
 Item = TypeVar("Item")
 Fetched = TypeVar("Fetched")
-
-
-class _Fetching(Generic[Item, Fetched]):
-    """The map from an item to what is fetched for it, in the form that DataLoader indexes."""
-
-    def __init__(self, dataset: Dataset, fetch: Callable[[Dataset, Item], Fetched]) -> None:
-        self._dataset = dataset
-        self._fetch = fetch
-
-    def __getitem__(self, item: Item) -> Fetched:
-        return self._fetch(self._dataset, item)
 
 
 def loader(
@@ -36,17 +26,12 @@ def loader(
     """
     # Note: the DataLoader's own iterator must be referenced from here alone: it ends its workers when it is collected.
     yield from DataLoader(
-        _Fetching(dataset, fetch),  # type: ignore[arg-type]
+        items,  # type: ignore[arg-type]
         batch_size=None,
-        sampler=items,
         num_workers=num_workers,
         # Note: from Python 3.14 on workers are not forked unless asked, and what ``fetch`` refers to would be pickled.
         multiprocessing_context="fork" if num_workers else None,
-        collate_fn=_unchanged,  # The default turns numpy arrays into tensors.
+        collate_fn=partial(fetch, dataset),
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator(),  # Else starting to iterate would draw from the stream that dropout draws from.
     )
-
-
-def _unchanged(fetched: Fetched) -> Fetched:
-    return fetched

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -11,40 +12,25 @@ def _accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
     return float((outputs.argmax(axis=1) == labels).mean())
 
 
-def _f1(outputs: np.ndarray, labels: np.ndarray) -> float:
-    from sklearn.metrics import f1_score
+def _of_classes(name: str, outputs: np.ndarray, labels: np.ndarray, **settings: float) -> float:
+    from sklearn import metrics
 
-    return float(f1_score(labels, outputs.argmax(axis=1), zero_division=0.0))
-
-
-def _matthews(outputs: np.ndarray, labels: np.ndarray) -> float:
-    from sklearn.metrics import matthews_corrcoef
-
-    return float(matthews_corrcoef(labels, outputs.argmax(axis=1)))
+    return float(getattr(metrics, name)(labels, outputs.argmax(axis=1), **settings))
 
 
-def _pearson(outputs: np.ndarray, labels: np.ndarray) -> float:
-    from scipy.stats import pearsonr
+def _correlation(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
+    """0 for a model that says the same of every sample: it correlates with nothing."""
+    from scipy import stats
 
-    return float(pearsonr(outputs[:, 0], labels).statistic) if _vary(outputs, labels) else 0.0
-
-
-def _spearman(outputs: np.ndarray, labels: np.ndarray) -> float:
-    from scipy.stats import spearmanr
-
-    return float(spearmanr(outputs[:, 0], labels).statistic) if _vary(outputs, labels) else 0.0
-
-
-def _vary(outputs: np.ndarray, labels: np.ndarray) -> bool:
-    """A model that says the same of every sample correlates with nothing."""
-    return bool(np.ptp(outputs) > 0 and np.ptp(labels) > 0)
+    vary = np.ptp(outputs) > 0 and np.ptp(labels) > 0
+    return float(getattr(stats, name)(outputs[:, 0], labels).statistic) if vary else 0.0
 
 
 METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": _accuracy,
-    "f1": _f1,
-    "matthews_correlation": _matthews,
-    "pearson": _pearson,
-    "spearman": _spearman,
+    "f1": partial(_of_classes, "f1_score", zero_division=0.0),
+    "matthews_correlation": partial(_of_classes, "matthews_corrcoef"),
+    "pearson": partial(_correlation, "pearsonr"),
+    "spearman": partial(_correlation, "spearmanr"),
 }
 """``(outputs [samples, classes] or [samples, 1], labels [samples]) -> figure``; ``f1`` is that of class 1 of two."""

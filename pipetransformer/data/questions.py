@@ -6,16 +6,17 @@ the best span over all windows of its question.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pipetransformer.data.dataset import Dataset
-from pipetransformer.data.prepared import Lead, Prepared, alone, prepared
+from pipetransformer.data.prepared import Lead, Prepared, alone
 from pipetransformer.data.reader import QuestionReader, reader_of
 from pipetransformer.data.reading import Question
-from pipetransformer.data.tokens import TokenDataset, check_tokenizer, ragged, tokenizer_identity
+from pipetransformer.data.tokens import TokenDataset, check_tokenizer, ragged, token_arrays
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,21 +44,14 @@ class SquadDataset(TokenDataset):
     def __init__(
         self,
         source: Prepared,
+        reader: QuestionReader,
+        tokenizer: PreTrainedTokenizerFast,
         *,
         read: Callable[[], list[Question]],
-        padding_id: int,
-        max_length: int,
     ) -> None:
-        super().__init__(
-            source,
-            kind="spans",
-            metric_names=("f1", "exact_match"),
-            padding_id=padding_id,
-            max_length=max_length,
-        )
+        super().__init__(source, reader, tokenizer)
         self._question, self._offsets = source.arrays["question"], source.arrays["offsets"]
-        self._read = read
-        self._questions: list[Question] | None = None
+        self._read = cache(read)
 
     def measure(self, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         """Official exact match and F1, in per cent, by torchmetrics.
@@ -67,33 +61,21 @@ class SquadDataset(TokenDataset):
         """
         from torchmetrics.functional.text import squad
 
-        if self._questions is None:
-            self._questions = self._read()
-        questions = self._questions
-        windows: list[list[int]] = [[] for _ in questions]
-        for window, question in enumerate(self._question.tolist()):
-            windows[question].append(window)
+        questions = self._read()
+        windows: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in questions]
+        offsets = np.split(self._offsets, self._starts[1:])
+        for question_number, window in zip(self._question.tolist(), zip(outputs, offsets), strict=True):
+            windows[question_number].append(window)
         self.predictions = {
-            question.id: best_answer(question.context, [(outputs[w], self._window_offsets(w)) for w in own])
-            for question, own in zip(questions, windows, strict=True)
+            question.id: best_answer(question.context, own) for question, own in zip(questions, windows, strict=True)
         }
         told: list[Any] = [{"prediction_text": text, "id": id_} for id_, text in self.predictions.items()]
-        wanted: list[Any] = [
-            {
-                "id": question.id,
-                "answers": {
-                    "text": [text for text, _ in question.answers],
-                    "answer_start": [start for _, start in question.answers],
-                },
-            }
-            for question in questions
-        ]
+        wanted: list[Any] = []
+        for question in questions:
+            texts, starts = zip(*question.answers)
+            wanted.append({"id": question.id, "answers": {"text": list(texts), "answer_start": list(starts)}})
         scores = squad(told, wanted)
         return {name: float(scores[name]) for name in self.metric_names}
-
-    def _window_offsets(self, window: int) -> np.ndarray:
-        start = self._starts[window]
-        return self._offsets[start : start + self.num_tokens[window]]
 
 
 def best_answer(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]]) -> str:
@@ -127,27 +109,23 @@ def load_squad(data: DataConfig, *, tokenizer: PreTrainedTokenizerFast, lead: Le
         raise UserError(
             f"data.stride: {data.stride} is not allowed; give at least 1 and less than half of data.max_length"
         )
-    reader = _reader(data)
+    reader: QuestionReader = reader_of(data)
     splits: dict[str, Dataset] = {}
-    for split, max_samples in (("train", data.max_train_samples), ("eval", data.max_eval_samples)):
-
-        def read(split: str = split, max_samples: int | None = max_samples) -> list[Question]:
-            return read_squad(data, split=split, max_samples=max_samples)
-
-        def key(split: str = split, max_samples: int | None = max_samples) -> object:
-            source = reader.digest(split)
-            content = source if source is not None else repr(read(split, max_samples))
-            return ("squad", content, tokenizer_identity(tokenizer), data.max_length, data.stride, max_samples)
-
-        def build(split: str = split, max_samples: int | None = max_samples) -> Mapping[str, np.ndarray]:
-            return _windows(read(split, max_samples), tokenizer, max_length=data.max_length, stride=data.stride)
-
-        splits[split] = SquadDataset(
-            prepared(key, build, lead=lead),
+    for split in reader.splits:
+        max_samples = reader.max_samples(split)
+        read = partial(read_squad, data, split=split, max_samples=max_samples)
+        arrays = token_arrays(
+            "squad",
+            reader,
+            split,
             read=read,
-            padding_id=int(tokenizer.pad_token_id),
-            max_length=data.max_length,
+            content=repr,
+            build=lambda questions: _windows(questions, tokenizer, max_length=data.max_length, stride=data.stride),
+            tokenizer=tokenizer,
+            settings=(data.max_length, data.stride, max_samples),
+            lead=lead,
         )
+        splits[split] = SquadDataset(arrays, reader, tokenizer, read=read)
     return splits
 
 
@@ -157,8 +135,8 @@ def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> list
     Raises:
         UserError: naming the file and the question; for an answer, too, that is not where it says it is.
     """
-    reader = _reader(data)
-    source, found = reader.place(split), reader.read(split, max_samples=max_samples)
+    reader: QuestionReader = reader_of(data)
+    found, source = reader.read(split, max_samples=max_samples), reader.place(split)
     questions, names = list[Question](), set[str]()
     for question in found:
         if len(questions) == max_samples:
@@ -177,12 +155,6 @@ def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> list
     if not questions:
         raise UserError(f"{source}: holds no questions; at least 1 is needed")
     return questions
-
-
-def _reader(data: DataConfig) -> QuestionReader:
-    reader = reader_of(data)
-    assert isinstance(reader, QuestionReader), reader
-    return reader
 
 
 def _windows(

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from pipetransformer.config import DataConfig
 from pipetransformer.config.datasets import DATASETS
 from pipetransformer.config.registry import resolve
-from pipetransformer.data.reading import Question, Texts
+from pipetransformer.data.prepared import file_digest
+from pipetransformer.data.reading import Question, Texts, one_line, require_columns
+from pipetransformer.errors import UserError
+
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 class Reader:
@@ -22,10 +30,16 @@ class Reader:
         data: the section of the configuration that names it.
         names: of the classes, as far as they are known without a file: none of scores and spans; None where files tell.
         channels: of pictures; None for texts.
+        splits: ``train``, ``eval`` and further evaluation sets by their own names.
+        hub_id: its place where ``data.path`` is null; none if empty.
+        hub_splits: names of the splits on the hub.
     """
 
     names: tuple[str, ...] | None = None
     channels: int | None = None
+    splits: tuple[str, ...] = ("train", "eval")
+    hub_id: str = ""
+    hub_splits: Mapping[str, str] = {"train": "train", "eval": "validation"}
 
     def __init__(self, data: DataConfig) -> None:
         self.data = data
@@ -38,6 +52,48 @@ class Reader:
     def tokenizer(self) -> str | None:
         """JSON of a tokenizer trained on the data's own texts; None where the model brings one."""
         return None
+
+    def max_samples(self, split: str) -> int | None:
+        """The number of leading samples of a split to read; None for all."""
+        return self.data.max_train_samples if split == "train" else self.data.max_eval_samples
+
+    @property
+    def location(self) -> Path | str:
+        """The place that ``data.path`` names: a local folder (Path) or a dataset on the hub (its id, a str)."""
+        path = self.data.path
+        if path is None:
+            return self.hub_id
+        folder = Path(path).expanduser()
+        if folder.is_dir():
+            return folder
+        if folder.exists():
+            raise UserError(f"data.path: {path} is a file; give the folder that holds it")
+        if _HUB_ID.fullmatch(path):
+            return path
+        raise UserError(f"data.path: there is no folder {path}; give a local folder or a hub id such as owner/name")
+
+    def on_hub(self, split: str) -> str:
+        """A split on the hub, to begin a message with."""
+        return f"{self.location or self.data.name} ({self.hub_splits[split]})"
+
+    def hub_table(
+        self, split: str, columns: Sequence[str], *, max_samples: int | None, config_name: str | None = None
+    ) -> pa.Table:
+        """The first ``max_samples`` rows of a split on the hub, pictures still encoded."""
+        import datasets  # Costs a second, and only this method needs it.
+
+        try:
+            dataset = datasets.load_dataset(self.location, config_name, split=self.hub_splits[split])
+        except Exception as error:  # Three libraries raise here, each with exceptions of its own.
+            raise UserError(
+                f"data.path: {self.location} is no local folder and its split {self.hub_splits[split]} cannot be "
+                f"loaded from the hub ({type(error).__name__}: {one_line(error)}); give data.path a local folder"
+            ) from error
+        require_columns(dataset.column_names, columns, source=self.on_hub(split))
+        if not len(dataset):
+            raise UserError(f"{self.on_hub(split)}: holds no samples; at least 1 is needed")
+        num_samples = len(dataset) if max_samples is None else min(len(dataset), max_samples)
+        return dataset.select_columns(list(columns)).with_format("arrow")[:num_samples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,48 +133,54 @@ class PictureReader(Reader, ABC):
         return [hashlib.sha256(array.tobytes()).hexdigest() for array in self.read(wanted).values()]
 
 
-class TextReader(Reader, ABC):
-    """Of task text_classification.
+class TokenReader(Reader, ABC):
+    """Of texts or questions, a file a split.
 
     Attributes:
-        splits: ``train``, ``eval`` and further evaluation sets by their own names.
-        metrics: names of ``METRICS``; the first ranks.
+        metrics: the names of the metrics; the first ranks.
     """
 
-    splits: tuple[str, ...] = ("train", "eval")
-    metrics: tuple[str, ...] = ("accuracy",)
+    metrics: tuple[str, ...]
 
-    @abstractmethod
-    def read(self, split: str, *, label_names: tuple[str, ...], max_samples: int | None) -> Texts:
-        """The first ``max_samples`` samples of a split. Raises UserError."""
+    def file(self, split: str) -> Path | None:
+        """The local file that a split is read from; None where there is none. Raises UserError where one is missing."""
+        return None
+
+    def place(self, split: str) -> str:
+        """The place of a split, to begin a message with."""
+        file = self.file(split)
+        return self.on_hub(split) if file is None else str(file)
 
     def digest(self, split: str) -> str | None:
         """SHA-256 of what ``read`` depends on, without reading the samples; None: what is read counts, each time anew.
 
         Two readers that make something else of one file must not give the same.
         """
-        return None
+        file = self.file(split)
+        return None if file is None else file_digest(file)
 
 
-class QuestionReader(Reader, ABC):
+class TextReader(TokenReader):
+    """Of task text_classification; ``metrics`` are names of ``METRICS``."""
+
+    metrics: tuple[str, ...] = ("accuracy",)
+
+    @abstractmethod
+    def read(self, split: str, *, label_names: tuple[str, ...], max_samples: int | None) -> Texts:
+        """The first ``max_samples`` samples of a split. Raises UserError."""
+
+
+class QuestionReader(TokenReader):
     """Of task question_answering."""
 
     names = ()
+    metrics = ("f1", "exact_match")
 
     @abstractmethod
     def read(self, split: str, *, max_samples: int | None) -> Iterable[Question]:
         """At least the first ``max_samples`` questions of a split. Raises UserError."""
 
-    def place(self, split: str) -> str:
-        """The place of a split, to begin a message with."""
-        return self.data.name
 
-    def digest(self, split: str) -> str | None:
-        """As ``TextReader.digest``."""
-        return None
-
-
-def reader_of(data: DataConfig) -> Reader:
-    """The reader of the dataset that ``data`` names."""
-    reader: Reader = resolve(DATASETS[data.name].reader)(data)
-    return reader
+def reader_of(data: DataConfig) -> Any:
+    """The reader of the dataset that ``data`` names: of the kind of its task."""
+    return resolve(DATASETS[data.name].reader)(data)

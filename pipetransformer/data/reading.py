@@ -1,17 +1,17 @@
-"""The place of a dataset's rows, a local folder or the hub, and the checks that readers share."""
+"""The samples that readers give, and the checks that they share."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 import numpy as np
 import pyarrow as pa
+from PIL import Image
 
 from pipetransformer.config import DataConfig
 from pipetransformer.errors import UserError
@@ -19,16 +19,11 @@ from pipetransformer.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A split of texts as read: one or two texts a sample (``second`` None), labels int64 of classes or float32."""
+    """A split of texts as read: labels int64 of classes or float32, one or two texts a sample (``second`` None)."""
 
-    first: list[str]
-    second: list[str] | None
     labels: np.ndarray
-
-    def head(self, num_samples: int | None) -> Texts:
-        """The first ``num_samples`` samples; None: all."""
-        second = None if self.second is None else self.second[:num_samples]
-        return Texts(self.first[:num_samples], second, self.labels[:num_samples])
+    first: list[str]
+    second: list[str] | None = None
 
     def digest(self) -> str:
         """SHA-256 of everything, in hex."""
@@ -46,48 +41,13 @@ class Question:
     answers: tuple[tuple[str, int], ...]
 
 
-_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _LONGEST_REASON = 200
-
-
-def locate(data: DataConfig, *, default_hub_id: str) -> Path | str:
-    """The place that ``data.path`` names: a local folder (Path) or a dataset on the hub (its id, a str)."""
-    if data.path is None:
-        return default_hub_id
-    folder = Path(data.path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
-        raise UserError(f"data.path: {data.path} is a file; give the folder that holds it")
-    if _HUB_ID.fullmatch(data.path):
-        return data.path
-    raise UserError(f"data.path: there is no folder {data.path}; give a local folder or a hub id such as owner/name")
 
 
 def refuse_path(data: DataConfig) -> None:
     """For data that are embedded: there is nothing to read. Raises UserError."""
     if data.path is not None:
         raise UserError(f"data.path: {data.path} is not allowed; {data.name} needs no files, leave the path out")
-
-
-def hub_table(
-    hub_id: str, *, config_name: str | None, split: str, columns: Sequence[str], max_samples: int | None
-) -> pa.Table:
-    """The first ``max_samples`` rows of a dataset on the hub, pictures still encoded."""
-    import datasets  # Costs a second, and only this function needs it.
-
-    try:
-        dataset = datasets.load_dataset(hub_id, config_name, split=split)
-    except Exception as error:  # Three libraries raise here, each with exceptions of its own.
-        raise UserError(
-            f"data.path: {hub_id} is no local folder and its split {split} cannot be loaded from the hub"
-            f" ({type(error).__name__}: {one_line(error)}); give data.path a local folder"
-        ) from error
-    require_columns(dataset.column_names, columns, source=f"{hub_id} ({split})")
-    if not len(dataset):
-        raise UserError(f"{hub_id} ({split}): holds no samples; at least 1 is needed")
-    num_samples = len(dataset) if max_samples is None else min(len(dataset), max_samples)
-    return dataset.select_columns(list(columns)).with_format("arrow")[:num_samples]
 
 
 def require_columns(present: Sequence[str], wanted: Sequence[str], *, source: object) -> None:
@@ -124,6 +84,22 @@ def table_texts(column: pa.ChunkedArray, *, name: str, source: object) -> list[s
     if None in texts:
         raise UserError(f"{source}: row {texts.index(None)}: there is no text in column {name}")
     return cast(list[str], texts)
+
+
+def decoded(file: Path | IO[bytes], *, channels: int, source: object) -> Image.Image:
+    """One picture, grey for one channel. Raises UserError, beginning with ``source``."""
+    try:
+        with Image.open(file) as opened:
+            picture: Image.Image = opened.convert("L" if channels == 1 else "RGB")
+    except Exception as error:  # Pillow's decoders raise whatever their formats' parsers meet.
+        raise UserError(f"{source}: the picture cannot be decoded ({one_line(error)})") from error
+    return picture
+
+
+def channels_first(picture: Image.Image) -> np.ndarray:
+    """Its pixels, uint8 ``[channels, height, width]``."""
+    pixels: np.ndarray = np.atleast_3d(np.asarray(picture)).transpose(2, 0, 1)
+    return pixels
 
 
 def one_line(error: Exception) -> str:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
+from pipetransformer.config.datasets import DATASETS
 from pipetransformer.data.batches import bucket_edges
-from pipetransformer.data.dataset import Dataset, Kind
-from pipetransformer.data.prepared import Prepared
+from pipetransformer.data.dataset import Dataset
+from pipetransformer.data.prepared import Lead, Prepared, prepared
+from pipetransformer.data.reader import TokenReader
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+Samples = TypeVar("Samples")
 
 
 class TokenDataset(Dataset):
@@ -31,25 +36,17 @@ class TokenDataset(Dataset):
     num_tokens: np.ndarray
     augmented = False
 
-    def __init__(
-        self,
-        source: Prepared,
-        *,
-        kind: Kind,
-        metric_names: tuple[str, ...],
-        padding_id: int,
-        max_length: int,
-    ) -> None:
-        self.kind, self.metric_names = kind, metric_names
+    def __init__(self, source: Prepared, reader: TokenReader, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.kind, self.metric_names = DATASETS[reader.data.name].kind, reader.metrics
+        max_length, self._padding_id = reader.data.max_length, int(tokenizer.pad_token_id)
         arrays = source.arrays
         # Of what a checkpoint or a cache depends on: inputs, padding and labels.
-        self.fingerprint = hashlib.sha256(repr((source.digest, padding_id, max_length)).encode()).hexdigest()
+        self.fingerprint = hashlib.sha256(repr((source.digest, self._padding_id, max_length)).encode()).hexdigest()
         self.labels = torch.from_numpy(arrays["labels"].copy())
         self.num_tokens = np.array(arrays["num_tokens"])
         self.lengths = bucket_edges(self.num_tokens, max_length=max_length)
         self._starts = np.concatenate([[0], np.cumsum(self.num_tokens)[:-1]])
         self._token_ids, self._token_types = arrays["token_ids"], arrays["token_types"]
-        self._padding_id = padding_id
 
     def inputs(self, ids: np.ndarray, *, length: int, epoch: int) -> dict[str, torch.Tensor]:
         num_tokens = self.num_tokens[ids]
@@ -76,7 +73,34 @@ def ragged(token_ids: Sequence[Sequence[int]], token_types: Sequence[Sequence[in
     }
 
 
-def tokenizer_identity(tokenizer: PreTrainedTokenizerFast) -> str:
+def token_arrays(
+    kind: str,
+    reader: TokenReader,
+    split: str,
+    *,
+    read: Callable[[], Samples],
+    content: Callable[[Samples], str],
+    build: Callable[[Samples], Mapping[str, np.ndarray]],
+    tokenizer: PreTrainedTokenizerFast,
+    settings: tuple[object, ...],
+    lead: Lead,
+) -> Prepared:
+    """The arrays that ``build`` makes of what ``read`` gives, made once per node.
+
+    Args:
+        content: what the arrays depend on of samples from the hub, which may change under their id.
+        settings: what they depend on beside the samples and the tokenizer.
+    """
+    read = cache(read)
+
+    def key() -> object:
+        source = reader.digest(split)
+        return (kind, content(read()) if source is None else source, _identity(tokenizer), *settings)
+
+    return prepared(key, lambda: build(read()), lead=lead)
+
+
+def _identity(tokenizer: PreTrainedTokenizerFast) -> str:
     """All that a fast tokenizer's results depend on, without the state that its last call left in it."""
     settings = json.loads(tokenizer.backend_tokenizer.to_str())
     del settings["truncation"], settings["padding"]

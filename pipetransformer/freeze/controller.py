@@ -79,9 +79,8 @@ class AutoFreeze:
 
     def observe(self, norm_sums: Sequence[float], *, num_steps: int) -> None:
         """Adds the gradient norms of ``num_steps`` steps, summed over the steps, one number a block."""
-        if not self._norm_sums:
-            self._norm_sums = [0.0] * len(norm_sums)
-        self._norm_sums = [total + more for total, more in zip(self._norm_sums, norm_sums, strict=True)]
+        before = self._norm_sums or [0.0] * len(norm_sums)
+        self._norm_sums = [total + more for total, more in zip(before, norm_sums, strict=True)]
         self._norm_steps += num_steps
 
     def decide(self, step: int, *, frozen: int) -> FreezeDecision:

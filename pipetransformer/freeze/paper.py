@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from pipetransformer.config.types import OpenShare, Section
-from pipetransformer.freeze.policy import ceiling
+from pipetransformer.freeze.policy import Policy, ceiling
 
 
-@dataclass(frozen=True, slots=True)
-class PaperPolicy:
+class PaperPolicy(Policy):
     """n_T = min(ceil(n_{T-1} + alpha (L - n_{T-1})), argmin over l >= n_{T-1} of ||g_l||): arXiv 2102.03161, eq. 2.
 
     Blocks count from 0, so l = n_{T-1} is the first active block, and the blocks in front of the one with the smallest
@@ -21,10 +18,8 @@ class PaperPolicy:
     class Options(Section):
         alpha: OpenShare
 
-    num_blocks: int
     options: Options
-    needs_norms: ClassVar[bool] = True
-    may_unfreeze: ClassVar[bool] = False
+    needs_norms = True
 
     def decide(
         self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from pipetransformer.config.types import Percent, Section
+from pipetransformer.freeze.policy import Policy
 
 
-@dataclass(frozen=True, slots=True)
-class PercentilePolicy:
+class PercentilePolicy(Policy):
     """Freezes the blocks in front of the first active one that still changes: AutoFreeze, arXiv 2102.01386, section 4.
 
     A block changes by |norm - norm before| / norm before. It still changes where that is at or above the
@@ -21,10 +19,8 @@ class PercentilePolicy:
     class Options(Section):
         percentile: Percent
 
-    num_blocks: int
     options: Options
-    needs_norms: ClassVar[bool] = True
-    may_unfreeze: ClassVar[bool] = False
+    needs_norms = True
 
     def decide(
         self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None

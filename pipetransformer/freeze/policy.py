@@ -8,16 +8,19 @@ block: the mean over the interval of the norm of its data-parallel gradient befo
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from pipetransformer.config import FreezeConfig, Section
 from pipetransformer.config.policies import chosen_policy
 from pipetransformer.errors import UserError
 
 
-class Policy(Protocol):
-    """Made as ``Class(num_blocks, options=Options(...))``.
+@dataclass(frozen=True)
+class Policy(ABC):
+    """Made as ``Class(num_blocks, options=Options(...))``; a class of a user's own need not derive from it.
 
     Attributes:
         Options: its keys, those of ``freeze`` that it reads or, for a user's own, those of ``freeze.options``.
@@ -26,16 +29,17 @@ class Policy(Protocol):
     """
 
     Options: ClassVar[type[Section]]
-    needs_norms: ClassVar[bool]
-    may_unfreeze: ClassVar[bool]
+    needs_norms: ClassVar[bool] = False
+    may_unfreeze: ClassVar[bool] = False
 
-    def __init__(self, num_blocks: int, *, options: Any) -> None: ...
+    num_blocks: int
+    options: Any
 
+    @abstractmethod
     def decide(
         self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None
     ) -> int:
         """n after ``interval`` (0, 1, ...) intervals since the warm-up, given the n of the interval before."""
-        ...
 
 
 def build_policy(config: FreezeConfig, *, num_blocks: int) -> Policy | None:

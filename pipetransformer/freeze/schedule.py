@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from pipetransformer.config.types import OpenShare, Section
-from pipetransformer.freeze.policy import ceiling
+from pipetransformer.freeze.policy import Policy, ceiling
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulePolicy:
+class SchedulePolicy(Policy):
     """n(T) = ceil(L (1 - (1 - alpha)^T)): what the code of PipeTransformer (arXiv 2102.03161) runs."""
 
     class Options(Section):
         alpha: OpenShare
 
-    num_blocks: int
     options: Options
-    needs_norms: ClassVar[bool] = False
-    may_unfreeze: ClassVar[bool] = False
 
     def decide(
         self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None

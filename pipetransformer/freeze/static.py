@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 from pydantic import field_validator
 
 from pipetransformer.config.types import CountOrZero, Section
 from pipetransformer.errors import UserError
+from pipetransformer.freeze.policy import Policy
 
 
-@dataclass(frozen=True, slots=True)
-class StaticPolicy:
+class StaticPolicy(Policy):
     """Freezes ``max_frozen`` blocks once the warm-up is over."""
 
     class Options(Section):
@@ -26,10 +24,7 @@ class StaticPolicy:
                 raise UserError("freeze.max_frozen: missing; policy static freezes this many blocks")
             return value
 
-    num_blocks: int
     options: Options
-    needs_norms: ClassVar[bool] = False
-    may_unfreeze: ClassVar[bool] = False
 
     def decide(
         self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,12 @@ def refuse_useless_folder(name: str) -> None:
         raise UserError(f"model.name: there is no folder {name}; give one that holds a model, or a hub id")
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise UserError(f"model.name: {name} holds no config.json; give the folder of a saved model")
+
+
+def did_you_mean(name: str, known: Iterable[str], *, otherwise: str) -> str:
+    """A remedy for an unknown name: the one of ``known`` that is nearest to it, or ``otherwise``."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def could_not_build(config: Config, error: Exception) -> str:

@@ -45,23 +45,26 @@ class Chain:
     ) -> None:
         self.name = name
         self.family: Family = family_of(model, name=name)
-        self.model = model.to(device=device, dtype=torch.float64 if precision == "float64" else torch.float32)
+        self.device = device
+        self.dtype = torch.float64 if precision == "float64" else torch.float32
+        self.model = model.to(device=device, dtype=self.dtype)
         if any(buffer.endswith("running_mean") for buffer, _ in model.named_buffers()):
             raise UserError(
                 f"model.name: {name} has batch normalisation, whose statistics would depend on how a batch is cut; "
                 "use a model with layer normalisation"
             )
-        self.device = device
-        self.dtype = torch.float64 if precision == "float64" else torch.float32
         self._autocast = precision == "bfloat16"
         self.blocks: Sequence[nn.Module] = list(model.get_submodule(self.family.blocks).children())
         self.numbering = Numbering(len(self.blocks), units_per_block)
         self._halves = self.family.halves if units_per_block > 1 else None
         if units_per_block > 1 and self._halves is None:
             raise self._indivisible(f"its family, {self.family.name}, has no halves")
-        self._bodies = self._bodies_of_units()
+        # The forward of each unit between stem and head: the library's own blocks, or their halves.
+        self._bodies: Sequence[Callable[..., Tensor]] = self.blocks
+        if self._halves is not None:
+            halves = (self._halves.attention, self._halves.mlp)
+            self._bodies = [partial(half, block) for block in self.blocks for half in halves]
         self._owners = {parameter: self._owner(parameter) for parameter, _ in model.named_parameters()}
-        self._frozen = 0
         self._leaving: list[tuple[tuple[int, ...], bool, torch.dtype]] = []
         self._stem_modules = [
             module
@@ -78,13 +81,6 @@ class Chain:
         if half is None:
             raise self._indivisible(f"neither half owns {parameter}")
         return self.numbering.first_of(int(block) + 1) + half
-
-    def _bodies_of_units(self) -> Sequence[Callable[..., Tensor]]:
-        """The forward of each unit between stem and head: the library's own blocks, or their halves."""
-        if self._halves is None:
-            return self.blocks
-        halves = (self._halves.attention, self._halves.mlp)
-        return [partial(half, block) for block in self.blocks for half in halves]
 
     @property
     def num_blocks(self) -> int:
@@ -141,9 +137,9 @@ class Chain:
         mode and stay there.
         """
         assert 0 <= num_frozen <= self.num_blocks
-        self._frozen = num_frozen
+        first_active = self.numbering.behind(num_frozen)
         for name, parameter in self.model.named_parameters():
-            active = not self._is_frozen(self._owners[name])
+            active = self._owners[name] >= first_active
             parameter.requires_grad_(active and not parameter.is_meta)
             if not active:
                 parameter.grad = None
@@ -151,9 +147,6 @@ class Chain:
             self._set_sticky_eval(module, frozen=num_frozen > 0)
         for index, block in enumerate(self.blocks):
             self._set_sticky_eval(block, frozen=index < num_frozen)
-
-    def _is_frozen(self, unit: int) -> bool:
-        return unit < self.numbering.behind(self._frozen)
 
     def train(self, mode: bool = True) -> None:
         """Sets train or eval mode of the active units."""
@@ -169,24 +162,19 @@ class Chain:
 
     def release(self, units: Iterable[int]) -> None:
         """Gives the parameters' memory of ``units`` back; their shapes and names stay."""
-        for name in self.named_parameters(units):
-            module, attribute = self._locate(name)
-            old = getattr(module, attribute)
-            if not old.is_meta:
-                setattr(module, attribute, nn.Parameter(torch.empty_like(old, device="meta"), requires_grad=False))
+        self._move(units, device=torch.device("meta"))
 
     def materialize(self, units: Iterable[int]) -> None:
         """Uninitialised memory for the released parameters of ``units``, to be filled by a transfer."""
-        for name in self.named_parameters(units):
-            module, attribute = self._locate(name)
-            old = getattr(module, attribute)
-            if old.is_meta:
-                new = nn.Parameter(torch.empty_like(old, device=self.device), requires_grad=False)
-                setattr(module, attribute, new)
+        self._move(units, device=self.device)
 
-    def _locate(self, parameter: str) -> tuple[nn.Module, str]:
-        path, _, attribute = parameter.rpartition(".")
-        return self.model.get_submodule(path), attribute
+    def _move(self, units: Iterable[int], *, device: torch.device) -> None:
+        """New parameters, without their values, in place of those that are on the other side."""
+        for name, old in self.named_parameters(units).items():
+            if old.is_meta != (device.type == "meta"):
+                path, _, attribute = name.rpartition(".")
+                new = nn.Parameter(torch.empty_like(old, device=device), requires_grad=False)
+                setattr(self.model.get_submodule(path), attribute, new)
 
     def learn_shapes(self, inputs: Mapping[str, Tensor]) -> None:
         """Runs ``inputs`` through the chain once, remembers every unit's output shape, and proves the chain right.
@@ -198,11 +186,10 @@ class Chain:
         self.model.eval()
         main = inputs[self.family.main_input]
         side = {key: inputs[key] for key in self.input_keys}
-        text_length = main.shape[1] if not main.is_floating_point() else None
         with torch.no_grad():
             expected = self._own_outputs(main, side)
             try:
-                outputs = self._run_by_unit(main, side, text_length=text_length)
+                outputs = self._run_by_unit(main, side)
             except UserError:
                 raise
             except Exception as error:  # blocks that take other arguments, say; the model's own forward did well
@@ -218,14 +205,14 @@ class Chain:
             told = self.model(**{self.family.main_input: main}, **side)
         return torch.stack((told.start_logits, told.end_logits), dim=-1) if "start_logits" in told else told.logits
 
-    def _run_by_unit(self, main: Tensor, side: Mapping[str, Tensor], *, text_length: int | None) -> Tensor:
+    def _run_by_unit(self, main: Tensor, side: Mapping[str, Tensor]) -> Tensor:
         hidden, self._leaving = main, []
         starts = {self.numbering.first_of(index + 1): block for index, block in enumerate(self.blocks)}
         for unit in range(self.num_units):
             if self._halves is not None and unit in starts:
                 self._prove_halves(self._halves, starts[unit], hidden, side)
             hidden = self.run(range(unit, unit + 1), hidden, side)
-            by_length = text_length is not None and hidden.dim() == 3
+            by_length = not main.is_floating_point() and hidden.dim() == 3
             self._leaving.append((tuple(hidden.shape[1:]), by_length, hidden.dtype))
         return hidden
 

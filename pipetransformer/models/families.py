@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,6 +66,13 @@ _VIT_STEM = (
     *("cls_token", "reg_token", "dist_token", "pos_embed"),
     *("patch_embed.", "pos_drop.", "patch_drop.", "norm_pre."),
 )
+_pictures = partial(
+    Family,
+    blocks="blocks",
+    stem_prefixes=_VIT_STEM,
+    main_input="pixel_values",
+    head=lambda model, hidden, inputs: model.forward_head(model.norm(hidden)),
+)
 
 
 def _vit(model: nn.Module) -> Family | None:
@@ -77,7 +85,7 @@ def _vit(model: nn.Module) -> Family | None:
         hidden = model.patch_embed(inputs["pixel_values"])
         return model.norm_pre(model.patch_drop(model._pos_embed(hidden)))  # type: ignore[no-any-return]
 
-    return _pictures("ViT and DeiT", stem, lambda model, hidden, inputs: {}, halves=VIT)
+    return _pictures(name="timm ViT and DeiT", stem=stem, block_arguments=_no_arguments, halves=VIT)
 
 
 def _eva(model: nn.Module) -> Family | None:
@@ -95,7 +103,7 @@ def _eva(model: nn.Module) -> Family | None:
         known = hasattr(model.rope, "feat_shape")
         return {"rope": model.rope.get_embed() if known else model.rope.get_embed(shape=model.patch_embed.grid_size)}
 
-    return _pictures("EVA", stem, arguments, halves=SCALED)
+    return _pictures(name="timm EVA", stem=stem, block_arguments=arguments, halves=SCALED)
 
 
 def _beit(model: nn.Module) -> Family | None:
@@ -110,29 +118,16 @@ def _beit(model: nn.Module) -> Family | None:
         hidden = torch.cat((model.cls_token.expand(len(hidden), -1, -1), hidden), dim=1)
         return model.pos_drop(hidden if model.pos_embed is None else hidden + model.pos_embed)  # type: ignore[no-any-return]
 
-    return _pictures("BEiT", stem, lambda model, hidden, inputs: {}, halves=SCALED)
+    return _pictures(name="timm BEiT", stem=stem, block_arguments=_no_arguments, halves=SCALED)
 
 
-def _pictures(
-    name: str,
-    stem: Callable[[Any, Inputs], Tensor],
-    block_arguments: Callable[[Any, Tensor, Inputs], dict[str, Any]],
-    *,
-    halves: Halves,
-) -> Family:
-    return Family(
-        name=f"timm {name}",
-        blocks="blocks",
-        stem_prefixes=_VIT_STEM,
-        main_input="pixel_values",
-        stem=stem,
-        head=lambda model, hidden, inputs: model.forward_head(model.norm(hidden)),
-        block_arguments=block_arguments,
-        halves=halves,
-    )
+def _no_arguments(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
+    return {}
 
 
 # ---- transformers ----------------------------------------------------------------------------------------------------
+
+_texts = partial(Family, main_input="input_ids", side_inputs=("attention_mask",))
 
 
 def _encoder(model: nn.Module) -> Family | None:
@@ -150,17 +145,15 @@ def _encoder(model: nn.Module) -> Family | None:
         projected: Tensor = encoder.embeddings_project(hidden) if hasattr(encoder, "embeddings_project") else hidden
         return projected
 
-    return Family(
+    return _texts(
         name="encoders of transformers (BERT, RoBERTa, ELECTRA)",
         blocks=f"{base}.encoder.layer",
         stem_prefixes=(f"{base}.embeddings.", f"{base}.embeddings_project."),
-        main_input="input_ids",
         stem=stem,
         head=head,
         block_arguments=_bidirectional_mask,
         halves=ENCODER,
         stem_inputs=("token_type_ids",),
-        side_inputs=("attention_mask",),
     )
 
 
@@ -185,16 +178,14 @@ def _distilbert(model: nn.Module) -> Family | None:
     def answer(model: Any, hidden: Tensor, inputs: Inputs) -> Tensor:
         return model.qa_outputs(model.dropout(hidden))  # type: ignore[no-any-return]
 
-    return Family(
+    return _texts(
         name="DistilBERT",
         blocks="distilbert.transformer.layer",
         stem_prefixes=("distilbert.embeddings.",),
-        main_input="input_ids",
         stem=lambda model, inputs: model.distilbert.embeddings(inputs["input_ids"]),
         head=answer if _has(model, "qa_outputs") else classify,
         block_arguments=_bidirectional_mask,
         halves=DISTILBERT,
-        side_inputs=("attention_mask",),
     )
 
 
@@ -207,16 +198,14 @@ def _gpt2(model: nn.Module) -> Family | None:
         positions = torch.arange(ids.shape[1], device=ids.device)
         return decoder.drop(decoder.wte(ids) + decoder.wpe(positions))  # type: ignore[no-any-return]
 
-    return Family(
+    return _texts(
         name="GPT-2",
         blocks="transformer.h",
         stem_prefixes=("transformer.wte.", "transformer.wpe.", "transformer.drop."),
-        main_input="input_ids",
         stem=stem,
         head=lambda model, hidden, inputs: _last_token(model.score(model.transformer.ln_f(hidden)), inputs),
         block_arguments=_causal_mask,
         halves=GPT2,
-        side_inputs=("attention_mask",),
     )
 
 
@@ -230,16 +219,14 @@ def _decoder(model: nn.Module) -> Family | None:
         tables = model.model.rotary_emb(hidden, position_ids=positions)
         return {**_causal_mask(model, hidden, inputs), "position_ids": positions, "position_embeddings": tables}
 
-    return Family(
+    return _texts(
         name="decoders of transformers (Llama)",
         blocks="model.layers",
         stem_prefixes=("model.embed_tokens.",),
-        main_input="input_ids",
         stem=lambda model, inputs: model.model.embed_tokens(inputs["input_ids"]),
         head=lambda model, hidden, inputs: _last_token(model.score(model.model.norm(hidden)), inputs),
         block_arguments=arguments,
         halves=LLAMA,
-        side_inputs=("attention_mask",),
     )
 
 

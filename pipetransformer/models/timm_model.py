@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 from pipetransformer.config import Config
 from pipetransformer.data import DataInfo, ImagePreprocessing
 from pipetransformer.errors import UserError
-from pipetransformer.models.built import BuiltModel, could_not_build, own_arguments, refuse_useless_folder
+from pipetransformer.models.built import BuiltModel, could_not_build, did_you_mean, own_arguments, refuse_useless_folder
 from pipetransformer.models.families import family_of
 
 
@@ -97,9 +96,10 @@ def _timm_name(name: str) -> str:
         return f"hf-hub:{name}"
     if timm.is_model(name):
         return name
-    near = difflib.get_close_matches(name, timm.list_models(), n=1)
-    remedy = f"did you mean {near[0]}?" if near else "give another name, a hub id such as owner/name or a local folder"
-    raise UserError(f"model.name: timm has no model {name}; {remedy}")
+    otherwise = "give another name, a hub id such as owner/name or a local folder"
+    raise UserError(
+        f"model.name: timm has no model {name}; {did_you_mean(name, timm.list_models(), otherwise=otherwise)}"
+    )
 
 
 def _refuse_other_families(name: str) -> None:

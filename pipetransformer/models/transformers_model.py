@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from pipetransformer.config import Config
 from pipetransformer.data import DataInfo
 from pipetransformer.errors import UserError
-from pipetransformer.models.built import BuiltModel, could_not_build, own_arguments, refuse_useless_folder
+from pipetransformer.models.built import BuiltModel, could_not_build, did_you_mean, own_arguments, refuse_useless_folder
 from pipetransformer.models.families import Family, family_of
 
 _SPECIAL_TOKENS = {
@@ -110,7 +109,9 @@ def _tokenizer_and_settings(config: Config, info: DataInfo) -> tuple[Any, Any]:
         model_config, unknown = AutoConfig.from_pretrained(name, **settings, return_unused_kwargs=True)
         tokenizer = AutoTokenizer.from_pretrained(name)
     if unknown:
-        raise UserError(_unknown_arguments(unknown, known=vars(model_config), name=name))
+        key = min(unknown)
+        remedy = did_you_mean(key, vars(model_config), otherwise="leave it out")
+        raise UserError(f"model.kwargs: {key} is nothing that the configuration of {name} knows; {remedy}")
     return tokenizer, model_config
 
 
@@ -162,13 +163,6 @@ def _longest_text(model: nn.Module) -> int | None:
         if path.endswith("position_embeddings") and isinstance(padding, int):
             return longest - padding - 1
     return longest
-
-
-def _unknown_arguments(unknown: Iterable[str], *, known: Iterable[str], name: str) -> str:
-    key = min(unknown)
-    near = difflib.get_close_matches(key, known, n=1)
-    remedy = f"did you mean {near[0]}?" if near else "leave it out"
-    return f"model.kwargs: {key} is nothing that the configuration of {name} knows; {remedy}"
 
 
 def _check_weights(report: Mapping[str, Any], *, family: Family, name: str) -> None:
