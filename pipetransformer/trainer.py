@@ -144,7 +144,7 @@ class Trainer:
         if settled.reason:
             self._tell(events.Held(self.step, settled.frozen, decision.frozen, settled.reason))
         if settled.choice is not None:
-            reason: str = settled.because or self.config.freeze.policy
+            reason: str = self.config.freeze.policy if settled.frozen != current.frozen else "measured"
             self._enter(settled.choice.plan, reason=reason, evidence={"choice": settled.choice})
 
     def _enter(self, plan: ParallelPlan, *, reason: str, evidence: Mapping[str, object]) -> None:
@@ -204,7 +204,7 @@ class Trainer:
         plan = self._with_cache(self.engine.plan)
         if plan != self.engine.plan:
             self.engine.enter(plan)
-        if self.autopipe.layouts is not None:
+        if self.timed:
             self._tell(events.Measured(self.autopipe.layouts, self.autopipe.profile))
         if origin.checkpoint is not None:
             self._tell(events.Resumed(self.step, origin.checkpoint.name, origin.state["report"]))

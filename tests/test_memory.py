@@ -23,7 +23,7 @@ from pipetransformer.data import epoch_batches
 from pipetransformer.launch.node import free_port
 from pipetransformer.pipe.measure import profile
 from pipetransformer.pipe.measure.workload import Workload
-from pipetransformer.pipe.planner.memory import UnitBytes, rank_bytes
+from pipetransformer.pipe.planner.memory import RankWork, UnitBytes, rank_bytes
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.schedules import Work, orders
 from pipetransformer.process.collectives import led_by
@@ -146,11 +146,9 @@ def told(world: World) -> bool:
     job = build_job(config, world, lead=partial(led_by, 0))
     data = job.datasets["train"]
     batches = epoch_batches(data.lengths, batch_size=64, seed=0, epoch=0, num_nodes=1)
-    workload = Workload.of(batches, global_batch_size=64, num_ranks=2, pipeline_lengths=(2,), num_microbatches=2)
+    workload = Workload.of(batches, config, num_ranks=2, local_size=2)
     with mock.patch.object(profile, "keeps_boundaries", lambda: True):
-        found = profile._measure(
-            job.chain, data, key={}, batches=batches, workload=workload, config=config, world=world
-        )
+        found = profile._measure(job.chain, data, key={}, workload=workload, config=config, world=world)
     return found.job.keeps_boundaries
 
 
@@ -237,10 +235,11 @@ def test_ranks_of_several_stages_hold_what_an_account_of_every_tensor_says() -> 
                 for stage in range(rank, num_stages, pp)
             }
             for keeps in (False, True):
-                predicted = rank_bytes(
-                    order, stages, before=0, widest=widest, num_stages=num_stages, keeps_sends=True,
-                    keeps_boundaries=keeps, recompute="always", sums_gradients=False,
+                work = RankWork(
+                    order, num_stages=num_stages, keeps_sends=True, keeps_boundaries=keeps, recompute="always",
+                    sums_gradients=False,
                 )  # fmt: skip
+                predicted = rank_bytes(work, stages, before=0, widest=widest)
                 assert predicted == most_held(
                     order, stages, widest=widest, num_stages=num_stages, keeps_boundaries=keeps
                 )

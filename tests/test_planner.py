@@ -22,7 +22,7 @@ from pipetransformer.pipe.planner.search import best_plan
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import cached_choices
-from pipetransformer.plan.schedules import orders, why_not
+from pipetransformer.plan.schedules import why_not
 
 NUM_JOBS = 300
 
@@ -306,20 +306,15 @@ def test_a_cut_fits_where_the_prediction_does() -> None:
         plan = ParallelPlan(frozen, pp, dp, boundaries, m, schedule, cached, num_blocks)
         prediction = planner.predict(plan, costs=costs, global_batch_size=m * dp)
         unit = planner.unit_costs(plan, costs, global_batch_size=m * dp)
-        prefix = memory.prefix_bytes(unit, computed=range(plan.first_computed, first), num_microbatches=m)
-        recomputes = planner.recomputed_share(costs, m) > 0
+        prefix = memory.prefix_bytes(plan, unit)
         for rank, num_bytes in enumerate(prediction.memory_bytes):
             limit = num_bytes - sum(costs.parameter_bytes[:first])
             for allowed in (limit, limit - 1):
                 rows, working = memory.cut_bytes(
-                    orders(schedule, num_ranks=pp, num_microbatches=m),
-                    memory.unit_bytes(unit, costs, recomputes=recomputes)[first:],
+                    memory.works_of(plan, costs),
+                    memory.unit_bytes(plan, unit, costs)[first:],
                     before=prefix,
                     limit=allowed,
-                    keeps_sends=schedule == "zero_bubble",
-                    keeps_boundaries=costs.keeps_boundaries,
-                    recompute=costs.recompute,
-                    sums_gradients=dp > 1,
                 )
                 mine = slice(*(u - first for u in ((first, *boundaries)[rank], (*boundaries, num_blocks + 2)[rank])))
                 assert (sum(rows[rank][mine]) + max(working[rank][mine]) <= allowed) == (allowed == limit), plan

@@ -27,7 +27,7 @@ CONSTRAINTS = Constraints(
     memory_limit=None,
 )  # fmt: skip
 
-WORKLOAD = Workload(Counter({0: 1}), modal_length=0, lengths=(0,), share=1, rows=(1,))
+WORKLOAD = Workload(Counter({0: 1}), modal_length=0, lengths=(0,), share=1, rows=(1,), examples={})
 
 
 def measurements() -> Profile:

@@ -72,16 +72,14 @@ def run(world: World, *, repeats: int) -> None:
 def of_mode(config: Config, job: Job, world: World, *, mode: str, repeats: int) -> list[dict[str, object]]:
     data, train = job.datasets["train"], config.train
     batches = epoch_batches(data.lengths, batch_size=train.batch_size, seed=0, epoch=0, num_nodes=1)
-    workload = Workload.of(
-        batches, global_batch_size=train.batch_size, num_ranks=2, pipeline_lengths=(1, 2), num_microbatches=None
-    )
+    workload = Workload.of(batches, config, num_ranks=2, local_size=2)
     bench = Bench(job, config, batches[0], world=world)
 
     def measured() -> JobCosts:
         if world.rank == 0:  # what was measured before; the folder is ``as_ranks``'s own
             shutil.rmtree(cache_folder() / "profiles", ignore_errors=True)
         bench.give_back()
-        return measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world).job
+        return measure_profile(job.chain, data, workload=workload, config=config, world=world).job
 
     before = measured()
     plans = {

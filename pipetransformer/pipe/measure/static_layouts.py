@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from pipetransformer.data import Batch
-from pipetransformer.pipe.measure.workload import Workload, full_batches
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.costs import line
 from pipetransformer.pipe.planner.search import Prediction
 from pipetransformer.plan import ParallelPlan
@@ -58,17 +58,14 @@ class StaticLayouts:
         return self.seconds[self.best_pp]
 
 
-def time_static_layouts(
-    predictions: Sequence[Prediction], *, engine: Engine, workload: Workload, batches: Sequence[Batch]
-) -> StaticLayouts:
+def time_static_layouts(predictions: Sequence[Prediction], *, engine: Engine, workload: Workload) -> StaticLayouts:
     """Collective. Times real steps of every layout, with learning rate 0. Their optimizer state is deleted.
 
     Args:
         predictions: the best unfrozen plan of each pipeline length.
         workload: the padded lengths to be timed.
-        batches: the global batches of an epoch.
     """
-    counts, example, modal = workload.counts, full_batches(batches), workload.modal_length
+    counts, example, modal = workload.counts, workload.examples, workload.modal_length
     plans: dict[int, ParallelPlan] = {}
     seconds: dict[int, dict[int, float]] = {}
     corrections: dict[int, float] = {}

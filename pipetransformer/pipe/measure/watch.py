@@ -13,7 +13,7 @@ from pipetransformer.engine.step import PhaseSeconds
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.costs import UnitCosts
-from pipetransformer.pipe.planner.search import recomputed_share, unit_costs
+from pipetransformer.pipe.planner.search import unit_costs
 from pipetransformer.plan import ParallelPlan
 
 _FEWEST_STEPS = 10
@@ -57,7 +57,7 @@ class CostWatch:
         """
         job, by_length = self._original.job, self._original.measured
         unit = unit_costs(plan, job, global_batch_size=self._global_batch_size)
-        share = recomputed_share(job, plan.num_microbatches)
+        share = job.recomputed_share(plan.num_microbatches)
         modal = sum(by_length[self._modal_length].step_ns)
         weight = sum(sum(by_length[batch.length].step_ns) / modal for batch in batches) * plan.num_microbatches / 1e9
         for units in plan.active_units_of(self._rank):

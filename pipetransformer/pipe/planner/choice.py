@@ -68,15 +68,11 @@ class Settled:
         choice: the plan to take; None if the present one stays.
         frozen: number of frozen blocks from now on.
         reason: the reason for fewer frozen blocks than wanted; empty if there are not fewer.
-        tried: whether a plan for another n than the present one was searched.
-        because: the cause of the choice, if it is not the change of n.
     """
 
     choice: Choice | None
     frozen: int
     reason: str = ""
-    tried: bool = False
-    because: str = ""
 
 
 def schedules_of(config: Config) -> tuple[tuple[str, int], ...]:
@@ -147,24 +143,21 @@ class Planner:
 
     def max_frozen(self, first_plan: ParallelPlan) -> int:
         """The most blocks that may freeze: all, or as many as leave one unit for each stage of a kept pipeline."""
+        if not self._keeps_length:
+            return self._num_blocks
         fewest = first_plan.num_stages
         if not self._keeps_cut and first_plan.pp > 1:
             fewest = first_plan.pp * min(per_rank for _, per_rank in self._first.schedules)
         blocks = -(-(fewest - 1) // first_plan.units_per_block)  # active blocks; the head is one more unit
-        most = self._num_blocks - blocks if self._keeps_length else self._num_blocks
-        return min(max(most, 0), self._num_blocks)
+        return max(self._num_blocks - blocks, 0)
 
     def static_layouts(self, costs: JobCosts) -> tuple[Prediction, ...]:
         """The best unfrozen plan of each pipeline length, shortest first; lengths that do not fit are left out."""
-        found = []
-        for pp in self._later.pipeline_lengths:
-            constraints = replace(self._first, pipeline_lengths=(pp,))
-            best, _ = best_plan(
-                0, cached=None, costs=costs, constraints=constraints, num_blocks=self._num_blocks, corrections={}
-            )
-            if best is not None:
-                found.append(best)
-        return tuple(found)
+        by_length = (
+            self._candidates(0, None, replace(self._first, pipeline_lengths=(pp,)), Outlook(costs, 1))
+            for pp in self._later.pipeline_lengths
+        )
+        return tuple(candidates[0] for candidates in by_length if candidates)
 
     def first_plan(self, costs: JobCosts, corrections: Mapping[int, float]) -> Choice:
         """The plan to start with, with nothing frozen.
@@ -249,7 +242,7 @@ class Planner:
         current: ParallelPlan,
         options: Callable[[int], Mapping[int | None, float]],
         outlook: Outlook,
-        least: int = 0,
+        has_news: bool = False,
     ) -> Settled:
         """Decides how many of the ``wanted`` blocks freeze, and the plan for them.
 
@@ -258,11 +251,11 @@ class Planner:
 
         Args:
             options: gives ``cached_options`` of ``next_plan`` for a number of frozen blocks.
-            least: the fewest blocks that are worth a search.
+            has_news: whether costs are new, so that another plan for the present n may pay.
         """
         now = current.frozen
         most = min(wanted, self.max_frozen(current))
-        candidates = range(most, max(now, least - 1), -1) if most > now else range(most, min(most + 1, now))
+        candidates = range(most, now, -1) if most > now else range(most, min(most + 1, now))
         plans = (
             self.next_plan(frozen, cached_options=options(frozen), current=current, outlook=outlook)
             for frozen in candidates
@@ -273,12 +266,10 @@ class Planner:
         if frozen < wanted:
             is_kept = frozen == most
             reason = "the pipeline that is kept needs a unit for each stage" if is_kept else "no layout fits in memory"
-        return Settled(choice, frozen, reason, tried=most != now)
-
-    def better_plan(self, current: ParallelPlan, *, outlook: Outlook) -> Choice | None:
-        """A plan for the present n that pays for the transition from ``current``; None if there is none."""
-        choice = self.next_plan(current.frozen, cached_options={current.cached: 0.0}, current=current, outlook=outlook)
-        return choice if choice is not None and self.pays(choice, current=current, outlook=outlook) else None
+        if most == now and has_news:
+            other = self.next_plan(now, cached_options={current.cached: 0.0}, current=current, outlook=outlook)
+            choice = other if other is not None and self.pays(other, current=current, outlook=outlook) else None
+        return Settled(choice, frozen, reason)
 
     def pays(self, choice: Choice, *, current: ParallelPlan, outlook: Outlook) -> bool:
         """Whether a plan with the same n pays: for the rest of the run, it takes less than 95 % of the time of
@@ -290,15 +281,18 @@ class Planner:
         go_seconds = choice.prediction.step_seconds * outlook.remaining_steps + choice.transition_seconds
         return go_seconds < (1.0 - _NOISE) * stay_seconds
 
-    def steady_plan(self, frozen: int, *, costs: JobCosts, has_cache: bool) -> Prediction | None:
-        """The fastest plan for ``frozen`` blocks, without the costs of the transition; None if none fits."""
-        first = self.first_plan(costs, {})
-        if frozen == 0:
-            return first.prediction
-        options = dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
-        outlook = Outlook(costs, remaining_steps=10**9)
-        settled = self.settle(frozen, current=first.plan, options=lambda _: options, outlook=outlook, least=frozen)
-        return None if settled.choice is None else settled.choice.prediction
+    def steady_plans(self, costs: JobCosts, *, has_cache: bool) -> tuple[Prediction, ...]:
+        """By n, the fastest plan without the costs of the transition; numbers for which none fits are left out.
+
+        Raises:
+            UserError: if no plan fits with nothing frozen.
+        """
+        first, outlook = self.first_plan(costs, {}), Outlook(costs, remaining_steps=10**9)
+        choices: list[Choice | None] = [first]
+        for frozen in range(1, self.max_frozen(first.plan) + 1):
+            options = dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
+            choices.append(self.next_plan(frozen, cached_options=options, current=first.plan, outlook=outlook))
+        return tuple(choice.prediction for choice in choices if choice is not None)
 
     def _choose(
         self,
@@ -309,35 +303,43 @@ class Planner:
         current: ParallelPlan | None = None,
     ) -> Choice | None:
         costs = outlook.costs
-        best: tuple[float, Prediction, float] | None = None
-        weighed: list[Prediction] = []
-        for cached, extra_seconds in cached_options.items():
-            _, candidates = best_plan(
-                frozen,
-                cached=cached,
-                costs=costs,
-                constraints=constraints,
-                num_blocks=self._num_blocks,
-                corrections=outlook.corrections,
-            )
-            candidates = tuple(self._with_reads(prediction, costs) for prediction in candidates)
-            weighed += candidates
-            for prediction in candidates:
-                moves = 0.0
-                if current is not None:
-                    moves = transition_seconds(
-                        current, prediction.plan, costs=costs, fixed_seconds=outlook.fixed_seconds
-                    )
-                total = prediction.step_seconds * outlook.remaining_steps + extra_seconds + moves
-                if best is None or total < best[0]:
-                    best = (total, prediction, moves)
-        if best is None:
+        weighed = [
+            self._with_reads(prediction, costs)
+            for cached in cached_options
+            for prediction in self._candidates(frozen, cached, constraints, outlook)
+        ]
+
+        def moves(plan: ParallelPlan) -> float:
+            if current is None:
+                return 0.0
+            return transition_seconds(current, plan, costs=costs, fixed_seconds=outlook.fixed_seconds)
+
+        def total(prediction: Prediction) -> float:
+            plan = prediction.plan
+            return prediction.step_seconds * outlook.remaining_steps + cached_options[plan.cached] + moves(plan)
+
+        if not weighed:
             return None
+        best = min(weighed, key=total)
         evidence = tuple(
             (p.plan.pp, p.plan.schedule, p.plan.num_microbatches, p.plan.cached, round(p.step_seconds, 6))
             for p in weighed
         )
-        return Choice(best[1], best[2], evidence)
+        return Choice(best, moves(best.plan), evidence)
+
+    def _candidates(
+        self, frozen: int, cached: int | None, constraints: Constraints, outlook: Outlook
+    ) -> tuple[Prediction, ...]:
+        """All plans that fit, fastest first."""
+        _, candidates = best_plan(
+            frozen,
+            cached=cached,
+            costs=outlook.costs,
+            constraints=constraints,
+            num_blocks=self._num_blocks,
+            corrections=outlook.corrections,
+        )
+        return candidates
 
     def _with_reads(self, prediction: Prediction, costs: JobCosts) -> Prediction:
         """The prediction with reads of the cache. They run during the step, and count where they are longer than it."""

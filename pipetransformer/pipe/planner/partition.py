@@ -52,14 +52,7 @@ def partition(
         return None
     cost = _stage_matrix(costs, crossing)
     allowed = _memory_masks(memory, largest, received, memory_limit, num_stages=num_stages, num_units=n)
-    # slowest[stage][start]: the least cost of the slowest stage, if ``stage`` and those behind it hold units[start:].
-    slowest = [np.full(n + 1, _NEVER) for _ in range(num_stages)]
-    last = num_stages - 1
-    slowest[last][:n] = np.where(allowed[last][:n, n], cost[:n, n], _NEVER)
-    for stage in reversed(range(last)):
-        here = np.where(allowed[stage], np.maximum(cost, slowest[stage + 1]), _NEVER)
-        slowest[stage] = here.min(axis=1)
-    best = slowest[0][0]
+    best = _from_behind(cost, allowed, join=np.maximum, choose=np.min, never=_NEVER)[0][0]
     if best >= _NEVER:
         return None
     fits = [mask & (cost <= best) for mask in allowed]
@@ -67,7 +60,7 @@ def partition(
     most = fastest[0][0]
     boundaries: list[int] = []
     start = 0
-    for stage in range(last):
+    for stage in range(num_stages - 1):
         reaches = fits[stage][start] & (np.minimum(cost[start], fastest[stage + 1]) >= most)
         start = int(reaches.argmax())
         boundaries.append(start)
@@ -79,13 +72,30 @@ def _fastest(cost: Matrix, fits: Sequence[Matrix]) -> list[np.ndarray]:
 
     Only stages that ``fits`` allows count; -1 where there is no such cut.
     """
-    n, last = len(cost) - 1, len(fits) - 1
-    fastest = [np.full(n + 1, -1, dtype=np.int64) for _ in fits]
-    fastest[last][:n] = np.where(fits[last][:n, n], cost[:n, n], -1)
+    return _from_behind(cost, fits, join=np.minimum, choose=np.max, never=np.int64(-1))
+
+
+def _from_behind(
+    cost: Matrix,
+    allowed: Sequence[Matrix],
+    *,
+    join: Callable[..., np.ndarray],
+    choose: Callable[..., np.ndarray],
+    never: np.int64,
+) -> list[np.ndarray]:
+    """[stage][start]: the chosen one of all cuts of units[start:] into ``stage`` and those behind it.
+
+    Args:
+        join: gives the figure of a cut from the cost of its first stage and the figure of the rest.
+        choose: gives the chosen figure along an axis.
+        never: the figure where there is no cut.
+    """
+    n, last = len(cost) - 1, len(allowed) - 1
+    chosen = [np.full(n + 1, never) for _ in allowed]
+    chosen[last][:n] = np.where(allowed[last][:n, n], cost[:n, n], never)
     for stage in reversed(range(last)):
-        here = np.where(fits[stage], np.minimum(cost, fastest[stage + 1]), -1)
-        fastest[stage] = here.max(axis=1)
-    return fastest
+        chosen[stage] = choose(np.where(allowed[stage], join(cost, chosen[stage + 1]), never), axis=1)
+    return chosen
 
 
 def stage_costs(
