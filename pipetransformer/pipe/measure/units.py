@@ -205,9 +205,10 @@ class _Shape:
         return bytes_between_halves(partial(self._run, unit), source, parameters) if source.requires_grad else 0
 
     def _timed(self, name: str, unit: int, action: Callable[[], Result]) -> Result:
-        start = now_ns(self._chain.device)
+        device = self._chain.device
+        start = now_ns(device)
         result = action()
-        self._times[name][unit].append(now_ns(self._chain.device) - start)
+        self._times[name][unit].append(now_ns(device) - start)
         return result
 
     def _run(self, unit: int, source: Tensor) -> Tensor:

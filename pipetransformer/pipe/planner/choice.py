@@ -82,13 +82,14 @@ def schedules_of(config: Config) -> tuple[tuple[str, int], ...]:
     return tuple((name, config.pipe.stages_per_rank or fewest_stages(name)) for name in names)
 
 
+@dataclass(frozen=True)
 class Planner:
     """Chooses plans under the constraints of a job.
 
     Where the pipeline length is kept, every stage needs an active unit. So not all blocks can freeze: see
     ``max_frozen``.
 
-    Args:
+    Attributes:
         first: constraints of the first plan. Plans after a freeze may have any pp that divides ``local_size``.
         num_blocks: number of blocks of the model (L).
         local_size: number of ranks of a node; a pipeline never spans two nodes.
@@ -97,22 +98,12 @@ class Planner:
         limit_key: the setting that gives the memory limit; None for the device's own memory.
     """
 
-    def __init__(
-        self,
-        first: Constraints,
-        *,
-        num_blocks: int,
-        local_size: int,
-        keeps_length: bool = False,
-        keeps_cut: bool = False,
-        limit_key: str | None = None,
-    ) -> None:
-        self._num_blocks = num_blocks
-        self._keeps_length = keeps_length or keeps_cut
-        self._keeps_cut = keeps_cut
-        self._limit_key = limit_key
-        self._first = first
-        self._later = replace(first, pipeline_lengths=divisors(local_size))
+    first: Constraints
+    num_blocks: int
+    local_size: int
+    keeps_length: bool = False
+    keeps_cut: bool = False
+    limit_key: str | None = None
 
     @classmethod
     def of(
@@ -143,19 +134,19 @@ class Planner:
 
     def max_frozen(self, first_plan: ParallelPlan) -> int:
         """The most blocks that may freeze: all, or as many as leave one unit for each stage of a kept pipeline."""
-        if not self._keeps_length:
-            return self._num_blocks
+        if not (self.keeps_length or self.keeps_cut):
+            return self.num_blocks
         fewest = first_plan.num_stages
-        if not self._keeps_cut and first_plan.pp > 1:
-            fewest = first_plan.pp * min(per_rank for _, per_rank in self._first.schedules)
+        if not self.keeps_cut and first_plan.pp > 1:
+            fewest = first_plan.pp * min(per_rank for _, per_rank in self.first.schedules)
         blocks = -(-(fewest - 1) // first_plan.units_per_block)  # active blocks; the head is one more unit
-        return max(self._num_blocks - blocks, 0)
+        return max(self.num_blocks - blocks, 0)
 
     def static_layouts(self, costs: JobCosts) -> tuple[Prediction, ...]:
         """The best unfrozen plan of each pipeline length, shortest first; lengths that do not fit are left out."""
         by_length = (
-            self._candidates(0, None, replace(self._first, pipeline_lengths=(pp,)), Outlook(costs, 1))
-            for pp in self._later.pipeline_lengths
+            self._candidates(0, None, replace(self.first, pipeline_lengths=(pp,)), Outlook(costs, 1))
+            for pp in divisors(self.local_size)
         )
         return tuple(candidates[0] for candidates in by_length if candidates)
 
@@ -168,14 +159,14 @@ class Planner:
         Raises:
             UserError: if no plan fits.
         """
-        choice = self._choose(0, {None: 0.0}, self._first, Outlook(costs, 1, corrections))
+        choice = self._choose(0, {None: 0.0}, self.first, Outlook(costs, 1, corrections))
         if choice is None:
             raise UserError(self._obstacle(costs))
         return choice
 
     def _obstacle(self, costs: JobCosts) -> str:
         """The reason for having no first plan, with the remedy: memory, M, units, or the batch size."""
-        first = self._first
+        first = self.first
         lengths = ", ".join(map(str, first.pipeline_lengths))
 
         def fits(limit: int | None, microbatches: int | None) -> bool:
@@ -185,8 +176,8 @@ class Planner:
         if (limit := first.memory_limit) is not None and fits(None, first.num_microbatches):
             least = smallest_limit(lambda limit: fits(limit, first.num_microbatches), refused=limit)
             what = f"{limit} bytes hold no layout of this model with a pipeline of {lengths}"
-            if self._limit_key is not None:
-                return f"{self._limit_key}: {what}; give at least {least}"
+            if self.limit_key is not None:
+                return f"{self.limit_key}: {what}; give at least {least}"
             return f"device memory: {what}, which takes {least}; give pipe.recompute always, or more ranks"
         shares = {pp: -(-first.global_batch_size // (first.world_size // pp)) for pp in first.pipeline_lengths}
         choices = sorted({m for pp, share in shares.items() for m in microbatch_choices(share, pp=pp)})
@@ -223,10 +214,12 @@ class Planner:
                 training steps: advance pass and evaluations.
             current: the present plan, where the transition starts.
         """
-        constraints = self._later if frozen or current.frozen else self._first
-        if self._keeps_length:
+        constraints = self.first
+        if frozen or current.frozen:
+            constraints = replace(constraints, pipeline_lengths=divisors(self.local_size))
+        if self.keeps_length or self.keeps_cut:
             constraints = replace(constraints, pipeline_lengths=(current.pp,))
-        if self._keeps_cut:
+        if self.keeps_cut:
             constraints = replace(
                 constraints,
                 fixed_cut=current.boundaries,
@@ -275,7 +268,7 @@ class Planner:
         """Whether a plan with the same n pays: for the rest of the run, it takes less than 95 % of the time of
         ``current``, transition included. The other 5 % may be noise."""
         costs, correction = outlook.costs, outlook.corrections.get(current.pp, 1.0)
-        batch_size = self._first.global_batch_size
+        batch_size = self.first.global_batch_size
         stay = predict(current, costs=costs, global_batch_size=batch_size, correction=correction)
         stay_seconds = self._with_reads(stay, costs).step_seconds * outlook.remaining_steps
         go_seconds = choice.prediction.step_seconds * outlook.remaining_steps + choice.transition_seconds
@@ -336,7 +329,7 @@ class Planner:
             cached=cached,
             costs=outlook.costs,
             constraints=constraints,
-            num_blocks=self._num_blocks,
+            num_blocks=self.num_blocks,
             corrections=outlook.corrections,
         )
         return candidates
@@ -346,6 +339,6 @@ class Planner:
         plan = prediction.plan
         if plan.cached is None or costs.read is None:
             return prediction
-        share = -(-self._first.global_batch_size // plan.dp)
+        share = -(-self.first.global_batch_size // plan.dp)
         seconds = costs.read.ns(costs.unit_costs(share).boundary_bytes[plan.first_computed - 1]) / 1e9
         return replace(prediction, step_seconds=max(prediction.step_seconds, seconds))

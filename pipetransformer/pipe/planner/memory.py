@@ -116,30 +116,21 @@ class RankWork:
         held: before each piece of work, the boundaries held beside activations and working set.
 
     Args:
-        num_stages: of the pipeline.
-        keeps_sends: whether its schedule does.
-        keeps_boundaries: whether torch does.
-        recompute: one of ``adapter.MODES``.
+        order: of the rank, under ``plan``.
     """
 
-    def __init__(
-        self,
-        order: Sequence[Work],
-        *,
-        num_stages: int,
-        keeps_sends: bool,
-        keeps_boundaries: bool,
-        recompute: str,
-        sums_gradients: bool,
-    ) -> None:
-        last = max(work.microbatch for work in order)
-        self.num_microbatches = last + 1
-        self.whole = last if recompute == "except_last" and last > 0 else None
-        split = {"never": range(last + 1), "except_last": [last]}.get(recompute, ())
+    def __init__(self, order: Sequence[Work], plan: ParallelPlan, costs: JobCosts) -> None:
+        self.num_microbatches, last = plan.num_microbatches, plan.num_microbatches - 1
+        self.whole = last if costs.recompute == "except_last" and last > 0 else None
+        split = {"never": range(last + 1), "except_last": [last]}.get(costs.recompute, ())
         self.order = _whole_backwards(order, split=split)
         self.halved = {(work.stage, work.microbatch) for work in self.order if work.kind == "I"}
-        self.sums_gradients = sums_gradients
-        self.held = self._num_held(num_stages - 1, keeps_sends=keeps_sends, keeps_boundaries=keeps_boundaries)
+        self.sums_gradients = plan.dp > 1
+        self.held = self._num_held(
+            plan.num_stages - 1,
+            keeps_sends=keeps_sends(plan.schedule),
+            keeps_boundaries=costs.keeps_boundaries,
+        )
 
     def _num_held(self, last: int, *, keeps_sends: bool, keeps_boundaries: bool) -> list[int]:
         has_outputs, frees_outputs = keeps_sends or keeps_boundaries, keeps_sends != keeps_boundaries
@@ -186,17 +177,7 @@ class RankWork:
 
 def works_of(plan: ParallelPlan, costs: JobCosts) -> list[RankWork]:
     """The work of each rank of a pipeline of ``plan``."""
-    return [
-        RankWork(
-            order,
-            num_stages=plan.num_stages,
-            keeps_sends=keeps_sends(plan.schedule),
-            keeps_boundaries=costs.keeps_boundaries,
-            recompute=costs.recompute,
-            sums_gradients=plan.dp > 1,
-        )
-        for order in plan.orders()
-    ]
+    return [RankWork(order, plan, costs) for order in plan.orders()]
 
 
 def rank_bytes(work: RankWork, stages: Mapping[int, Sequence[UnitBytes]], *, before: int, widest: int) -> int:

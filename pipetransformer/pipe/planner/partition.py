@@ -9,6 +9,7 @@ topological order of its nodes.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cache
@@ -150,10 +151,7 @@ def smallest_limit(fits: Callable[[int], bool], *, refused: int) -> int:
     too_small, enough = refused, 2 * refused
     while not fits(enough):
         too_small, enough = enough, 2 * enough
-    while enough - too_small > 1:
-        middle = (too_small + enough) // 2
-        too_small, enough = (too_small, middle) if fits(middle) else (middle, enough)
-    return enough
+    return bisect_left(range(enough), True, lo=too_small + 1, key=fits)
 
 
 def _stage_matrix(costs: Sequence[int], crossing: Sequence[int] | None) -> Matrix:

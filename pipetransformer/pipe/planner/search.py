@@ -110,11 +110,14 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
         units = plan.stage_units(stage)
         received = unit.boundary_bytes[units.start - 1] if stage else 0
         backward = _total(unit.backward_ns, units) + round(_total(unit.recompute_ns, units) * share)
+        # The first stage needs no gradients of inputs: the second half of a split backward is all of it. A backward
+        # with recomputation is not split (see ``adapter/stage.py``).
+        apart = _total(unit.weight_ns, units) if costs.recompute == "never" else 0
         stages.append(
             StageCosts(
                 forward=_total(unit.forward_ns, units),
                 backward=backward,
-                weight=_weight_ns(plan, costs, stage=stage, backward=backward, apart=_total(unit.weight_ns, units)),
+                weight=apart if stage else backward,
                 send=costs.send.bytes_ns(unit.boundary_bytes[units.stop - 1]),
                 send_back=costs.send.bytes_ns(received),
             )
@@ -134,21 +137,6 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
         contention=costs.busy_factors(plan.pp) if plan.pp > 1 else None,
         receives_late=costs.receives_late,
     )
-
-
-def _weight_ns(plan: ParallelPlan, costs: JobCosts, *, stage: int, backward: int, apart: int) -> int:
-    """Nanoseconds of the second half of a split backward, which computes the gradients of weights.
-
-    The first stage needs no gradients of inputs, so that its whole backward is in the second half. A backward with
-    recomputation is not split (see ``adapter/stage.py``).
-
-    Args:
-        backward: nanoseconds of the whole backward.
-        apart: nanoseconds of the gradients of weights.
-    """
-    if stage == 0:
-        return backward
-    return apart if costs.recompute == "never" else 0
 
 
 def unit_costs(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int) -> UnitCosts:

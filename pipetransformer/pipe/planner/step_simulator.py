@@ -85,8 +85,8 @@ def simulate(
     num_microbatches: int,
     latency: int = 0,
     first: int = 0,
-    reduce: Sequence[int] | None = None,
-    update: Sequence[int] | None = None,
+    reduce: Sequence[int] = (),
+    update: Sequence[int] = (),
     overlap: float = 0.0,
     contention: Sequence[float] | None = None,
     receives_late: bool = False,
@@ -97,8 +97,8 @@ def simulate(
         stages: costs of each stage; every rank has ``len(stages) / num_ranks`` of them.
         latency: latency of a message between two ranks.
         first: work of rank 0 before its first forward (the prefix).
-        reduce: sum of gradients over the replicas, of each rank.
-        update: update of weights, of each rank.
+        reduce: sum of gradients over the replicas, of each rank; nothing to sum if empty.
+        update: update of weights, of each rank; nothing to update if empty.
         overlap: the part of the last micro-batch's backward that can hide ``reduce``, 0 to 1.
         contention: ``JobCosts.busy_factors``, where ranks share cores, else None.
     """
@@ -110,13 +110,7 @@ def simulate(
         num_microbatches=num_microbatches,
         stages_per_rank=num_stages // num_ranks,
     )
-    mail = _Mail(
-        stages,
-        num_ranks=num_ranks,
-        num_microbatches=num_microbatches,
-        latency=latency,
-        receives_late=receives_late,
-    )
+    mail = _Mail(stages, num_ranks=num_ranks, latency=latency, receives_late=receives_late)
     spans = (
         _run(work, stages, mail, first=first)
         if contention is None
@@ -127,73 +121,56 @@ def simulate(
     for rank, of_rank in enumerate(spans):
         last = of_rank[-1]
         hidden = round(overlap * (last.stop - last.start))
-        needed = reduce[rank] if reduce is not None else 0
+        needed = reduce[rank] if reduce else 0
         reduced.append(max(last.stop, last.stop - hidden + needed))
-    total = max(reduced) + (max(update) if update is not None else 0)
     return Timeline(
         spans=tuple(span for of_rank in spans for span in of_rank),
         busy=(busy[0] + first, *busy[1:]),
         compute=max(of_rank[-1].stop for of_rank in spans),
-        total=total,
+        total=max(reduced) + max(update, default=0),
     )
 
 
 class _Mail:
     """The messages to each stage, with the times of their arrival."""
 
-    def __init__(
-        self,
-        stages: Sequence[StageCosts],
-        *,
-        num_ranks: int,
-        num_microbatches: int,
-        latency: int,
-        receives_late: bool,
-    ) -> None:
+    def __init__(self, stages: Sequence[StageCosts], *, num_ranks: int, latency: int, receives_late: bool) -> None:
         self._stages, self._num_ranks, self._latency = stages, num_ranks, latency
         self._receives_late = receives_late
-        last = len(stages) - 1
-        # [stage][micro-batch]: arrival of the forward's input, and of the backward's gradient; None while unknown. With
-        # ``receives_late``, it is the time from which the receiver can ask for it.
-        self._inputs: list[list[int | None]] = [[None if s else 0] * num_microbatches for s in range(last + 1)]
-        self._gradients: list[list[int | None]] = [
-            [None if s < last else 0] * num_microbatches for s in range(last + 1)
-        ]
+        # By (is it a forward's input, stage, micro-batch). With ``receives_late``, it is the time from which the
+        # receiver can ask for it.
+        self._arrivals: dict[tuple[bool, int, int], int] = {}
         self._link_free: dict[tuple[int, int], int] = {}  # by (sender, receiver)
 
     def ready(self, work: Work, now: int) -> int | None:
         """The arrival of the input of ``work``, for a rank that is free from ``now`` on; None while unknown."""
         if work.kind == "W":
             return now
-        there = (self._inputs if work.kind == "F" else self._gradients)[work.stage][work.microbatch]
+        is_forward = work.kind == "F"
+        source = work.stage + (-1 if is_forward else 1)
+        is_end = not 0 <= source < len(self._stages)
+        there = 0 if is_end else self._arrivals.get((is_forward, work.stage, work.microbatch))
         if there is None or not self._receives_late:
             return there
-        return max(now, there) + self._move(work)
+        is_here = is_end or source % self._num_ranks == work.stage % self._num_ranks
+        return max(now, there) + (0 if is_here else self._latency + self._sending(source, is_forward))
 
-    def _move(self, work: Work) -> int:
-        """The time of the message to ``work``, from the moment its receiver asks for it."""
-        source = work.stage + (-1 if work.kind == "F" else 1)
-        if not 0 <= source < len(self._stages) or source % self._num_ranks == work.stage % self._num_ranks:
-            return 0
-        costs = self._stages[source]
-        return self._latency + (costs.send if work.kind == "F" else costs.send_back)
+    def _sending(self, stage: int, is_forward: bool) -> int:
+        return self._stages[stage].send if is_forward else self._stages[stage].send_back
 
     def post(self, work: Work, now: int) -> int | None:
         """Sends the result of ``work``. Returns the rank that receives it, or None."""
-        if work.kind == "W":
+        is_forward = work.kind == "F"
+        target = work.stage + (1 if is_forward else -1)
+        if work.kind == "W" or not 0 <= target < len(self._stages):
             return None
-        back = work.kind != "F"
-        stage, target = work.stage, work.stage + (-1 if back else 1)
-        if not 0 <= target < len(self._stages):
-            return None
-        inbox = self._gradients if back else self._inputs
-        rank, peer = stage % self._num_ranks, target % self._num_ranks
-        if peer == rank or self._receives_late:
-            inbox[target][work.microbatch] = now
-            return peer
-        costs, link = self._stages[stage], (rank, peer)
-        self._link_free[link] = max(now, self._link_free.get(link, 0)) + (costs.send_back if back else costs.send)
-        inbox[target][work.microbatch] = self._link_free[link] + self._latency
+        rank, peer = work.stage % self._num_ranks, target % self._num_ranks
+        arrival = now
+        if peer != rank and not self._receives_late:
+            free = max(now, self._link_free.get((rank, peer), 0)) + self._sending(work.stage, is_forward)
+            self._link_free[rank, peer] = free
+            arrival = free + self._latency
+        self._arrivals[is_forward, target, work.microbatch] = arrival
         return peer
 
 
