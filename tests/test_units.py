@@ -31,7 +31,7 @@ from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
-from pipetransformer.pipe.planner.partition import bottleneck
+from pipetransformer.pipe.planner.partition import stage_costs
 from pipetransformer.pipe.planner.search import best_plan
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.units import Numbering
@@ -154,7 +154,7 @@ def slowest_stage(job: JobCosts, *, num_blocks: int, frozen: int, pp: int) -> in
         return None
     first = best.plan.first_active
     crossing = [2 * job.send.ns(num_bytes) for num_bytes in unit.boundary_bytes[first:]]
-    return bottleneck(unit.step_ns[first:], [cut - first for cut in best.plan.boundaries], crossing=crossing)
+    return max(stage_costs(unit.step_ns[first:], [cut - first for cut in best.plan.boundaries], crossing=crossing))
 
 
 def test_halves_never_balance_worse_than_blocks() -> None:

@@ -11,6 +11,7 @@ place, place + pp, place + 2 pp, ...
 from __future__ import annotations
 
 from dataclasses import MISSING, asdict, dataclass, replace
+from itertools import pairwise
 
 from pipetransformer.plan.schedules import SCHEDULES, Order, orders, why_not
 from pipetransformer.plan.units import Numbering
@@ -51,8 +52,7 @@ class ParallelPlan:
     def __post_init__(self) -> None:
         assert 0 <= self.frozen <= self.num_blocks, self
         assert len(self.boundaries) == self.num_stages - 1, self
-        cuts = self.cuts
-        assert all(a < b for a, b in zip(cuts, cuts[1:])), self
+        assert all(a < b for a, b in pairwise(self.cuts)), self
         assert self.cached is None or 0 < self.cached <= self.frozen, self
         assert self.num_microbatches >= 1, self
         assert self.schedule in SCHEDULES, self

@@ -56,8 +56,10 @@ def _exchange_seconds(world: World, *, peer: int | None) -> tuple[float, float]:
     if world.size == 1:
         return 0.0, 0.0
 
+    is_first = peer is not None and world.rank < peer
+
     def there_and_back(buffer: torch.Tensor) -> None:
-        for is_sender in (True, False) if world.rank < (peer or 0) else (False, True):
+        for is_sender in (is_first, not is_first):
             (dist.send if is_sender else dist.recv)(buffer, peer)
 
     dist.barrier()

@@ -118,7 +118,7 @@ def _measure(
     chain.train()
     at_first = contention()
     found = _unit_costs(chain, dataset, workload=workload, config=config)
-    update_s, memcpy_s, reduction, send, between = _bytes_seconds(config.train, chain, world=world)
+    update_s, memcpy_s, (reduction, send, between) = _bytes_seconds(config.train, chain, world=world)
     states = 2 if config.train.optimizer == "adamw" else int(config.train.momentum > 0)
     job = JobCosts(
         by_rows={rows: found[workload.modal_length, rows] for rows in workload.rows},
@@ -166,7 +166,7 @@ def _unit_costs(
     return dict(zip(shapes, map(_maximum, costs)))
 
 
-def _bytes_seconds(train: TrainConfig, chain: Chain, *, world: World) -> tuple[float, float, Link, Link, Link]:
+def _bytes_seconds(train: TrainConfig, chain: Chain, *, world: World) -> tuple[float, float, list[Link]]:
     """Collective. The slowest rank's costs per byte.
 
     Returns:
@@ -186,10 +186,8 @@ def _bytes_seconds(train: TrainConfig, chain: Chain, *, world: World) -> tuple[f
     )
     dist.all_reduce(figures, op=dist.ReduceOp.MAX)
     update_s, *links, memcpy_s = figures.tolist()
-    reduction, send, between = (
-        Link(round(latency * 1e9), per_byte * 1e9) for latency, per_byte in zip(links[::2], links[1::2])
-    )
-    return update_s, memcpy_s, reduction, send, between
+    every = [Link(round(latency * 1e9), per_byte * 1e9) for latency, per_byte in zip(links[::2], links[1::2])]
+    return update_s, memcpy_s, every
 
 
 def _contention(chain: Chain, batch: Microbatch, *, world: World) -> float:

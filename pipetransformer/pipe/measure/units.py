@@ -123,7 +123,9 @@ class _Shape:
             with live:
                 torch.autograd.backward(output, torch.ones_like(output))
             products = product_bytes(partial(self._run, unit, hidden)) if self._mode == "selective" else 0
-            between = self._bytes_between(unit, hidden, parameters) if self._weights_apart else 0
+            between, source = 0, self._enter(unit, hidden)
+            if self._weights_apart and source.requires_grad:
+                between = bytes_between_halves(partial(self._run, unit), source, parameters)
             kept = kept_bytes(self._mode, activation_bytes, hidden.nbytes, product_bytes=products)
             counted = dict(
                 activation_bytes=activation_bytes, boundary_bytes=output.nbytes, kept_bytes=kept,
@@ -199,10 +201,6 @@ class _Shape:
             ),
             **{name: tuple(column) for name, column in self._bytes.items()},
         )
-
-    def _bytes_between(self, unit: int, hidden: Tensor, parameters: Sequence[torch.nn.Parameter]) -> int:
-        source = self._enter(unit, hidden)
-        return bytes_between_halves(partial(self._run, unit), source, parameters) if source.requires_grad else 0
 
     def _timed(self, name: str, unit: int, action: Callable[[], Result]) -> Result:
         device = self._chain.device

@@ -171,7 +171,7 @@ class Planner:
 
         def fits(limit: int | None, microbatches: int | None) -> bool:
             freed = replace(first, memory_limit=limit, num_microbatches=microbatches)
-            return self._choose(0, {None: 0.0}, freed, Outlook(costs, 1)) is not None
+            return bool(self._candidates(0, None, freed, Outlook(costs, 1)))
 
         if (limit := first.memory_limit) is not None and fits(None, first.num_microbatches):
             least = smallest_limit(lambda limit: fits(limit, first.num_microbatches), refused=limit)
@@ -179,9 +179,8 @@ class Planner:
             if self.limit_key is not None:
                 return f"{self.limit_key}: {what}; give at least {least}"
             return f"device memory: {what}, which takes {least}; give pipe.recompute always, or more ranks"
-        shares = {pp: -(-first.global_batch_size // (first.world_size // pp)) for pp in first.pipeline_lengths}
-        choices = sorted({m for pp, share in shares.items() for m in microbatch_choices(share, pp=pp)})
-        if allowed := [m for m in choices if fits(None, m)]:
+        choices = {m for pp in first.pipeline_lengths for m in microbatch_choices(first.share(pp), pp=pp)}
+        if allowed := [m for m in sorted(choices) if fits(None, m)]:
             return (
                 f"pipe.microbatches: {first.num_microbatches} suits no pipeline of {lengths} under "
                 f"{', '.join(name for name, _ in first.schedules)}; give one of {', '.join(map(str, allowed))}"
@@ -215,10 +214,10 @@ class Planner:
             current: the present plan, where the transition starts.
         """
         constraints = self.first
-        if frozen or current.frozen:
-            constraints = replace(constraints, pipeline_lengths=divisors(self.local_size))
         if self.keeps_length or self.keeps_cut:
             constraints = replace(constraints, pipeline_lengths=(current.pp,))
+        elif frozen or current.frozen:
+            constraints = replace(constraints, pipeline_lengths=divisors(self.local_size))
         if self.keeps_cut:
             constraints = replace(
                 constraints,
@@ -281,11 +280,12 @@ class Planner:
             UserError: if no plan fits with nothing frozen.
         """
         first, outlook = self.first_plan(costs, {}), Outlook(costs, remaining_steps=10**9)
-        choices: list[Choice | None] = [first]
+        found = [first.prediction]
         for frozen in range(1, self.max_frozen(first.plan) + 1):
             options = dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
-            choices.append(self.next_plan(frozen, cached_options=options, current=first.plan, outlook=outlook))
-        return tuple(choice.prediction for choice in choices if choice is not None)
+            choice = self.next_plan(frozen, cached_options=options, current=first.plan, outlook=outlook)
+            found += [] if choice is None else [choice.prediction]
+        return tuple(found)
 
     def _choose(
         self,
@@ -339,6 +339,6 @@ class Planner:
         plan = prediction.plan
         if plan.cached is None or costs.read is None:
             return prediction
-        share = -(-self.first.global_batch_size // plan.dp)
-        seconds = costs.read.ns(costs.unit_costs(share).boundary_bytes[plan.first_computed - 1]) / 1e9
+        unit = costs.unit_costs(self.first.share(plan.pp))
+        seconds = costs.read.ns(unit.boundary_bytes[plan.first_computed - 1]) / 1e9
         return replace(prediction, step_seconds=max(prediction.step_seconds, seconds))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 
@@ -177,6 +177,11 @@ class JobCosts:
         longer = ((num_ranks - 1) / num_ranks) / ((self.num_ranks - 1) / self.num_ranks)
         reduction = Link(self.reduction.latency_ns, self.reduction.ns_per_byte * longer)
         return replace(self, num_ranks=num_ranks, reduction=reduction)
+
+
+def total(column: Sequence[int], units: range) -> int:
+    """The sum of a column of ``UnitCosts`` over ``units``."""
+    return sum(column[units.start : units.stop])
 
 
 def line(length: int, measured: Mapping[int, float]) -> float:

@@ -217,8 +217,8 @@ class _StageBytes:
     kept: int
     whole: int
     between: int
-    first_end: tuple[int, int]
-    working: tuple[int, int]
+    first_end: tuple[int, ...]
+    working: tuple[int, ...]
 
     @classmethod
     def of(cls, units: Sequence[UnitBytes]) -> _StageBytes:
@@ -230,8 +230,8 @@ class _StageBytes:
             kept,
             whole,
             between,
-            first_end=(sum(_first_end(unit, False) for unit in units), sum(_first_end(unit, True) for unit in units)),
-            working=(max(_working(units, recomputes=False)), max(_working(units, recomputes=True))),
+            first_end=tuple(sum(_first_end(unit, is_halved) for unit in units) for is_halved in (False, True)),
+            working=tuple(max(_working(units, recomputes=recomputes)) for recomputes in (False, True)),
         )
 
 

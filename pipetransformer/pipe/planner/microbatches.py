@@ -32,8 +32,7 @@ def uncut_plans(
     """All that ``constraints`` allow, each with its leftmost boundaries: one unit in every stage but the last."""
     first = numbering.behind(frozen)
     for pp in constraints.pipeline_lengths:
-        dp = constraints.world_size // pp
-        share = -(-constraints.global_batch_size // dp)
+        share = constraints.share(pp)
         choices = microbatch_choices(share, pp=pp, fixed=constraints.num_microbatches)
         # Note: a plain loop has no schedule, whatever is written in its plan.
         schedules = constraints.schedules if pp > 1 else ((constraints.schedules[0][0], 1),)
@@ -45,7 +44,7 @@ def uncut_plans(
                 yield ParallelPlan(
                     frozen=frozen,
                     pp=pp,
-                    dp=dp,
+                    dp=constraints.world_size // pp,
                     boundaries=tuple(range(first + 1, first + pp * per_rank)),
                     schedule=schedule,
                     cached=cached,

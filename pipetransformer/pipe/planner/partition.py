@@ -107,11 +107,6 @@ def stage_costs(
     return tuple(int(cost[start, stop]) for start, stop in pairwise((0, *boundaries, len(costs))))
 
 
-def bottleneck(costs: Sequence[int], boundaries: Sequence[int], *, crossing: Sequence[int] | None = None) -> int:
-    """Nanoseconds of the slowest stage of a partition, messages included."""
-    return max(stage_costs(costs, boundaries, crossing=crossing))
-
-
 def balance_bound(costs: Sequence[int], *, num_stages: int) -> Fraction:
     """The best balance of any contiguous partition: cost of the fastest stage divided by that of the slowest.
 
@@ -124,7 +119,7 @@ def balance_bound(costs: Sequence[int], *, num_stages: int) -> Fraction:
     if not any(costs):
         return Fraction(1)
     cost = _stage_matrix(costs, None)
-    after = np.arange(n + 1)[None, :] > np.arange(n + 1)[:, None]
+    after = ~np.tri(n + 1, dtype=bool)
     slowest = np.unique(cost[after & (cost > 0)])
 
     @cache
@@ -171,7 +166,7 @@ def _memory_masks(
     num_units: int,
 ) -> list[Matrix]:
     """One matrix [start, stop] per stage: whether a stage of units start .. stop - 1 is not empty and fits."""
-    after = np.arange(num_units + 1)[None, :] > np.arange(num_units + 1)[:, None]
+    after = ~np.tri(num_units + 1, dtype=bool)
     if memory is None or limit is None:
         return [after] * num_stages
     nothing = [[0] * num_units] * num_stages

@@ -7,12 +7,12 @@ the replicas, and the update of weights. The uncached part of the prefix runs in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from pipetransformer.pipe.planner.constraints import Constraints
-from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
+from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts, total
 from pipetransformer.pipe.planner.memory import (
     cut_bytes,
     prefix_bytes,
@@ -109,13 +109,13 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
     for stage in range(plan.num_stages):
         units = plan.stage_units(stage)
         received = unit.boundary_bytes[units.start - 1] if stage else 0
-        backward = _total(unit.backward_ns, units) + round(_total(unit.recompute_ns, units) * share)
+        backward = total(unit.backward_ns, units) + round(total(unit.recompute_ns, units) * share)
         # The first stage needs no gradients of inputs: the second half of a split backward is all of it. A backward
         # with recomputation is not split (see ``adapter/stage.py``).
-        apart = _total(unit.weight_ns, units) if costs.recompute == "never" else 0
+        apart = total(unit.weight_ns, units) if costs.recompute == "never" else 0
         stages.append(
             StageCosts(
-                forward=_total(unit.forward_ns, units),
+                forward=total(unit.forward_ns, units),
                 backward=backward,
                 weight=apart if stage else backward,
                 send=costs.send.bytes_ns(unit.boundary_bytes[units.stop - 1]),
@@ -130,7 +130,7 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
         num_ranks=plan.pp,
         num_microbatches=plan.num_microbatches,
         latency=costs.send.latency_ns,
-        first=_total(unit.prefix_ns, computed) * plan.num_microbatches,
+        first=total(unit.prefix_ns, computed) * plan.num_microbatches,
         reduce=[costs.reduction_ns(num_bytes, num_replicas=plan.dp) for num_bytes in weights],
         update=[round(num_bytes * costs.update_ns_per_byte) for num_bytes in weights],
         overlap=costs.overlap,
@@ -143,10 +143,6 @@ def unit_costs(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int) -
     """The unit costs of the plan's micro-batches."""
     share = -(-global_batch_size // plan.dp)
     return costs.unit_costs(-(-share // plan.num_microbatches))
-
-
-def _total(column: Sequence[int], units: range) -> int:
-    return sum(column[units.start : units.stop])
 
 
 def _cuts(plan: ParallelPlan, *, costs: JobCosts, constraints: Constraints) -> list[tuple[int, ...]]:
