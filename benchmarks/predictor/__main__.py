@@ -34,7 +34,7 @@ from pipetransformer.pipe.measure.profile import measure_profile
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts
-from pipetransformer.pipe.planner.search import best_plan, predict, unit_costs
+from pipetransformer.pipe.planner.search import best_plans, predict, unit_costs
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.collectives import led_by, slowest
 from pipetransformer.process.device import synchronize
@@ -164,10 +164,9 @@ def plan_of(schedule: str, m: int, *, config: Config, job: Job, costs: JobCosts)
         world_size=2, global_batch_size=config.train.batch_size, schedules=((schedule, 1),), num_microbatches=m,
         pipeline_lengths=(2,), memory_limit=None,
     )  # fmt: skip
-    best, _ = best_plan(
+    best, *_ = best_plans(
         0, cached=None, costs=costs, constraints=constraints, num_blocks=job.chain.num_blocks, corrections={}
     )
-    assert best is not None
     return best.plan
 
 

@@ -196,9 +196,7 @@ class _Shape:
             weight_ns=tuple(
                 max(0, whole - part) if self._weights_apart else 0 for whole, part in zip(backward, of_inputs)
             ),
-            recompute_ns=tuple(
-                max(0, both - whole) if self._mode != "never" else 0 for both, whole in zip(recomputing, backward)
-            ),
+            recompute_ns=tuple(max(0, both - whole) for both, whole in zip(recomputing, backward)),
             **{name: tuple(column) for name, column in self._bytes.items()},
         )
 

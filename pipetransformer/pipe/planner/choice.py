@@ -14,7 +14,7 @@ from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.microbatches import microbatch_choices
 from pipetransformer.pipe.planner.partition import smallest_limit
-from pipetransformer.pipe.planner.search import Prediction, best_plan, predict
+from pipetransformer.pipe.planner.search import Prediction, best_plans, predict
 from pipetransformer.pipe.planner.transition_cost import transition_seconds
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import cached_choices
@@ -302,10 +302,8 @@ class Planner:
             for prediction in self._candidates(frozen, cached, constraints, outlook)
         ]
 
-        def moves(plan: ParallelPlan) -> float:
-            if current is None:
-                return 0.0
-            return transition_seconds(current, plan, costs=costs, fixed_seconds=outlook.fixed_seconds)
+        def moves(plan: ParallelPlan) -> float:  # none where no plan was before
+            return transition_seconds(current or plan, plan, costs=costs, fixed_seconds=outlook.fixed_seconds)
 
         def total(prediction: Prediction) -> float:
             plan = prediction.plan
@@ -324,7 +322,7 @@ class Planner:
         self, frozen: int, cached: int | None, constraints: Constraints, outlook: Outlook
     ) -> tuple[Prediction, ...]:
         """All plans that fit, fastest first."""
-        _, candidates = best_plan(
+        return best_plans(
             frozen,
             cached=cached,
             costs=outlook.costs,
@@ -332,7 +330,6 @@ class Planner:
             num_blocks=self.num_blocks,
             corrections=outlook.corrections,
         )
-        return candidates
 
     def _with_reads(self, prediction: Prediction, costs: JobCosts) -> Prediction:
         """The prediction with reads of the cache. They run during the step, and count where they are longer than it."""

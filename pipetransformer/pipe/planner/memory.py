@@ -110,6 +110,7 @@ class RankWork:
     Attributes:
         order: the work, with one "B" for each forward (``_whole_backwards``).
         num_microbatches: micro-batches of the step.
+        peak: the most micro-batches whose backward is to come at once.
         halved: (stage, micro-batch) of all backwards that are split.
         whole: the micro-batch that alone is not recomputed; None where all are alike.
         sums_gradients: whether the rank sums them with other replicas, in buckets that stay.
@@ -124,6 +125,7 @@ class RankWork:
         self.whole = last if costs.recompute == "except_last" and last > 0 else None
         split = {"never": range(last + 1), "except_last": [last]}.get(costs.recompute, ())
         self.order = _whole_backwards(order, split=split)
+        self.peak = peak_alive(self.order)
         self.halved = {(work.stage, work.microbatch) for work in self.order if work.kind == "I"}
         self.sums_gradients = plan.dp > 1
         self.held = self._num_held(
@@ -154,10 +156,9 @@ class RankWork:
 
     def most_held(self) -> int:
         """The most of ``held`` while a rank of one stage has the most micro-batches alive."""
-        most = peak_alive(self.order)
         alive, found = 0, []
         for work, num_held in zip(self.order, self.held):
-            if alive == most:
+            if alive == self.peak:
                 found.append(num_held)
             alive += {"F": 1, "I": 0, "B": -1}[work.kind]
         return max(found)
@@ -282,7 +283,7 @@ def cut_bytes(
     rows = [_cut_row(work, mine) for work, mine in zip(works, by_rank)]
     working = []
     for work, mine in zip(works, by_rank):
-        is_alone = work.whole is not None and peak_alive(work.order) == 1
+        is_alone = work.whole is not None and work.peak == 1
         beside = widest * work.most_held()
         working.append([num_bytes + beside for num_bytes in _working(mine, recomputes=not is_alone)])
     before += widest * works[0].held[0]
@@ -293,7 +294,7 @@ def cut_bytes(
 
 def _cut_row(work: RankWork, units: Sequence[UnitBytes]) -> list[int]:
     """The bytes that each unit adds to a rank of one stage."""
-    order, alive = work.order, peak_alive(work.order)
+    order = work.order
     first_end = next(number for number, piece in enumerate(order) if piece.kind == "B")
     is_behind = work.sums_gradients or peak_alive(order[first_end + 1 :]) > 0
     num_whole = int(work.whole is not None)  # it is among those alive at the peak
@@ -301,7 +302,7 @@ def _cut_row(work: RankWork, units: Sequence[UnitBytes]) -> list[int]:
     ends_halved = not num_whole and order[first_end][1:] in work.halved
     row = []
     for unit in units:
-        kept = num_whole * unit.whole + (alive - num_whole - 1) * unit.kept + num_halved * unit.between
+        kept = num_whole * unit.whole + (work.peak - num_whole - 1) * unit.kept + num_halved * unit.between
         first = _first_end(unit, ends_halved) - ends_halved * unit.between
         ending = unit.kept + unit.gradients if is_behind else first
         row.append(unit.lasting + unit.batch + kept + ending)

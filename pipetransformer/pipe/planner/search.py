@@ -46,7 +46,7 @@ class Prediction:
     bubble: float
 
 
-def best_plan(
+def best_plans(
     frozen: int,
     *,
     cached: int | None,
@@ -54,16 +54,13 @@ def best_plan(
     constraints: Constraints,
     num_blocks: int,
     corrections: Mapping[int, float],
-) -> tuple[Prediction | None, tuple[Prediction, ...]]:
-    """The fastest plan for ``frozen`` blocks, and all candidates.
+) -> tuple[Prediction, ...]:
+    """The best plans for ``frozen`` blocks, one for each pipeline length, schedule and M that fits, fastest first.
 
     Args:
         cached: boundary of the cache, in blocks; None for a prefix computed in the step.
         costs: costs of blocks, or of their halves.
         corrections: measured step time divided by predicted step time, by pp; 1 where there is none.
-
-    Returns:
-        The best plan (None if none fits), and all candidates that fit, fastest first.
     """
     numbering = Numbering.of(num_blocks=num_blocks, num_units=len(costs.parameter_bytes))
     weighed: list[Prediction] = []
@@ -79,8 +76,7 @@ def best_plan(
             if limit is None or max(prediction.memory_bytes) <= limit:
                 weighed.append(prediction)
                 break
-    weighed.sort(key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches))
-    return (weighed[0] if weighed else None), tuple(weighed)
+    return tuple(sorted(weighed, key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches)))
 
 
 def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, correction: float = 1.0) -> Prediction:

@@ -13,7 +13,7 @@ this together, as needed for gradient clipping.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipetransformer.plan.schedules import Kind, Work, orders
@@ -111,10 +111,11 @@ def simulate(
         stages_per_rank=num_stages // num_ranks,
     )
     mail = _Mail(stages, num_ranks=num_ranks, latency=latency, receives_late=receives_late)
+    durations = [dict[Kind, int](F=s.forward, B=s.backward, I=s.backward - s.weight, W=s.weight) for s in stages]
     spans = (
-        _run(work, stages, mail, first=first)
+        _run(work, durations, mail, first=first)
         if contention is None
-        else _run_contended(work, stages, mail, first=first, contention=contention)
+        else _run_contended(work, durations, mail, first=first, contention=contention)
     )
     busy = tuple(sum(span.stop - span.start for span in of_rank) for of_rank in spans)
     reduced = []
@@ -122,7 +123,7 @@ def simulate(
         last = of_rank[-1]
         hidden = round(overlap * (last.stop - last.start))
         needed = reduce[rank] if reduce else 0
-        reduced.append(max(last.stop, last.stop - hidden + needed))
+        reduced.append(last.stop + max(0, needed - hidden))
     return Timeline(
         spans=tuple(span for of_rank in spans for span in of_rank),
         busy=(busy[0] + first, *busy[1:]),
@@ -174,14 +175,10 @@ class _Mail:
         return peer
 
 
-def _durations(stages: Sequence[StageCosts]) -> list[dict[Kind, int]]:
-    return [{"F": s.forward, "B": s.backward, "I": s.backward - s.weight, "W": s.weight} for s in stages]
-
-
 def _run(
-    orders_by_rank: Sequence[Sequence[Work]], stages: Sequence[StageCosts], mail: _Mail, *, first: int
+    orders_by_rank: Sequence[Sequence[Work]], durations: Sequence[Mapping[Kind, int]], mail: _Mail, *, first: int
 ) -> list[list[Span]]:
-    num_ranks, durations = len(orders_by_rank), _durations(stages)
+    num_ranks = len(orders_by_rank)
     clock, done = [first, *[0] * (num_ranks - 1)], [0] * num_ranks
     spans: list[list[Span]] = [[] for _ in range(num_ranks)]
     waiting = deque(range(num_ranks))
@@ -207,14 +204,14 @@ def _run(
 
 def _run_contended(
     orders_by_rank: Sequence[Sequence[Work]],
-    stages: Sequence[StageCosts],
+    durations: Sequence[Mapping[Kind, int]],
     mail: _Mail,
     *,
     first: int,
     contention: Sequence[float],
 ) -> list[list[Span]]:
     """Runs from event to event, because the speed of work depends on the number of busy ranks."""
-    num_ranks, durations = len(orders_by_rank), _durations(stages)
+    num_ranks = len(orders_by_rank)
     spans: list[list[Span]] = [[] for _ in range(num_ranks)]
     left: dict[int, float] = {0: float(first)} if first else {}  # by busy rank: the rest of its work, in costs
     begun: dict[int, float] = {}
