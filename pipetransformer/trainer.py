@@ -71,7 +71,7 @@ class Trainer:
         self.autofreeze = AutoFreeze.of(
             config.freeze, num_blocks=num_blocks, batches_per_epoch=calendar.batches_per_epoch
         )
-        self.autopipe = AutoPipe.of(config, chain=chain, world=world, calendar=calendar)
+        self.autopipe = AutoPipe(config, chain=chain, world=world, calendar=calendar)
         keeps_state = self.origin.is_replayed or self.autofreeze.may_unfreeze
         self.autodp = AutoDP.of(config, chain=chain, world=world, keeps_frozen_state=keeps_state)
         self.autocache = AutoCache.of(config, chain=chain, datasets=job.datasets, world=world)

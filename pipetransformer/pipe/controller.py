@@ -44,32 +44,26 @@ class AutoPipe:
         workload: the measured micro-batches.
 
     Note: there are none of them before ``measure``.
+
+    Raises:
+        UserError: for settings that no layout of the job can have.
     """
 
     layouts: StaticLayouts
     profile: Profile
     workload: Workload
 
-    def __init__(self, config: Config, planner: Planner, *, world: World, calendar: Calendar) -> None:
-        self._config, self._planner, self._world, self._calendar = config, planner, world, calendar
-        self._watch: CostWatch | None = None
-
-    @classmethod
-    def of(cls, config: Config, *, chain: Chain, world: World, calendar: Calendar) -> AutoPipe:
-        """The controller for a job of this configuration.
-
-        Raises:
-            UserError: for settings that no layout of the job can have.
-        """
+    def __init__(self, config: Config, *, chain: Chain, world: World, calendar: Calendar) -> None:
         check_layout(config, world_size=world.size, local_size=world.local_size, num_units=chain.num_units)
-        planner = Planner.of(
+        self._config, self._world, self._calendar = config, world, calendar
+        self._watch: CostWatch | None = None
+        self._planner = Planner.of(
             config,
             num_blocks=chain.num_blocks,
             world_size=world.size,
             local_size=world.local_size,
             device_memory=device_memory(world.device),
         )
-        return cls(config, planner, world=world, calendar=calendar)
 
     def measure(self, engine: Engine, batches: Sequence[Batch]) -> None:
         """Collective. Measures unit costs, and the step time of every static layout.
@@ -159,9 +153,10 @@ class AutoPipe:
         if profile is None:
             return False
         self.profile, batch_size = profile, self._config.train.batch_size
-        corrections = {}
-        for pp, plan in self.layouts.plans.items():
-            expected = predict(plan, costs=profile.job, global_batch_size=batch_size).step_seconds
-            corrections[pp] = self.layouts.seconds[pp][self.workload.modal_length] / expected
+        corrections = {
+            pp: self.layouts.seconds[pp][self.workload.modal_length]
+            / predict(plan, costs=profile.job, global_batch_size=batch_size).step_seconds
+            for pp, plan in self.layouts.plans.items()
+        }
         self.layouts = replace(self.layouts, corrections=corrections)
         return True

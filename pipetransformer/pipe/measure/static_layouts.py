@@ -65,7 +65,7 @@ def time_static_layouts(predictions: Sequence[Prediction], *, engine: Engine, wo
         predictions: the best unfrozen plan of each pipeline length.
         workload: the padded lengths to be timed.
     """
-    counts, example, modal = workload.counts, workload.examples, workload.modal_length
+    counts, modal = workload.counts, workload.modal_length
     plans: dict[int, ParallelPlan] = {}
     seconds: dict[int, dict[int, float]] = {}
     corrections: dict[int, float] = {}
@@ -73,7 +73,7 @@ def time_static_layouts(predictions: Sequence[Prediction], *, engine: Engine, wo
     for prediction in predictions:
         plan = prediction.plan
         fastest_move = min(fastest_move, engine.enter(plan).seconds)
-        timed = {length: _time_steps(engine, example[length]) for length in workload.lengths}
+        timed = {length: _time_steps(engine, workload.examples[length]) for length in workload.lengths}
         times = {length: line(length, timed) for length in counts}
         engine.forget_steps()
         plans[plan.pp], seconds[plan.pp] = plan, times
@@ -81,7 +81,7 @@ def time_static_layouts(predictions: Sequence[Prediction], *, engine: Engine, wo
     num_samples = sum(counts.values())
     means = {pp: sum(times[n] * counts[n] for n in times) / num_samples for pp, times in seconds.items()}
     best_pp = min(means, key=lambda pp: (means[pp], pp))
-    return StaticLayouts(plans, seconds, means, best_pp, corrections, len(example[modal].ids), fastest_move)
+    return StaticLayouts(plans, seconds, means, best_pp, corrections, len(workload.examples[modal].ids), fastest_move)
 
 
 def _time_steps(engine: Engine, batch: Batch) -> float:

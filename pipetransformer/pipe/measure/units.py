@@ -178,15 +178,13 @@ class _Shape:
 
     def _time_of_inputs(self, unit: int, source: Tensor, output: Tensor) -> None:
         if source.requires_grad:
-            gradient = torch.ones_like(output)
-            self._timed("backward of inputs", unit, partial(torch.autograd.grad, output, source, gradient))
+            action = partial(torch.autograd.grad, output, source, torch.ones_like(output))
+            self._timed("backward of inputs", unit, action)
 
     def costs(self) -> UnitCosts:
         """The costs by all rounds so far."""
         ns = {name: _medians(rounds) for name, rounds in self._times.items()}
-        backward, of_inputs, recomputing = (
-            ns[name] for name in ("backward", "backward of inputs", "backward with recomputation")
-        )
+        backward = ns["backward"]
         return UnitCosts(
             rows=self._main.shape[0],
             length=self._length,
@@ -194,9 +192,12 @@ class _Shape:
             backward_ns=backward,
             prefix_ns=ns["prefix"],
             weight_ns=tuple(
-                max(0, whole - part) if self._weights_apart else 0 for whole, part in zip(backward, of_inputs)
+                max(0, whole - part) if self._weights_apart else 0
+                for whole, part in zip(backward, ns["backward of inputs"])
             ),
-            recompute_ns=tuple(max(0, both - whole) for both, whole in zip(recomputing, backward)),
+            recompute_ns=tuple(
+                max(0, both - whole) for both, whole in zip(ns["backward with recomputation"], backward)
+            ),
             **{name: tuple(column) for name, column in self._bytes.items()},
         )
 

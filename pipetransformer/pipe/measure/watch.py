@@ -95,15 +95,14 @@ class CostWatch:
 
 
 def _scaled(costs: UnitCosts, forward: Sequence[float], backward: Sequence[float]) -> UnitCosts:
-    ratios = {
-        "forward_ns": forward,
-        "backward_ns": backward,
-        "weight_ns": backward,
-        "recompute_ns": backward,
-        "prefix_ns": forward,
-    }
-    scaled = {
-        name: tuple(round(ns * ratio) for ns, ratio in zip(getattr(costs, name), column, strict=True))
-        for name, column in ratios.items()
-    }
-    return replace(costs, **scaled)
+    def times(column: Sequence[int], ratios: Sequence[float]) -> tuple[int, ...]:
+        return tuple(round(ns * ratio) for ns, ratio in zip(column, ratios, strict=True))
+
+    return replace(
+        costs,
+        forward_ns=times(costs.forward_ns, forward),
+        backward_ns=times(costs.backward_ns, backward),
+        weight_ns=times(costs.weight_ns, backward),
+        recompute_ns=times(costs.recompute_ns, backward),
+        prefix_ns=times(costs.prefix_ns, forward),
+    )

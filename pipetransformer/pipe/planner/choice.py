@@ -252,7 +252,7 @@ class Planner:
             self.next_plan(frozen, cached_options=options(frozen), current=current, outlook=outlook)
             for frozen in candidates
         )
-        choice = next((choice for choice in plans if choice is not None), None)
+        choice = next(filter(None, plans), None)
         frozen = now if choice is None else choice.plan.frozen
         reason = ""
         if frozen < wanted:

@@ -128,14 +128,11 @@ class RankWork:
         self.peak = peak_alive(self.order)
         self.halved = {(work.stage, work.microbatch) for work in self.order if work.kind == "I"}
         self.sums_gradients = plan.dp > 1
-        self.held = self._num_held(
-            plan.num_stages - 1,
-            keeps_sends=keeps_sends(plan.schedule),
-            keeps_boundaries=costs.keeps_boundaries,
-        )
+        self.held = self._num_held(plan, keeps_boundaries=costs.keeps_boundaries)
 
-    def _num_held(self, last: int, *, keeps_sends: bool, keeps_boundaries: bool) -> list[int]:
-        has_outputs, frees_outputs = keeps_sends or keeps_boundaries, keeps_sends != keeps_boundaries
+    def _num_held(self, plan: ParallelPlan, *, keeps_boundaries: bool) -> list[int]:
+        last, sent_stay = plan.num_stages - 1, keeps_sends(plan.schedule)
+        has_outputs, frees_outputs = sent_stay or keeps_boundaries, sent_stay != keeps_boundaries
         num_held, found = 0, []
         if keeps_boundaries:
             stages = {work.stage for work in self.order}
@@ -149,7 +146,7 @@ class RankWork:
             found.append(num_held - (keeps_boundaries and sends))  # the gradient at hand is in the working set
             is_halved = work[1:] in self.halved
             if work.kind == "I" or not is_halved:  # gradients of inputs are there
-                num_held += (keeps_sends and receives) - (frees_outputs and sends)
+                num_held += (sent_stay and receives) - (frees_outputs and sends)
             if work.kind == "B":  # activations go
                 num_held += receives and (keeps_boundaries or (not is_halved and not sends))
         return found

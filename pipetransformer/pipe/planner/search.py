@@ -72,8 +72,7 @@ def best_plans(
                 global_batch_size=constraints.global_batch_size,
                 correction=corrections.get(plan.pp, 1.0),
             )
-            limit = constraints.memory_limit
-            if limit is None or max(prediction.memory_bytes) <= limit:
+            if constraints.memory_limit is None or max(prediction.memory_bytes) <= constraints.memory_limit:
                 weighed.append(prediction)
                 break
     return tuple(sorted(weighed, key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches)))

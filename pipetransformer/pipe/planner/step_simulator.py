@@ -111,7 +111,9 @@ def simulate(
         stages_per_rank=num_stages // num_ranks,
     )
     mail = _Mail(stages, num_ranks=num_ranks, latency=latency, receives_late=receives_late)
-    durations = [dict[Kind, int](F=s.forward, B=s.backward, I=s.backward - s.weight, W=s.weight) for s in stages]
+    durations: list[Mapping[Kind, int]] = [
+        {"F": s.forward, "B": s.backward, "I": s.backward - s.weight, "W": s.weight} for s in stages
+    ]
     spans = (
         _run(work, durations, mail, first=first)
         if contention is None
