@@ -92,6 +92,11 @@ def _medians(rounds: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(round(level * middle) for middle in by_unit)
 
 
+def _above(times: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
+    """The excess of each of ``times`` over the other one; 0 where it is shorter."""
+    return tuple(max(0, time - other) for time, other in zip(times, others))
+
+
 class _Shape:
     """One shape of micro-batches, with its measurements."""
 
@@ -185,19 +190,15 @@ class _Shape:
         """The costs by all rounds so far."""
         ns = {name: _medians(rounds) for name, rounds in self._times.items()}
         backward = ns["backward"]
+        of_inputs = ns["backward of inputs"] if self._weights_apart else backward
         return UnitCosts(
             rows=self._main.shape[0],
             length=self._length,
             forward_ns=ns["forward"],
             backward_ns=backward,
             prefix_ns=ns["prefix"],
-            weight_ns=tuple(
-                max(0, whole - part) if self._weights_apart else 0
-                for whole, part in zip(backward, ns["backward of inputs"])
-            ),
-            recompute_ns=tuple(
-                max(0, both - whole) for both, whole in zip(ns["backward with recomputation"], backward)
-            ),
+            weight_ns=_above(backward, of_inputs),
+            recompute_ns=_above(ns["backward with recomputation"], backward),
             **{name: tuple(column) for name, column in self._bytes.items()},
         )
 
