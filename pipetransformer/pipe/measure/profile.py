@@ -107,7 +107,7 @@ def _key(chain: Chain, *, workload: Workload, config: Config, world: World) -> d
 
 def _weights_apart(config: Config) -> bool:
     """Whether plans may have a schedule that computes the gradients of weights separately."""
-    return any(name == "zero_bubble" for name, _ in schedules_of(config))
+    return "zero_bubble" in dict(schedules_of(config))
 
 
 def _measure(

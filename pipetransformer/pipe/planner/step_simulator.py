@@ -181,26 +181,25 @@ def _run(
     orders_by_rank: Sequence[Sequence[Work]], durations: Sequence[Mapping[Kind, int]], mail: _Mail, *, first: int
 ) -> list[list[Span]]:
     num_ranks = len(orders_by_rank)
-    clock, done = [first, *[0] * (num_ranks - 1)], [0] * num_ranks
+    clock = [first, *[0] * (num_ranks - 1)]
     spans: list[list[Span]] = [[] for _ in range(num_ranks)]
     waiting = deque(range(num_ranks))
     while waiting:
         rank = waiting.popleft()
-        order, now = orders_by_rank[rank], clock[rank]
-        while done[rank] < len(order):
-            work = order[done[rank]]
+        order, mine, now = orders_by_rank[rank], spans[rank], clock[rank]
+        while len(mine) < len(order):
+            work = order[len(mine)]
             ready = mail.ready(work, now)
             if ready is None:
                 break
             start = max(now, ready)
             now = start + durations[work.stage][work.kind]
-            spans[rank].append(Span(rank, work, start, now))
-            done[rank] += 1
+            mine.append(Span(rank, work, start, now))
             peer = mail.post(work, now)
             if peer is not None and peer != rank:
                 waiting.append(peer)
         clock[rank] = now
-    assert all(count == len(order) for count, order in zip(done, orders_by_rank)), "ranks wait for each other"
+    assert all(len(a) == len(b) for a, b in zip(spans, orders_by_rank)), "ranks wait for each other"
     return spans
 
 
