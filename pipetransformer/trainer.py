@@ -71,7 +71,7 @@ class Trainer:
         self.autofreeze = AutoFreeze.of(
             config.freeze, num_blocks=num_blocks, batches_per_epoch=calendar.batches_per_epoch
         )
-        self.autopipe = AutoPipe.of(config, chain=chain, world=world, calendar=calendar)
+        self.autopipe = AutoPipe(config, chain=chain, world=world, calendar=calendar)
         keeps_state = self.origin.is_replayed or self.autofreeze.may_unfreeze
         self.autodp = AutoDP.of(config, chain=chain, world=world, keeps_frozen_state=keeps_state)
         self.autocache = AutoCache.of(config, chain=chain, datasets=job.datasets, world=world)
@@ -144,7 +144,7 @@ class Trainer:
         if settled.reason:
             self._tell(events.Held(self.step, settled.frozen, decision.frozen, settled.reason))
         if settled.choice is not None:
-            reason: str = settled.because or self.config.freeze.policy
+            reason: str = self.config.freeze.policy if settled.frozen != current.frozen else "measured"
             self._enter(settled.choice.plan, reason=reason, evidence={"choice": settled.choice})
 
     def _enter(self, plan: ParallelPlan, *, reason: str, evidence: Mapping[str, object]) -> None:
@@ -204,7 +204,7 @@ class Trainer:
         plan = self._with_cache(self.engine.plan)
         if plan != self.engine.plan:
             self.engine.enter(plan)
-        if self.autopipe.layouts is not None:
+        if self.timed:
             self._tell(events.Measured(self.autopipe.layouts, self.autopipe.profile))
         if origin.checkpoint is not None:
             self._tell(events.Resumed(self.step, origin.checkpoint.name, origin.state["report"]))

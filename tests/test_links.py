@@ -77,12 +77,8 @@ def profiled(world: World, local_size: int, folder: str) -> JobCosts:
     batches = epoch_batches(
         job.datasets["train"].lengths, batch_size=32, seed=0, epoch=0, num_nodes=world.num_nodes
     )  # fmt: skip
-    workload = Workload.of(
-        batches, global_batch_size=32, num_ranks=world.size, pipeline_lengths=(1,), num_microbatches=1
-    )
-    return measure_profile(
-        job.chain, job.datasets["train"], batches=batches, workload=workload, config=config, world=world
-    ).job
+    workload = Workload.of(batches, config, num_ranks=world.size, local_size=1)
+    return measure_profile(job.chain, job.datasets["train"], workload=workload, config=config, world=world).job
 
 
 @pytest.mark.parametrize(("local_size", "has_between"), [(2, True), (4, False)])

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -17,15 +18,16 @@ from unittest import mock
 import pytest
 from laws import REPOSITORY
 from ranks import RankPool
+from test_planner import even_job
 
 from pipetransformer.adapter import MODES
 from pipetransformer.data import epoch_batches
 from pipetransformer.launch.node import free_port
 from pipetransformer.pipe.measure import profile
 from pipetransformer.pipe.measure.workload import Workload
-from pipetransformer.pipe.planner.memory import UnitBytes, rank_bytes
+from pipetransformer.pipe.planner.memory import RankWork, UnitBytes, rank_bytes
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.plan.schedules import Work, orders
+from pipetransformer.plan.schedules import Work
 from pipetransformer.process.collectives import led_by
 from pipetransformer.process.world import World
 from pipetransformer.run.job import build_job
@@ -146,11 +148,9 @@ def told(world: World) -> bool:
     job = build_job(config, world, lead=partial(led_by, 0))
     data = job.datasets["train"]
     batches = epoch_batches(data.lengths, batch_size=64, seed=0, epoch=0, num_nodes=1)
-    workload = Workload.of(batches, global_batch_size=64, num_ranks=2, pipeline_lengths=(2,), num_microbatches=2)
+    workload = Workload.of(batches, config, num_ranks=2, local_size=2)
     with mock.patch.object(profile, "keeps_boundaries", lambda: True):
-        found = profile._measure(
-            job.chain, data, key={}, batches=batches, workload=workload, config=config, world=world
-        )
+        found = profile._measure(job.chain, data, key={}, workload=workload, config=config, world=world)
     return found.job.keeps_boundaries
 
 
@@ -229,18 +229,16 @@ def test_ranks_of_several_stages_hold_what_an_account_of_every_tensor_says() -> 
     for _ in range(300):
         pp, per_rank, widest = random.randint(2, 4), random.randint(2, 3), random.randint(1, 50)
         num_microbatches, num_stages = pp * random.randint(1, 3), pp * per_rank
-        for rank, order in enumerate(
-            orders("interleaved", num_ranks=pp, num_microbatches=num_microbatches, stages_per_rank=per_rank)
-        ):
+        cuts = tuple(range(1, num_stages))
+        plan = ParallelPlan(0, pp, 1, cuts, num_microbatches, "interleaved", None, num_stages, per_rank)
+        for rank, order in enumerate(plan.orders()):
             stages = {
                 stage: [random_unit(random, entering=widest) for _ in range(random.randint(1, 3))]
                 for stage in range(rank, num_stages, pp)
             }
             for keeps in (False, True):
-                predicted = rank_bytes(
-                    order, stages, before=0, widest=widest, num_stages=num_stages, keeps_sends=True,
-                    keeps_boundaries=keeps, recompute="always", sums_gradients=False,
-                )  # fmt: skip
+                costs = replace(even_job(num_stages), recompute="always", keeps_boundaries=keeps)
+                predicted = rank_bytes(RankWork(order, plan, costs), stages, before=0, widest=widest)
                 assert predicted == most_held(
                     order, stages, widest=widest, num_stages=num_stages, keeps_boundaries=keeps
                 )

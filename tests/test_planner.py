@@ -18,11 +18,11 @@ from pipetransformer.pipe.planner.choice import Outlook, Planner
 from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 from pipetransformer.pipe.planner.microbatches import microbatch_choices
-from pipetransformer.pipe.planner.search import best_plan
+from pipetransformer.pipe.planner.search import best_plans
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import cached_choices
-from pipetransformer.plan.schedules import orders, why_not
+from pipetransformer.plan.schedules import why_not
 
 NUM_JOBS = 300
 
@@ -85,7 +85,7 @@ def random_job(random: Random, num_units: int) -> JobCosts:
 
 
 def random_case(random: Random) -> dict[str, object]:
-    """Arguments of ``best_plan``."""
+    """Arguments of ``best_plans``."""
     num_blocks = random.randint(1, 8)
     frozen = random.randint(0, num_blocks)
     world_size = random.choice([1, 2, 3, 4, 6, 8])
@@ -253,7 +253,7 @@ def test_the_plan_is_what_exhaustive_search_finds() -> None:
         case = random_case(random)
         if len(case["constraints"].schedules) > 1:  # type: ignore[attr-defined]
             continue
-        best, _ = best_plan(**case)  # type: ignore[arg-type]
+        best = next(iter(best_plans(**case)), None)  # type: ignore[arg-type]
         expected = search(**case)  # type: ignore[arg-type]
         found = best and (best.step_seconds, best.plan.pp, best.plan.num_microbatches, best.plan.boundaries)
         assert found == expected, case
@@ -267,9 +267,8 @@ def test_every_weighed_plan_is_valid_and_told_as_it_is() -> None:
         case = random_case(random)
         constraints, corrections = case["constraints"], case["corrections"]
         assert isinstance(constraints, Constraints) and isinstance(corrections, dict)
-        best, weighed = best_plan(**case)  # type: ignore[arg-type]
+        weighed = best_plans(**case)  # type: ignore[arg-type]
         assert list(weighed) == sorted(weighed, key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches))
-        assert best == next(iter(weighed), None)
         for prediction in weighed:
             plan = prediction.plan
             assert plan.world_size == constraints.world_size
@@ -306,20 +305,15 @@ def test_a_cut_fits_where_the_prediction_does() -> None:
         plan = ParallelPlan(frozen, pp, dp, boundaries, m, schedule, cached, num_blocks)
         prediction = planner.predict(plan, costs=costs, global_batch_size=m * dp)
         unit = planner.unit_costs(plan, costs, global_batch_size=m * dp)
-        prefix = memory.prefix_bytes(unit, computed=range(plan.first_computed, first), num_microbatches=m)
-        recomputes = planner.recomputed_share(costs, m) > 0
+        prefix = memory.prefix_bytes(plan, unit)
         for rank, num_bytes in enumerate(prediction.memory_bytes):
             limit = num_bytes - sum(costs.parameter_bytes[:first])
             for allowed in (limit, limit - 1):
                 rows, working = memory.cut_bytes(
-                    orders(schedule, num_ranks=pp, num_microbatches=m),
-                    memory.unit_bytes(unit, costs, recomputes=recomputes)[first:],
+                    memory.works_of(plan, costs),
+                    memory.unit_bytes(plan, unit, costs)[first:],
                     before=prefix,
                     limit=allowed,
-                    keeps_sends=schedule == "zero_bubble",
-                    keeps_boundaries=costs.keeps_boundaries,
-                    recompute=costs.recompute,
-                    sums_gradients=dp > 1,
                 )
                 mine = slice(*(u - first for u in ((first, *boundaries)[rank], (*boundaries, num_blocks + 2)[rank])))
                 assert (sum(rows[rank][mine]) + max(working[rank][mine]) <= allowed) == (allowed == limit), plan
@@ -332,7 +326,7 @@ def test_a_decision_depends_on_numbers_alone() -> None:
         costs = case["costs"]
         assert isinstance(costs, JobCosts)
         shuffled = replace(costs, by_rows=dict(reversed(costs.by_rows.items())))
-        assert best_plan(**case) == best_plan(**{**case, "costs": shuffled})  # type: ignore[arg-type]
+        assert best_plans(**case) == best_plans(**{**case, "costs": shuffled})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -350,8 +344,8 @@ def test_a_plain_loop_splits_its_batch_for_memory(memory_limit: int | None, expe
         world_size=2, global_batch_size=16, schedules=(("1f1b", 1),), num_microbatches=None, pipeline_lengths=(1,),
         memory_limit=memory_limit,
     )  # fmt: skip
-    best, _ = best_plan(0, cached=None, costs=even_job(4), constraints=constraints, num_blocks=2, corrections={})
-    assert (best and best.plan.num_microbatches) == expected
+    found = best_plans(0, cached=None, costs=even_job(4), constraints=constraints, num_blocks=2, corrections={})
+    assert next((best.plan.num_microbatches for best in found), None) == expected
 
 
 @pytest.mark.parametrize(
@@ -371,8 +365,8 @@ def test_a_fixed_cut_moves_only_where_a_stage_would_be_empty(
         world_size=3, global_batch_size=12, schedules=(("gpipe", 1),), num_microbatches=4, pipeline_lengths=(3,),
         memory_limit=None, fixed_cut=cut,
     )  # fmt: skip
-    best, _ = best_plan(frozen, cached=None, costs=even_job(8), constraints=constraints, num_blocks=6, corrections={})
-    assert (best and best.plan.boundaries) == expected
+    found = best_plans(frozen, cached=None, costs=even_job(8), constraints=constraints, num_blocks=6, corrections={})
+    assert next((best.plan.boundaries for best in found), None) == expected
 
 
 @pytest.mark.parametrize(("number", "expected"), [(1, (1,)), (6, (1, 2, 3, 6)), (7, (1, 7))])
@@ -551,7 +545,7 @@ def test_a_prefix_is_computed_where_reads_take_longer() -> None:
 def test_nothing_fits_where_the_prefix_alone_does_not(limit: int) -> None:
     for pp in (1, 2):
         allowed = replace(FREE, pipeline_lengths=(pp,), memory_limit=sum(JOB.parameter_bytes[:4]) + limit)
-        assert best_plan(3, cached=None, costs=JOB, constraints=allowed, num_blocks=6, corrections={}) == (None, ())
+        assert best_plans(3, cached=None, costs=JOB, constraints=allowed, num_blocks=6, corrections={}) == ()
 
 
 def test_several_stages_a_rank_are_cut_for_memory_where_the_fastest_cut_does_not_fit() -> None:
@@ -560,10 +554,9 @@ def test_several_stages_a_rank_are_cut_for_memory_where_the_fastest_cut_does_not
         costs = random_job(random, 10)
         free = replace(FREE, schedules=(("interleaved", 2),), pipeline_lengths=(2,), num_microbatches=4)
         given: dict[str, Any] = {"cached": None, "costs": costs, "num_blocks": 8, "corrections": {}}
-        fastest, _ = best_plan(0, constraints=free, **given)
-        assert fastest is not None
+        fastest, *_ = best_plans(0, constraints=free, **given)
         limit = max(fastest.memory_bytes) - 1
-        other, _ = best_plan(0, constraints=replace(free, memory_limit=limit), **given)
+        other = next(iter(best_plans(0, constraints=replace(free, memory_limit=limit), **given)), None)
         if other is not None:
             assert max(other.memory_bytes) <= limit and other.plan.boundaries != fastest.plan.boundaries
             found += 1

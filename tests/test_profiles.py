@@ -12,7 +12,7 @@ import torch
 from laws import REPOSITORY, STATIC, Case, configuration
 
 from pipetransformer.config import DataConfig, load_config
-from pipetransformer.data import Batch, channels_of, describe, known_classes
+from pipetransformer.data import channels_of, describe, known_classes
 from pipetransformer.data.glue import GLUE
 from pipetransformer.pipe.measure import profile as measure
 from pipetransformer.pipe.measure.profile import costs_key, measure_profile
@@ -41,9 +41,8 @@ def measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., b
         before, nothing = len(measured), Any
         chain = SimpleNamespace(num_units=1, named_parameters=lambda units: {"head": torch.ones(head)})
         config = configuration("vit", [*Case("vit", 1, STATIC[1], precision="float32").overrides(""), *overrides])
-        batches: list[Batch] = []
-        workload = Workload({length: 1}, length, (length,), rows, (rows,))  # type: ignore[arg-type]
-        found = measure_profile(chain, nothing, batches=batches, workload=workload, config=config, world=ALONE)  # type: ignore[arg-type]
+        workload = Workload({length: 1}, length, (length,), rows, (rows,), {})  # type: ignore[arg-type]
+        found = measure_profile(chain, nothing, workload=workload, config=config, world=ALONE)  # type: ignore[arg-type]
         assert found.job == job
         return len(measured) > before
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from unittest import mock
 
@@ -41,7 +41,8 @@ def run_with_slow_rank(world: World, folder: str, slow: float) -> Weights | None
         def told(_: PhaseSeconds) -> None:
             seconds = slow if world.rank == 1 else 1.0
             spent(PhaseSeconds(forward=seconds, backward=seconds))
-            autopipe._fastest_move = 0.0  # the few steps of so small a model gain less than a transition takes
+            # The few steps of so small a model gain less than a transition takes.
+            autopipe.layouts = replace(autopipe.layouts, fastest_move=0.0)
 
         autopipe.spent = told  # type: ignore[method-assign]
         trainer.run()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 from test_planner import JOB, make_planner, plan_after
 
@@ -66,7 +67,7 @@ def frozen_under(controller: Planner, costs: JobCosts) -> int | None:
     return next(taken, 0)
 
 
-def test_no_fewer_blocks_are_searched_than_are_worth_it() -> None:
+def test_each_number_of_blocks_is_searched_once_for_steady_plans() -> None:
     heavy = replace(JOB, parameter_bytes=tuple(10_000 for _ in JOB.parameter_bytes))
     controller = next(
         controller
@@ -74,15 +75,8 @@ def test_no_fewer_blocks_are_searched_than_are_worth_it() -> None:
         if (controller := make_planner(pipe={"memory_limit": limit, "initial_length": 4}))
         and frozen_under(controller, heavy) in range(1, 6)
     )
-    most, plan = frozen_under(controller, heavy), controller.first_plan(heavy, {}).plan
-    asked: list[int] = []
-
-    def options(blocks: int) -> dict[int | None, float]:
-        asked.append(blocks)
-        return {None: 0.0}
-
-    found = controller.settle(6, current=plan, options=options, outlook=Outlook(heavy, 100), least=6)
-    assert (found.choice, asked) == (None, [6])
-    assert controller.steady_plan(6, costs=heavy, has_cache=False) is None
-    steady = controller.steady_plan(most or 0, costs=heavy, has_cache=False)
-    assert steady is not None and steady.plan.frozen == most
+    most = frozen_under(controller, heavy)
+    with mock.patch.object(Planner, "next_plan", autospec=True, side_effect=Planner.next_plan) as asked:
+        steady = controller.steady_plans(heavy, has_cache=False)
+    assert [call.args[1] for call in asked.call_args_list] == [1, 2, 3, 4, 5, 6]
+    assert [found.plan.frozen for found in steady][-1] == most

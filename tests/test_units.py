@@ -31,8 +31,8 @@ from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
-from pipetransformer.pipe.planner.partition import bottleneck
-from pipetransformer.pipe.planner.search import best_plan
+from pipetransformer.pipe.planner.partition import stage_costs
+from pipetransformer.pipe.planner.search import best_plans
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.units import Numbering
 from pipetransformer.process.world import World
@@ -149,12 +149,13 @@ def slowest_stage(job: JobCosts, *, num_blocks: int, frozen: int, pp: int) -> in
     """Of the planner's cut, communication included; None where no cut has a unit for each stage."""
     ((rows, unit),) = job.by_rows.items()
     constraints = Constraints(pp, rows * pp, (("gpipe", 1),), pp, (pp,), None)
-    best, _ = best_plan(frozen, cached=None, costs=job, constraints=constraints, num_blocks=num_blocks, corrections={})
-    if best is None:
+    found = best_plans(frozen, cached=None, costs=job, constraints=constraints, num_blocks=num_blocks, corrections={})
+    if not found:
         return None
+    best = found[0]
     first = best.plan.first_active
     crossing = [2 * job.send.ns(num_bytes) for num_bytes in unit.boundary_bytes[first:]]
-    return bottleneck(unit.step_ns[first:], [cut - first for cut in best.plan.boundaries], crossing=crossing)
+    return max(stage_costs(unit.step_ns[first:], [cut - first for cut in best.plan.boundaries], crossing=crossing))
 
 
 def test_halves_never_balance_worse_than_blocks() -> None:

@@ -17,7 +17,7 @@ from pipetransformer.pipe.measure.watch import CostWatch
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.choice import Outlook
 from pipetransformer.pipe.planner.constraints import Constraints
-from pipetransformer.pipe.planner.search import best_plan
+from pipetransformer.pipe.planner.search import best_plans
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
 
@@ -27,7 +27,7 @@ CONSTRAINTS = Constraints(
     memory_limit=None,
 )  # fmt: skip
 
-WORKLOAD = Workload(Counter({0: 1}), modal_length=0, lengths=(0,), share=1, rows=(1,))
+WORKLOAD = Workload(Counter({0: 1}), modal_length=0, lengths=(0,), share=1, rows=(1,), examples={})
 
 
 def measurements() -> Profile:
@@ -56,8 +56,10 @@ def test_a_slow_stage_hands_over_units(ranks: RankPool) -> None:
     assert sum(unit.step_ns) == pytest.approx(sum(before.step_ns), rel=0.02)  # all together: as calibrated
     assert unit.forward_ns[7] == pytest.approx(3 * unit.forward_ns[0], rel=0.1)
     assert first.measured[0] == unit
-    best, _ = best_plan(0, cached=None, costs=first.job, constraints=CONSTRAINTS, num_blocks=NUM_BLOCKS, corrections={})
-    assert best is not None and best.plan.boundaries == (5,)
+    best, *_ = best_plans(
+        0, cached=None, costs=first.job, constraints=CONSTRAINTS, num_blocks=NUM_BLOCKS, corrections={}
+    )
+    assert best.plan.boundaries == (5,)
 
 
 def test_what_was_expected_changes_nothing(ranks: RankPool) -> None:

@@ -33,7 +33,7 @@ from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts
-from pipetransformer.pipe.planner.search import best_plan
+from pipetransformer.pipe.planner.search import best_plans
 from pipetransformer.plan import ParallelPlan
 
 CONFIG = CONFIGS / "train_config_digits_no_freeze.yaml"
@@ -214,8 +214,7 @@ def planned(costs: JobCosts, shape: Shape, m: int, *, batch: int, num_blocks: in
         world_size=shape.world_size, global_batch_size=batch, schedules=(("1f1b", 1),), num_microbatches=m,
         pipeline_lengths=(shape.ranks_per_node,), memory_limit=None,
     )  # fmt: skip
-    best, _ = best_plan(0, cached=None, costs=costs, constraints=constraints, num_blocks=num_blocks, corrections={})
-    assert best is not None, constraints
+    best, *_ = best_plans(0, cached=None, costs=costs, constraints=constraints, num_blocks=num_blocks, corrections={})
     return best.plan, best.bubble
 
 

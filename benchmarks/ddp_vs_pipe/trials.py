@@ -25,7 +25,7 @@ from pipetransformer.engine import Engine, Feed, StepInput
 from pipetransformer.engine.optim import build_optimizer
 from pipetransformer.models import Stage
 from pipetransformer.pipe.measure.profile import measure_profile
-from pipetransformer.pipe.measure.workload import Workload
+from pipetransformer.pipe.measure.workload import Workload, full_batches
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.collectives import led_by, slowest
@@ -138,11 +138,15 @@ def measure_costs(world: World, trial: Trial) -> JobCosts:
     data, plan = own.job.datasets["train"], trial.plan
     rows = trial.batch // (plan.dp * plan.num_microbatches)
     length = own.batch.length
-    workload = Workload(Counter({length: rows}), modal_length=length, lengths=(length,), share=rows, rows=(rows,))
-    profile = measure_profile(
-        own.job.chain, data, batches=[own.batch], workload=workload, config=trial.config, world=world
+    workload = Workload(
+        Counter({length: rows}),
+        modal_length=length,
+        lengths=(length,),
+        share=rows,
+        rows=(rows,),
+        examples=full_batches([own.batch]),
     )
-    return profile.job
+    return measure_profile(own.job.chain, data, workload=workload, config=trial.config, world=world).job
 
 
 class RankJob:

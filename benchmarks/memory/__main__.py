@@ -29,11 +29,11 @@ from benchmarks.support.ranks import as_ranks
 from benchmarks.support.table import Row, write_table
 from pipetransformer.adapter import LiveBytes
 from pipetransformer.config import Config, load_config
-from pipetransformer.data import Batch, epoch_batches
+from pipetransformer.data import epoch_batches
 from pipetransformer.engine import Engine
 from pipetransformer.launch.entry import run_guarded
 from pipetransformer.pipe.measure.profile import measure_profile
-from pipetransformer.pipe.measure.workload import Workload, full_batches
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.search import predict
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.schedules import SCHEDULES, fewest_stages
@@ -136,9 +136,8 @@ def configuration(model: str, *, mode: str, optimizer: str) -> Config:
 def predicted_bytes(world: World, config: Config, plans: Sequence[ParallelPlan]) -> list[int]:
     """Collective. What the planner says of this rank under each plan."""
     job = build_job(config, world, lead=partial(led_by, 0))
-    batches, workload = _batches(job, world)
-    data = job.datasets["train"]
-    costs = measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world).job
+    data, workload = job.datasets["train"], _workload(job, config, world)
+    costs = measure_profile(job.chain, data, workload=workload, config=config, world=world).job
     predictions = [predict(plan, costs=costs, global_batch_size=BATCH) for plan in plans]
     return [told.memory_bytes[told.plan.stage_of(world.rank)] for told in predictions]
 
@@ -150,8 +149,8 @@ def real_bytes(world: World, config: Config, plans: Sequence[ParallelPlan]) -> l
         job = build_job(config, world, lead=partial(led_by, 0))
         gc.collect()
         others = live.alive - _weights(job)  # data, buffers
-        batches, workload = _batches(job, world)
-        batch = full_batches(batches)[workload.modal_length]
+        workload = _workload(job, config, world)
+        batch = workload.examples[workload.modal_length]
         engine = Engine.of(config, chain=job.chain, datasets=job.datasets, world=world)
         for plan in plans:
             engine.enter(plan)
@@ -175,12 +174,9 @@ def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _batches(job: Job, world: World) -> tuple[Sequence[Batch], Workload]:
+def _workload(job: Job, config: Config, world: World) -> Workload:
     batches = epoch_batches(job.datasets["train"].lengths, batch_size=BATCH, seed=0, epoch=0, num_nodes=1)
-    workload = Workload.of(
-        batches, global_batch_size=BATCH, num_ranks=world.size, pipeline_lengths=(1, 2), num_microbatches=None
-    )
-    return batches, workload
+    return Workload.of(batches, config, num_ranks=world.size, local_size=2)
 
 
 def row_of(plan: ParallelPlan, *, predicted: int, real: int) -> Row:

@@ -34,7 +34,7 @@ from pipetransformer.pipe.measure.profile import measure_profile
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts
-from pipetransformer.pipe.planner.search import best_plan, predict, unit_costs
+from pipetransformer.pipe.planner.search import best_plans, predict, unit_costs
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.collectives import led_by, slowest
 from pipetransformer.process.device import synchronize
@@ -72,16 +72,14 @@ def run(world: World, *, repeats: int) -> None:
 def of_mode(config: Config, job: Job, world: World, *, mode: str, repeats: int) -> list[dict[str, object]]:
     data, train = job.datasets["train"], config.train
     batches = epoch_batches(data.lengths, batch_size=train.batch_size, seed=0, epoch=0, num_nodes=1)
-    workload = Workload.of(
-        batches, global_batch_size=train.batch_size, num_ranks=2, pipeline_lengths=(1, 2), num_microbatches=None
-    )
+    workload = Workload.of(batches, config, num_ranks=2, local_size=2)
     bench = Bench(job, config, batches[0], world=world)
 
     def measured() -> JobCosts:
         if world.rank == 0:  # what was measured before; the folder is ``as_ranks``'s own
             shutil.rmtree(cache_folder() / "profiles", ignore_errors=True)
         bench.give_back()
-        return measure_profile(job.chain, data, batches=batches, workload=workload, config=config, world=world).job
+        return measure_profile(job.chain, data, workload=workload, config=config, world=world).job
 
     before = measured()
     plans = {
@@ -166,10 +164,9 @@ def plan_of(schedule: str, m: int, *, config: Config, job: Job, costs: JobCosts)
         world_size=2, global_batch_size=config.train.batch_size, schedules=((schedule, 1),), num_microbatches=m,
         pipeline_lengths=(2,), memory_limit=None,
     )  # fmt: skip
-    best, _ = best_plan(
+    best, *_ = best_plans(
         0, cached=None, costs=costs, constraints=constraints, num_blocks=job.chain.num_blocks, corrections={}
     )
-    assert best is not None
     return best.plan
 
 

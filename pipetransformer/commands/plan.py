@@ -84,12 +84,7 @@ def plans(config: Config, profile: Profile, *, world_size: int, local_size: int)
         local_size=local_size,
         device_memory=profile.device_memory,
     )
-    planner.first_plan(costs, {})  # where none fits, this tells so
-    return tuple(
-        found
-        for frozen in range(num_blocks + 1)
-        if (found := planner.steady_plan(frozen, costs=costs, has_cache=config.cache.enabled)) is not None
-    )
+    return planner.steady_plans(costs, has_cache=config.cache.enabled)
 
 
 def _check(profile: Profile, config: Config, arguments: argparse.Namespace) -> None:

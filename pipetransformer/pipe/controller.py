@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import inf
 from typing import TYPE_CHECKING
 
 from pipetransformer.config.calendar import Calendar
@@ -20,7 +19,6 @@ from pipetransformer.pipe.measure.watch import CostWatch
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import Choice, Outlook, Planner, Settled
-from pipetransformer.pipe.planner.constraints import divisors
 from pipetransformer.pipe.planner.search import predict
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import PrefixWork
@@ -40,38 +38,32 @@ class AutoPipe:
     """Chooses the plan for n frozen blocks, with costs measured before and during training.
 
     Attributes:
-        layouts: timed static layouts; None before ``measure``.
+        layouts: timed static layouts, with corrections that follow the profile.
         profile: costs of units, links and updates of weights. During training, unit costs are scaled to the measured
             times of the stages.
         workload: the measured micro-batches.
+
+    Note: there are none of them before ``measure``.
+
+    Raises:
+        UserError: for settings that no layout of the job can have.
     """
 
+    layouts: StaticLayouts
     profile: Profile
     workload: Workload
 
-    def __init__(self, config: Config, planner: Planner, *, world: World, calendar: Calendar) -> None:
-        self._config, self._planner, self._world, self._calendar = config, planner, world, calendar
-        self._watch: CostWatch | None = None
-        self._fastest_move = inf
-        self._corrections: dict[int, float] = {}
-        self.layouts: StaticLayouts | None = None
-
-    @classmethod
-    def of(cls, config: Config, *, chain: Chain, world: World, calendar: Calendar) -> AutoPipe:
-        """The controller for a job of this configuration.
-
-        Raises:
-            UserError: for settings that no layout of the job can have.
-        """
+    def __init__(self, config: Config, *, chain: Chain, world: World, calendar: Calendar) -> None:
         check_layout(config, world_size=world.size, local_size=world.local_size, num_units=chain.num_units)
-        planner = Planner.of(
+        self._config, self._world, self._calendar = config, world, calendar
+        self._watch: CostWatch | None = None
+        self._planner = Planner.of(
             config,
             num_blocks=chain.num_blocks,
             world_size=world.size,
             local_size=world.local_size,
             device_memory=device_memory(world.device),
         )
-        return cls(config, planner, world=world, calendar=calendar)
 
     def measure(self, engine: Engine, batches: Sequence[Batch]) -> None:
         """Collective. Measures unit costs, and the step time of every static layout.
@@ -84,31 +76,16 @@ class AutoPipe:
         Raises:
             UserError: if no layout fits.
         """
-        microbatches, batch_size = self._config.pipe.microbatches, self._config.train.batch_size
-        self.workload = Workload.of(
-            batches,
-            global_batch_size=batch_size,
-            num_ranks=self._world.size,
-            pipeline_lengths=divisors(self._world.local_size),
-            num_microbatches=microbatches if isinstance(microbatches, int) else None,
-        )
-        profile = measure_profile(
-            engine.chain,
-            engine.datasets["train"],
-            batches=batches,
-            workload=self.workload,
-            config=self._config,
-            world=self._world,
-        )
-        self.profile = profile.at_lengths(self.workload.counts)
+        config, world = self._config, self._world
+        workload = Workload.of(batches, config, num_ranks=world.size, local_size=world.local_size)
+        profile = measure_profile(engine.chain, engine.datasets["train"], workload=workload, config=config, world=world)
+        self.workload, self.profile = workload, profile.at_lengths(workload.counts)
         self._planner.first_plan(self.profile.job, {})  # raises UserError if no layout fits
         self.layouts = time_static_layouts(
-            self._planner.static_layouts(self.profile.job), engine=engine, workload=self.workload, batches=batches
+            self._planner.static_layouts(self.profile.job), engine=engine, workload=workload
         )
-        self._fastest_move = self.layouts.fastest_move
-        self._corrections = dict(self.layouts.corrections)
-        if self._world.device.type == "cpu":
-            self._watch = CostWatch(self.profile, self.workload, rank=self._world.rank, global_batch_size=batch_size)
+        if world.device.type == "cpu":
+            self._watch = CostWatch(self.profile, workload, rank=world.rank, global_batch_size=config.train.batch_size)
 
     # ---- observation of the training -------------------------------------------------------------------------------
 
@@ -135,7 +112,7 @@ class AutoPipe:
         Raises:
             UserError: if no plan fits.
         """
-        return self._planner.first_plan(self.profile.job, self._corrections)
+        return self._planner.first_plan(self.profile.job, self.layouts.corrections)
 
     def settle(self, wanted: int, *, step: int, current: ParallelPlan, offers: Offers) -> Settled:
         """Collective. Decides how many of the ``wanted`` blocks freeze, and the plan for the rest of the run.
@@ -149,18 +126,14 @@ class AutoPipe:
             offers: gives the possible boundaries of the cache for a number of frozen blocks, each with its forwards.
         """
         has_news = self._remeasure()
-        remaining_steps = self._calendar.total_steps - step
-        outlook = Outlook(self.profile.job, remaining_steps, self._corrections, self._fastest_move)
-        settled = self._planner.settle(
+        remaining_steps, layouts = self._calendar.total_steps - step, self.layouts
+        return self._planner.settle(
             wanted,
             current=current,
             options=lambda frozen: {cached: self._seconds(work) for cached, work in offers(frozen).items()},
-            outlook=outlook,
+            outlook=Outlook(self.profile.job, remaining_steps, layouts.corrections, layouts.fastest_move),
+            has_news=has_news,
         )
-        if not has_news or settled.tried:
-            return settled
-        better = self._planner.better_plan(current, outlook=outlook)
-        return settled if better is None else replace(settled, choice=better, because="measured")
 
     def _seconds(self, work: Sequence[PrefixWork]) -> float:
         """Predicted seconds of ``work``, shared by all ranks."""
@@ -179,9 +152,11 @@ class AutoPipe:
         profile = self._watch.take() if self._watch is not None else None
         if profile is None:
             return False
-        assert self.layouts is not None
         self.profile, batch_size = profile, self._config.train.batch_size
-        for pp, plan in self.layouts.plans.items():
-            expected = predict(plan, costs=profile.job, global_batch_size=batch_size).step_seconds
-            self._corrections[pp] = self.layouts.seconds[pp][self.workload.modal_length] / expected
+        corrections = {
+            pp: self.layouts.seconds[pp][self.workload.modal_length]
+            / predict(plan, costs=profile.job, global_batch_size=batch_size).step_seconds
+            for pp, plan in self.layouts.plans.items()
+        }
+        self.layouts = replace(self.layouts, corrections=corrections)
         return True

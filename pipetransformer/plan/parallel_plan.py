@@ -11,8 +11,9 @@ place, place + pp, place + 2 pp, ...
 from __future__ import annotations
 
 from dataclasses import MISSING, asdict, dataclass, replace
+from itertools import pairwise
 
-from pipetransformer.plan.schedules import SCHEDULES, why_not
+from pipetransformer.plan.schedules import SCHEDULES, Order, orders, why_not
 from pipetransformer.plan.units import Numbering
 
 
@@ -51,17 +52,27 @@ class ParallelPlan:
     def __post_init__(self) -> None:
         assert 0 <= self.frozen <= self.num_blocks, self
         assert len(self.boundaries) == self.num_stages - 1, self
-        cuts = self.cuts
-        assert all(a < b for a, b in zip(cuts, cuts[1:])), self
+        assert all(a < b for a, b in pairwise(self.cuts)), self
         assert self.cached is None or 0 < self.cached <= self.frozen, self
         assert self.num_microbatches >= 1, self
         assert self.schedule in SCHEDULES, self
-        v, num_microbatches = self.stages_per_rank, self.num_microbatches
-        if self.pp == 1:
-            assert v == 1, self
-        else:
-            reason = why_not(self.schedule, num_ranks=self.pp, num_microbatches=num_microbatches, stages_per_rank=v)
-            assert reason is None, f"schedule {self.schedule} {reason}: {self}"
+        assert self.pp > 1 or self.stages_per_rank == 1, self
+        reason = why_not(self.run_schedule, **self._numbers)
+        assert reason is None, f"schedule {self.schedule} {reason}: {self}"
+
+    @property
+    def _numbers(self) -> dict[str, int]:
+        """The numbers that a schedule's order depends on."""
+        return {
+            "num_ranks": self.pp,
+            "num_microbatches": self.num_microbatches,
+            "stages_per_rank": self.stages_per_rank,
+        }
+
+    @property
+    def run_schedule(self) -> str:
+        """The schedule that runs. In a plain loop, the backward of each micro-batch follows its forward."""
+        return self.schedule if self.pp > 1 else "1f1b"
 
     @property
     def num_stages(self) -> int:
@@ -121,6 +132,10 @@ class ParallelPlan:
     def units_of(self, rank: int) -> tuple[int, ...]:
         """The active units of ``rank``, in order."""
         return tuple(unit for units in self.active_units_of(rank) for unit in units)
+
+    def orders(self) -> list[Order]:
+        """The work of each rank of a pipeline, in order."""
+        return orders(self.run_schedule, **self._numbers)
 
     def ranks_by_unit(self) -> dict[int, frozenset[int]]:
         """The ranks of each active unit: those that train it."""

@@ -11,6 +11,7 @@ Stages are numbered along the model; rank r holds the stages r, r + K, r + 2K, .
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Literal, NamedTuple
 
@@ -82,16 +83,16 @@ def keeps_sends(schedule: str) -> bool:
     return schedule in _BY_ROUNDS
 
 
-def peak_alive(order: Sequence[Work], size: Callable[[Work], int] = lambda work: 1) -> int:
-    """The most that a rank keeps for backwards at once: ``size`` of every forward whose backward is to come."""
+def peak_alive(order: Sequence[Work]) -> int:
+    """The most forwards of a rank whose backwards are to come at once."""
     alive = most = 0
     ends: Kind = "B" if any(work.kind == "B" for work in order) else "W"
     for work in order:
         if work.kind == "F":
-            alive += size(work)
+            alive += 1
             most = max(most, alive)
         elif work.kind == ends:
-            alive -= size(work)
+            alive -= 1
     return most
 
 
@@ -108,14 +109,6 @@ def _one_f_one_b(rank: int, num_ranks: int, num_microbatches: int, stages_per_ra
         if ahead + m < num_microbatches:
             order.append(Work("F", rank, ahead + m))
     return order
-
-
-def _interleaved(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Order:
-    return _by_rounds(rank, num_ranks, num_microbatches, stages_per_rank, is_split=False)
-
-
-def _zero_bubble(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Order:
-    return _by_rounds(rank, num_ranks, num_microbatches, stages_per_rank, is_split=True)
 
 
 def _by_rounds(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank: int, *, is_split: bool) -> Order:
@@ -153,6 +146,6 @@ def _by_rounds(rank: int, num_ranks: int, num_microbatches: int, stages_per_rank
 SCHEDULES: Mapping[str, Callable[[int, int, int, int], Order]] = {
     "gpipe": _gpipe,
     "1f1b": _one_f_one_b,
-    "interleaved": _interleaved,
-    "zero_bubble": _zero_bubble,
+    "interleaved": partial(_by_rounds, is_split=False),
+    "zero_bubble": partial(_by_rounds, is_split=True),
 }

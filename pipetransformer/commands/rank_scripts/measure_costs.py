@@ -14,26 +14,15 @@ def main(path: Path, num_ranks: int, local_size: int, config_path: str, override
     from pipetransformer.pipe.measure.profile import measure_profile
     from pipetransformer.pipe.measure.profile_file import save_profile
     from pipetransformer.pipe.measure.workload import Workload
-    from pipetransformer.pipe.planner.constraints import divisors
     from pipetransformer.process.collectives import led_by
     from pipetransformer.process.world import close_world, init_world
     from pipetransformer.run.job import build_job
 
     config = load_config(config_path, overrides)
-    train, microbatches = config.train, config.pipe.microbatches
     world = init_world(timeout_seconds=config.run.timeout)
     job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
-    batches = job.train_batches(0)
-    workload = Workload.of(
-        batches,
-        global_batch_size=train.batch_size,
-        num_ranks=num_ranks,
-        pipeline_lengths=divisors(local_size),
-        num_microbatches=microbatches if isinstance(microbatches, int) else None,
-    )
-    profile = measure_profile(
-        job.chain, job.datasets["train"], batches=batches, workload=workload, config=config, world=world
-    )
+    workload = Workload.of(job.train_batches(0), config, num_ranks=num_ranks, local_size=local_size)
+    profile = measure_profile(job.chain, job.datasets["train"], workload=workload, config=config, world=world)
     if world.rank == 0:
         save_profile(profile, path)
     close_world()

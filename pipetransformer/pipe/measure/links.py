@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -30,17 +29,7 @@ def reduction_seconds(world: World) -> tuple[float, float]:
     """Collective. Seconds of latency and seconds per byte of a sum over all ranks; zeros for a single rank."""
     if world.size == 1:
         return 0.0, 0.0
-
-    def reduce(num_bytes: int) -> Callable[[], None]:
-        buffer = torch.zeros(num_bytes // 4, device=world.device)
-
-        def sum_up() -> None:
-            dist.all_reduce(buffer)
-            synchronize(world.device)
-
-        return sum_up
-
-    return _link(reduce)
+    return _link(dist.all_reduce, world.device)
 
 
 def send_seconds(world: World) -> tuple[float, float]:
@@ -67,23 +56,29 @@ def _exchange_seconds(world: World, *, peer: int | None) -> tuple[float, float]:
     if world.size == 1:
         return 0.0, 0.0
 
-    def exchange(num_bytes: int, peer: int) -> Callable[[], None]:
-        buffer = torch.zeros(num_bytes, dtype=torch.uint8, device=world.device)
+    is_first = peer is not None and world.rank < peer
 
-        def there_and_back() -> None:
-            for is_sender in (True, False) if world.rank < peer else (False, True):
-                (dist.send if is_sender else dist.recv)(buffer, peer)
-            synchronize(world.device)
-
-        return there_and_back
+    def there_and_back(buffer: torch.Tensor) -> None:
+        for is_sender in (is_first, not is_first):
+            (dist.send if is_sender else dist.recv)(buffer, peer)
 
     dist.barrier()
-    latency, per_byte = (0.0, 0.0) if peer is None else _link(partial(exchange, peer=peer))
+    latency, per_byte = (0.0, 0.0) if peer is None else _link(there_and_back, world.device)
     dist.barrier()
     return latency / 2, per_byte / 2
 
 
-def _link(action: Callable[[int], Callable[[], None]]) -> tuple[float, float]:
-    """Seconds of latency and seconds per byte of a message. ``action(n)`` gives a function that sends n bytes."""
-    latency = median_seconds(action(8))
-    return latency, max(0.0, median_seconds(action(_LINK_BYTES)) - latency) / _LINK_BYTES
+def _link(pass_on: Callable[[torch.Tensor], object], device: torch.device) -> tuple[float, float]:
+    """Seconds of latency and seconds per byte of a message, which ``pass_on`` passes on to other ranks."""
+
+    def seconds(num_bytes: int) -> float:
+        buffer = torch.zeros(num_bytes // 4, device=device)
+
+        def action() -> None:
+            pass_on(buffer)
+            synchronize(device)
+
+        return median_seconds(action)
+
+    latency = seconds(8)
+    return latency, max(0.0, seconds(_LINK_BYTES) - latency) / _LINK_BYTES

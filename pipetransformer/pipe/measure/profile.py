@@ -7,7 +7,7 @@ the user's cache folder. The next job with the same shapes on the same kind of m
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +27,7 @@ from pipetransformer.models import Chain
 from pipetransformer.pipe.measure.links import between_seconds, median_seconds, reduction_seconds, send_seconds
 from pipetransformer.pipe.measure.profile_file import Profile, file_name, load_profile, save_profile
 from pipetransformer.pipe.measure.units import Microbatch, profile_units
-from pipetransformer.pipe.measure.workload import Workload, full_batches
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.choice import schedules_of
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 from pipetransformer.process.device import device_memory, device_name, synchronize
@@ -37,16 +37,13 @@ _UPDATE_BYTES = 2**26  # far more than a processor's cache holds, as with real w
 _CONTENTION_ROUNDS = 5
 
 
-def measure_profile(
-    chain: Chain, dataset: Dataset, *, batches: Sequence[Batch], workload: Workload, config: Config, world: World
-) -> Profile:
+def measure_profile(chain: Chain, dataset: Dataset, *, workload: Workload, config: Config, world: World) -> Profile:
     """Collective. The profile that an earlier job has kept, or else a new one, measured with real samples.
 
     Every rank must hold the whole chain.
 
     Args:
         dataset: the training data.
-        batches: the global batches of an epoch.
         workload: the micro-batches to be measured.
     """
     key = _key(chain, workload=workload, config=config, world=world)
@@ -55,7 +52,7 @@ def measure_profile(
         dist.broadcast_object_list(found, src=0)
     if found[0] is not None:
         return found[0]
-    profile = _measure(chain, dataset, key=key, batches=batches, workload=workload, config=config, world=world)
+    profile = _measure(chain, dataset, key=key, workload=workload, config=config, world=world)
     if world.rank == 0:
         with contextlib.suppress(UserError, RuntimeError):  # without a place to keep it, the next job measures again
             save_profile(profile, _path(key))
@@ -110,31 +107,23 @@ def _key(chain: Chain, *, workload: Workload, config: Config, world: World) -> d
 
 def _weights_apart(config: Config) -> bool:
     """Whether plans may have a schedule that computes the gradients of weights separately."""
-    return any(name == "zero_bubble" for name, _ in schedules_of(config))
+    return "zero_bubble" in dict(schedules_of(config))
 
 
 def _measure(
-    chain: Chain,
-    dataset: Dataset,
-    *,
-    key: Mapping[str, object],
-    batches: Sequence[Batch],
-    workload: Workload,
-    config: Config,
-    world: World,
+    chain: Chain, dataset: Dataset, *, key: Mapping[str, object], workload: Workload, config: Config, world: World
 ) -> Profile:
-    modal = full_batches(batches)[workload.modal_length]
-    contention = partial(_contention, chain, dataset, modal, rows=workload.share, world=world)
+    modal = _microbatch(chain, dataset, workload.examples[workload.modal_length], rows=workload.share)
+    contention = partial(_contention, chain, modal, world=world)
     chain.train()
     at_first = contention()
-    found = _unit_costs(chain, dataset, batches=batches, workload=workload, config=config)
-    update_s, memcpy_s, reduction, send, between = _bytes_seconds(config.train, chain, world=world)
+    found = _unit_costs(chain, dataset, workload=workload, config=config)
+    update_s, memcpy_s, (reduction, send, between) = _bytes_seconds(config.train, chain, world=world)
     states = 2 if config.train.optimizer == "adamw" else int(config.train.momentum > 0)
     job = JobCosts(
         by_rows={rows: found[workload.modal_length, rows] for rows in workload.rows},
         parameter_bytes=tuple(
-            sum(p.numel() * p.element_size() for p in chain.named_parameters([unit]).values())
-            for unit in range(chain.num_units)
+            sum(p.nbytes for p in chain.named_parameters([unit]).values()) for unit in range(chain.num_units)
         ),
         optimizer_factor=1.0 + states,
         update_ns_per_byte=update_s * 1e9,
@@ -152,32 +141,32 @@ def _measure(
     return Profile(key, job, measured, 1.0 / memcpy_s, device_memory(world.device))
 
 
+def _microbatch(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int) -> Microbatch:
+    """A micro-batch of samples of ``batch``, which are repeated where needed."""
+    ids = np.resize(batch.ids, rows)
+    raw = {key: v.to(chain.device) for key, v in dataset.inputs(ids, length=batch.length, epoch=0).items()}
+    return Microbatch(raw[chain.family.main_input], {key: raw[key] for key in chain.input_keys}, batch.length)
+
+
 def _unit_costs(
-    chain: Chain, dataset: Dataset, *, batches: Sequence[Batch], workload: Workload, config: Config
+    chain: Chain, dataset: Dataset, *, workload: Workload, config: Config
 ) -> dict[tuple[int, int], UnitCosts]:
     """Collective. The slowest rank's costs by (padded length, rows).
 
     Every length is measured with ``workload.share`` rows, the modal length with all of ``workload.rows``.
     """
-    example = full_batches(batches)
-
-    def microbatch(length: int, rows: int) -> Microbatch:
-        ids = np.resize(example[length].ids, rows)
-        raw = {key: v.to(chain.device) for key, v in dataset.inputs(ids, length=length, epoch=0).items()}
-        return Microbatch(raw[chain.family.main_input], {key: raw[key] for key in chain.input_keys}, length)
-
     shapes = [(length, workload.share) for length in workload.lengths]
     shapes += [(workload.modal_length, rows) for rows in workload.rows if rows != workload.share]
     costs = profile_units(
         chain,
-        [microbatch(length, rows) for length, rows in shapes],
+        [_microbatch(chain, dataset, workload.examples[length], rows=rows) for length, rows in shapes],
         weights_apart=_weights_apart(config),
         recompute=config.pipe.recompute,
     )
     return dict(zip(shapes, map(_maximum, costs)))
 
 
-def _bytes_seconds(train: TrainConfig, chain: Chain, *, world: World) -> tuple[float, float, Link, Link, Link]:
+def _bytes_seconds(train: TrainConfig, chain: Chain, *, world: World) -> tuple[float, float, list[Link]]:
     """Collective. The slowest rank's costs per byte.
 
     Returns:
@@ -197,23 +186,19 @@ def _bytes_seconds(train: TrainConfig, chain: Chain, *, world: World) -> tuple[f
     )
     dist.all_reduce(figures, op=dist.ReduceOp.MAX)
     update_s, *links, memcpy_s = figures.tolist()
-    reduction, send, between = (
-        Link(round(latency * 1e9), per_byte * 1e9) for latency, per_byte in zip(links[::2], links[1::2])
-    )
-    return update_s, memcpy_s, reduction, send, between
+    every = [Link(round(latency * 1e9), per_byte * 1e9) for latency, per_byte in zip(links[::2], links[1::2])]
+    return update_s, memcpy_s, every
 
 
-def _contention(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int, world: World) -> float:
+def _contention(chain: Chain, batch: Microbatch, *, world: World) -> float:
     """Collective. The time of a forward while all ranks of a node compute, divided by its time on one rank alone."""
     if world.local_size == 1 or world.device.type == "cuda":
         return 1.0
-    raw = dataset.inputs(np.resize(batch.ids, rows), length=batch.length, epoch=0)
-    inputs = {key: raw[key] for key in chain.input_keys}
 
     def forward() -> float:
         start = perf_counter()
         with torch.no_grad():
-            chain.run(range(chain.numbering.behind(1)), raw[chain.family.main_input], inputs)
+            chain.run(range(chain.numbering.behind(1)), batch.main, batch.inputs)
         return perf_counter() - start
 
     ratios = list[float]()
@@ -249,7 +234,7 @@ def _update_seconds_per_byte(train: TrainConfig, chain: Chain) -> float:
         optimizer.step()
         synchronize(chain.device)
 
-    return median_seconds(update) / (parameter.numel() * parameter.element_size())
+    return median_seconds(update) / parameter.nbytes
 
 
 def _memcpy_seconds_per_byte() -> float:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from pipetransformer.data import Batch
-from pipetransformer.pipe.measure.workload import Workload, full_batches
+from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.costs import line
 from pipetransformer.pipe.planner.search import Prediction
 from pipetransformer.plan import ParallelPlan
@@ -58,17 +58,14 @@ class StaticLayouts:
         return self.seconds[self.best_pp]
 
 
-def time_static_layouts(
-    predictions: Sequence[Prediction], *, engine: Engine, workload: Workload, batches: Sequence[Batch]
-) -> StaticLayouts:
+def time_static_layouts(predictions: Sequence[Prediction], *, engine: Engine, workload: Workload) -> StaticLayouts:
     """Collective. Times real steps of every layout, with learning rate 0. Their optimizer state is deleted.
 
     Args:
         predictions: the best unfrozen plan of each pipeline length.
         workload: the padded lengths to be timed.
-        batches: the global batches of an epoch.
     """
-    counts, example, modal = workload.counts, full_batches(batches), workload.modal_length
+    counts, modal = workload.counts, workload.modal_length
     plans: dict[int, ParallelPlan] = {}
     seconds: dict[int, dict[int, float]] = {}
     corrections: dict[int, float] = {}
@@ -76,7 +73,7 @@ def time_static_layouts(
     for prediction in predictions:
         plan = prediction.plan
         fastest_move = min(fastest_move, engine.enter(plan).seconds)
-        timed = {length: _time_steps(engine, example[length]) for length in workload.lengths}
+        timed = {length: _time_steps(engine, workload.examples[length]) for length in workload.lengths}
         times = {length: line(length, timed) for length in counts}
         engine.forget_steps()
         plans[plan.pp], seconds[plan.pp] = plan, times
@@ -84,7 +81,7 @@ def time_static_layouts(
     num_samples = sum(counts.values())
     means = {pp: sum(times[n] * counts[n] for n in times) / num_samples for pp, times in seconds.items()}
     best_pp = min(means, key=lambda pp: (means[pp], pp))
-    return StaticLayouts(plans, seconds, means, best_pp, corrections, len(example[modal].ids), fastest_move)
+    return StaticLayouts(plans, seconds, means, best_pp, corrections, len(workload.examples[modal].ids), fastest_move)
 
 
 def _time_steps(engine: Engine, batch: Batch) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +24,10 @@ from pipetransformer.models import Chain
 from pipetransformer.pipe.planner.costs import UnitCosts
 from pipetransformer.process.device import now_ns
 
+Result = TypeVar("Result")
+
 _ROUNDS, _FEWEST, _LONG_NS = 3, 2, 350_000_000  # a third round only if a shape took less than this in the first two
+_TIMED = ("forward", "backward", "forward again", "backward of inputs", "backward with recomputation", "prefix")
 _CACHE_BYTES = 2**26  # more than one core's share of the processor's caches
 
 
@@ -73,26 +77,24 @@ def profile_units(
     return [shape.costs() for shape in shapes]
 
 
-class _Times:
-    """Nanoseconds of each unit in every round."""
+def _medians(rounds: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Median nanoseconds of each unit [num_units]; 0 for units without times.
 
-    def __init__(self, num_units: int) -> None:
-        self._rounds: list[list[int]] = [[] for _ in range(num_units)]
+    All are scaled so that their sum is the median of a whole round. Short disturbances of the machine miss most
+    samples of a short unit, but every step contains some of them. The scale adds them again.
 
-    def add(self, unit: int, taken: int) -> None:
-        """Adds the nanoseconds of ``unit`` in the present round."""
-        self._rounds[unit].append(taken)
+    Args:
+        rounds: nanoseconds of each unit in every round.
+    """
+    timed = [times for times in rounds if times]
+    by_unit = [median(times) if times else 0 for times in rounds]
+    level = median(map(sum, zip(*timed))) / sum(by_unit) if sum(by_unit) else 1.0
+    return tuple(round(level * middle) for middle in by_unit)
 
-    def medians(self) -> tuple[int, ...]:
-        """Median of each unit [num_units]; 0 for units without times.
 
-        All are scaled so that their sum is the median of a whole round. Short disturbances of the machine miss most
-        samples of a short unit, but every step contains some of them. The scale adds them again.
-        """
-        timed = [times for times in self._rounds if times]
-        by_unit = [median(times) if times else 0 for times in self._rounds]
-        level = median(map(sum, zip(*timed))) / sum(by_unit) if sum(by_unit) else 1.0
-        return tuple(round(level * middle) for middle in by_unit)
+def _above(times: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
+    """The excess of each of ``times`` over the other one; 0 where it is shorter."""
+    return tuple(max(0, time - other) for time, other in zip(times, others))
 
 
 class _Shape:
@@ -107,9 +109,7 @@ class _Shape:
         self._mode = recompute
         self._recompute = Recompute(recompute)
         self._recompute.is_last_microbatch = False
-        self._forward, self._backward, self._of_inputs, self._recomputing, self._prefix = (
-            _Times(chain.num_units) for _ in range(5)
-        )
+        self._times = {name: [list[int]() for _ in range(chain.num_units)] for name in _TIMED}
         self._bytes: dict[str, list[int]] = defaultdict(list)
 
     def count_bytes(self) -> None:
@@ -120,18 +120,21 @@ class _Shape:
         hidden = self._main
         for unit in range(self._chain.num_units):
             source, parameters = self._enter(unit, hidden), self._with_gradients(unit)
-            saved, live = _SavedBytes(), LiveBytes()
-            with live, torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+            saved, live = dict[int, int](), LiveBytes()
+            with live, torch.autograd.graph.saved_tensors_hooks(partial(_note, saved), lambda tensor: tensor):
                 output = self._run(unit, source)
+            activation_bytes = sum(saved.values())
             live.peak = before = live.alive
             with live:
                 torch.autograd.backward(output, torch.ones_like(output))
             products = product_bytes(partial(self._run, unit, hidden)) if self._mode == "selective" else 0
-            between = self._bytes_between(unit, hidden, parameters) if self._weights_apart else 0
-            kept = kept_bytes(self._mode, saved.num_bytes, _size(hidden), product_bytes=products)
+            between, source = 0, self._enter(unit, hidden)
+            if self._weights_apart and source.requires_grad:
+                between = bytes_between_halves(partial(self._run, unit), source, parameters)
+            kept = kept_bytes(self._mode, activation_bytes, hidden.nbytes, product_bytes=products)
             counted = dict(
-                activation_bytes=saved.num_bytes, boundary_bytes=_size(output), kept_bytes=kept,
-                entering_bytes=_size(hidden), working_bytes=live.peak - before,
+                activation_bytes=activation_bytes, boundary_bytes=output.nbytes, kept_bytes=kept,
+                entering_bytes=hidden.nbytes, working_bytes=live.peak - before,
                 between_bytes=between,
             )  # fmt: skip
             for name, num_bytes in counted.items():
@@ -142,27 +145,24 @@ class _Shape:
 
     def time(self) -> None:
         """Times one round of all units, in training and as a frozen prefix."""
-        self._run_units(self._time_backward, self._forward)
+        self._run_units(self._time_backward, "forward")
         if self._weights_apart:
-            self._run_units(self._time_of_inputs, None)
+            self._run_units(self._time_of_inputs, "forward again")
         self._run_prefix(counts_bytes=False)
 
-    def _run_units(self, time_backward: Callable[[int, Tensor, Tensor], None], forward: _Times | None) -> None:
+    def _run_units(self, time_backward: Callable[[int, Tensor, Tensor], None], forward: str) -> None:
         """Runs forward and backward of every unit.
 
         In a step, the rest of a stage runs between the forward and the backward of a unit, so that the processor's
         cache no longer holds its activations. Backwards wait here until the same is true. With recomputation, the
         activations are fresh, and no backward waits.
         """
-        device, hidden, waiting_bytes = self._chain.device, self._main, 0
+        hidden, waiting_bytes = self._main, 0
         most = _CACHE_BYTES if self._mode == "never" else 0
         waiting: deque[tuple[int, Tensor, Tensor]] = deque()
         for unit in range(self._chain.num_units):
             source = self._enter(unit, hidden)
-            start = now_ns(device)
-            output = self._run(unit, source)
-            if forward is not None:
-                forward.add(unit, now_ns(device) - start)
+            output = self._timed(forward, unit, partial(self._run, unit, source))
             waiting.append((unit, source, output))
             hidden = output.detach()
             waiting_bytes += self._bytes["activation_bytes"][unit]
@@ -173,48 +173,41 @@ class _Shape:
             time_backward(*waiting.popleft())
 
     def _time_backward(self, unit: int, source: Tensor, output: Tensor) -> None:
-        device, parameters, gradient = self._chain.device, self._with_gradients(unit), torch.ones_like(output)
-        start = now_ns(device)
-        torch.autograd.backward(output, gradient)
-        self._backward.add(unit, now_ns(device) - start)
+        parameters, gradient = self._with_gradients(unit), torch.ones_like(output)
+        self._timed("backward", unit, partial(torch.autograd.backward, output, gradient))
         if self._mode != "never":
             source.grad = None
             again = self._recompute(partial(self._run, unit), source)
-            start = now_ns(device)
-            torch.autograd.backward(again, gradient)
-            self._recomputing.add(unit, now_ns(device) - start)
+            self._timed("backward with recomputation", unit, partial(torch.autograd.backward, again, gradient))
         _clear(parameters)
 
     def _time_of_inputs(self, unit: int, source: Tensor, output: Tensor) -> None:
         if source.requires_grad:
-            device, gradient = self._chain.device, torch.ones_like(output)
-            start = now_ns(device)
-            torch.autograd.grad(output, source, gradient)
-            self._of_inputs.add(unit, now_ns(device) - start)
+            action = partial(torch.autograd.grad, output, source, torch.ones_like(output))
+            self._timed("backward of inputs", unit, action)
 
     def costs(self) -> UnitCosts:
         """The costs by all rounds so far."""
-        backward, recomputing, of_inputs = (
-            times.medians() for times in (self._backward, self._recomputing, self._of_inputs)
-        )
+        ns = {name: _medians(rounds) for name, rounds in self._times.items()}
+        backward = ns["backward"]
+        of_inputs = ns["backward of inputs"] if self._weights_apart else backward
         return UnitCosts(
             rows=self._main.shape[0],
             length=self._length,
-            forward_ns=self._forward.medians(),
+            forward_ns=ns["forward"],
             backward_ns=backward,
-            prefix_ns=self._prefix.medians(),
-            weight_ns=tuple(
-                max(0, whole - part) if self._weights_apart else 0 for whole, part in zip(backward, of_inputs)
-            ),
-            recompute_ns=tuple(
-                max(0, both - whole) if self._mode != "never" else 0 for both, whole in zip(recomputing, backward)
-            ),
+            prefix_ns=ns["prefix"],
+            weight_ns=_above(backward, of_inputs),
+            recompute_ns=_above(ns["backward with recomputation"], backward),
             **{name: tuple(column) for name, column in self._bytes.items()},
         )
 
-    def _bytes_between(self, unit: int, hidden: Tensor, parameters: Sequence[torch.nn.Parameter]) -> int:
-        source = self._enter(unit, hidden)
-        return bytes_between_halves(partial(self._run, unit), source, parameters) if source.requires_grad else 0
+    def _timed(self, name: str, unit: int, action: Callable[[], Result]) -> Result:
+        device = self._chain.device
+        start = now_ns(device)
+        result = action()
+        self._times[name][unit].append(now_ns(device) - start)
+        return result
 
     def _run(self, unit: int, source: Tensor) -> Tensor:
         return self._chain.run(range(unit, unit + 1), source, self._inputs)
@@ -238,7 +231,7 @@ class _Shape:
         Args:
             counts_bytes: whether to count the most bytes that a unit holds beside its input, instead of its time.
         """
-        device, hidden = self._chain.device, self._main
+        hidden = self._main
         self._chain.train(False)
         with torch.inference_mode():
             for unit in range(self._chain.num_units):
@@ -247,9 +240,7 @@ class _Shape:
                         hidden = self._run(unit, hidden)
                     self._bytes["prefix_bytes"].append(live.peak)
                 else:
-                    start = now_ns(device)
-                    hidden = self._run(unit, hidden)
-                    self._prefix.add(unit, now_ns(device) - start)
+                    hidden = self._timed("prefix", unit, partial(self._run, unit, hidden))
         self._chain.train()
 
 
@@ -259,24 +250,9 @@ def _clear(parameters: Sequence[torch.nn.Parameter]) -> None:
         parameter.grad = None
 
 
-def _size(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-class _SavedBytes:
-    """Counts the bytes that autograd saves for a backward: each storage once, without parameters."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self._seen: set[int] = set()
-
-    def pack(self, tensor: Tensor) -> Tensor:
+def _note(saved: dict[int, int], tensor: Tensor) -> Tensor:
+    """Notes the bytes of a tensor that autograd saves for a backward: each storage once, without parameters."""
+    if not belongs_to_parameter(tensor):
         storage = tensor.untyped_storage()
-        if not belongs_to_parameter(tensor) and storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
-            self.num_bytes += storage.nbytes()
-        return tensor
-
-    @staticmethod
-    def unpack(tensor: Tensor) -> Tensor:
-        return tensor
+        saved.setdefault(storage.data_ptr(), storage.nbytes())
+    return tensor

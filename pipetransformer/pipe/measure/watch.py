@@ -12,8 +12,8 @@ from pipetransformer.data import Batch
 from pipetransformer.engine.step import PhaseSeconds
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.workload import Workload
-from pipetransformer.pipe.planner.costs import UnitCosts
-from pipetransformer.pipe.planner.search import recomputed_share, unit_costs
+from pipetransformer.pipe.planner.costs import UnitCosts, total
+from pipetransformer.pipe.planner.search import unit_costs
 from pipetransformer.plan import ParallelPlan
 
 _FEWEST_STEPS = 10
@@ -57,13 +57,13 @@ class CostWatch:
         """
         job, by_length = self._original.job, self._original.measured
         unit = unit_costs(plan, job, global_batch_size=self._global_batch_size)
-        share = recomputed_share(job, plan.num_microbatches)
+        share = job.recomputed_share(plan.num_microbatches)
         modal = sum(by_length[self._modal_length].step_ns)
         weight = sum(sum(by_length[batch.length].step_ns) / modal for batch in batches) * plan.num_microbatches / 1e9
         for units in plan.active_units_of(self._rank):
-            self._expected[0] += weight * sum(unit.forward_ns[units.start : units.stop])
-            self._expected[1] += weight * sum(unit.backward_ns[units.start : units.stop])
-            self._expected[1] += weight * share * sum(unit.recompute_ns[units.start : units.stop])
+            self._expected[0] += weight * total(unit.forward_ns, units)
+            self._expected[1] += weight * total(unit.backward_ns, units)
+            self._expected[1] += weight * share * total(unit.recompute_ns, units)
         self._plan = plan
         self._num_steps += len(batches)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipetransformer.config import Config
 from pipetransformer.data import Batch
+from pipetransformer.pipe.planner.constraints import divisors
 from pipetransformer.pipe.planner.microbatches import microbatch_choices
 
 _RARE = 0.1
@@ -25,6 +27,7 @@ class Workload:
         lengths: padded lengths to be measured: the modal one, and the frequent one that is farthest from it, if any.
         share: rows of a rank at pp = 1 and dp = world size.
         rows: all numbers of rows that a micro-batch may have, ascending.
+        examples: a batch for each padded length (``full_batches``).
     """
 
     counts: Counter[int]
@@ -32,46 +35,34 @@ class Workload:
     lengths: tuple[int, ...]
     share: int
     rows: tuple[int, ...]
+    examples: Mapping[int, Batch]
 
     @classmethod
-    def of(
-        cls,
-        batches: Sequence[Batch],
-        *,
-        global_batch_size: int,
-        num_ranks: int,
-        pipeline_lengths: Sequence[int],
-        num_microbatches: int | None,
-    ) -> Workload:
-        """The workload of a job.
+    def of(cls, batches: Sequence[Batch], config: Config, *, num_ranks: int, local_size: int) -> Workload:
+        """The workload of a job of this configuration.
 
         Args:
             batches: the global batches of an epoch.
-            global_batch_size: number of samples of a global batch.
             num_ranks: number of ranks of the job.
-            pipeline_lengths: all pp that plans may have.
-            num_microbatches: a fixed M; None for the planner's choice.
+            local_size: number of ranks of a node; a pipeline never spans two nodes.
         """
-        counts = samples_by_length(batches)
+        counts = Counter[int]()
+        for batch in batches:
+            counts[batch.length] += len(batch.ids)
         modal = min(counts, key=lambda length: (-counts[length] * length, length))
         frequent = [length for length in sorted(counts) if counts[length] >= _RARE * sum(counts.values())]
         far = max(frequent, key=lambda length: (abs(length - modal), length), default=modal)
-        share = -(-global_batch_size // num_ranks)
+        batch_size, microbatches = config.train.batch_size, config.pipe.microbatches
+        share = -(-batch_size // num_ranks)
         rows = {share}
-        for pp in pipeline_lengths:
-            replica_share = -(-global_batch_size // (num_ranks // pp))
-            choices = (num_microbatches,) if num_microbatches is not None else microbatch_choices(replica_share, pp=pp)
+        for pp in divisors(local_size):
+            replica_share = -(-batch_size // (num_ranks // pp))
+            choices = microbatch_choices(
+                replica_share, pp=pp, fixed=microbatches if isinstance(microbatches, int) else None
+            )
             rows |= {-(-replica_share // m) for m in choices}
         lengths = (modal,) if far == modal else (modal, far)
-        return cls(counts, modal, lengths, share, tuple(sorted(rows)))
-
-
-def samples_by_length(batches: Sequence[Batch]) -> Counter[int]:
-    """Number of samples of each padded length."""
-    counts = Counter[int]()
-    for batch in batches:
-        counts[batch.length] += len(batch.ids)
-    return counts
+        return cls(counts, modal, lengths, share, tuple(sorted(rows)), full_batches(batches))
 
 
 def full_batches(batches: Sequence[Batch]) -> dict[int, Batch]:

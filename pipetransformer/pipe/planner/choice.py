@@ -14,7 +14,7 @@ from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.microbatches import microbatch_choices
 from pipetransformer.pipe.planner.partition import smallest_limit
-from pipetransformer.pipe.planner.search import Prediction, best_plan, predict
+from pipetransformer.pipe.planner.search import Prediction, best_plans, predict
 from pipetransformer.pipe.planner.transition_cost import transition_seconds
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import cached_choices
@@ -68,15 +68,11 @@ class Settled:
         choice: the plan to take; None if the present one stays.
         frozen: number of frozen blocks from now on.
         reason: the reason for fewer frozen blocks than wanted; empty if there are not fewer.
-        tried: whether a plan for another n than the present one was searched.
-        because: the cause of the choice, if it is not the change of n.
     """
 
     choice: Choice | None
     frozen: int
     reason: str = ""
-    tried: bool = False
-    because: str = ""
 
 
 def schedules_of(config: Config) -> tuple[tuple[str, int], ...]:
@@ -86,13 +82,14 @@ def schedules_of(config: Config) -> tuple[tuple[str, int], ...]:
     return tuple((name, config.pipe.stages_per_rank or fewest_stages(name)) for name in names)
 
 
+@dataclass(frozen=True)
 class Planner:
     """Chooses plans under the constraints of a job.
 
     Where the pipeline length is kept, every stage needs an active unit. So not all blocks can freeze: see
     ``max_frozen``.
 
-    Args:
+    Attributes:
         first: constraints of the first plan. Plans after a freeze may have any pp that divides ``local_size``.
         num_blocks: number of blocks of the model (L).
         local_size: number of ranks of a node; a pipeline never spans two nodes.
@@ -101,22 +98,12 @@ class Planner:
         limit_key: the setting that gives the memory limit; None for the device's own memory.
     """
 
-    def __init__(
-        self,
-        first: Constraints,
-        *,
-        num_blocks: int,
-        local_size: int,
-        keeps_length: bool = False,
-        keeps_cut: bool = False,
-        limit_key: str | None = None,
-    ) -> None:
-        self._num_blocks = num_blocks
-        self._keeps_length = keeps_length or keeps_cut
-        self._keeps_cut = keeps_cut
-        self._limit_key = limit_key
-        self._first = first
-        self._later = replace(first, pipeline_lengths=divisors(local_size))
+    first: Constraints
+    num_blocks: int
+    local_size: int
+    keeps_length: bool = False
+    keeps_cut: bool = False
+    limit_key: str | None = None
 
     @classmethod
     def of(
@@ -147,24 +134,21 @@ class Planner:
 
     def max_frozen(self, first_plan: ParallelPlan) -> int:
         """The most blocks that may freeze: all, or as many as leave one unit for each stage of a kept pipeline."""
+        if not (self.keeps_length or self.keeps_cut):
+            return self.num_blocks
         fewest = first_plan.num_stages
-        if not self._keeps_cut and first_plan.pp > 1:
-            fewest = first_plan.pp * min(per_rank for _, per_rank in self._first.schedules)
+        if not self.keeps_cut and first_plan.pp > 1:
+            fewest = first_plan.pp * min(per_rank for _, per_rank in self.first.schedules)
         blocks = -(-(fewest - 1) // first_plan.units_per_block)  # active blocks; the head is one more unit
-        most = self._num_blocks - blocks if self._keeps_length else self._num_blocks
-        return min(max(most, 0), self._num_blocks)
+        return max(self.num_blocks - blocks, 0)
 
     def static_layouts(self, costs: JobCosts) -> tuple[Prediction, ...]:
         """The best unfrozen plan of each pipeline length, shortest first; lengths that do not fit are left out."""
-        found = []
-        for pp in self._later.pipeline_lengths:
-            constraints = replace(self._first, pipeline_lengths=(pp,))
-            best, _ = best_plan(
-                0, cached=None, costs=costs, constraints=constraints, num_blocks=self._num_blocks, corrections={}
-            )
-            if best is not None:
-                found.append(best)
-        return tuple(found)
+        by_length = (
+            self._candidates(0, None, replace(self.first, pipeline_lengths=(pp,)), Outlook(costs, 1))
+            for pp in divisors(self.local_size)
+        )
+        return tuple(candidates[0] for candidates in by_length if candidates)
 
     def first_plan(self, costs: JobCosts, corrections: Mapping[int, float]) -> Choice:
         """The plan to start with, with nothing frozen.
@@ -175,29 +159,28 @@ class Planner:
         Raises:
             UserError: if no plan fits.
         """
-        choice = self._choose(0, {None: 0.0}, self._first, Outlook(costs, 1, corrections))
+        choice = self._choose(0, {None: 0.0}, self.first, Outlook(costs, 1, corrections))
         if choice is None:
             raise UserError(self._obstacle(costs))
         return choice
 
     def _obstacle(self, costs: JobCosts) -> str:
         """The reason for having no first plan, with the remedy: memory, M, units, or the batch size."""
-        first = self._first
+        first = self.first
         lengths = ", ".join(map(str, first.pipeline_lengths))
 
         def fits(limit: int | None, microbatches: int | None) -> bool:
             freed = replace(first, memory_limit=limit, num_microbatches=microbatches)
-            return self._choose(0, {None: 0.0}, freed, Outlook(costs, 1)) is not None
+            return bool(self._candidates(0, None, freed, Outlook(costs, 1)))
 
         if (limit := first.memory_limit) is not None and fits(None, first.num_microbatches):
             least = smallest_limit(lambda limit: fits(limit, first.num_microbatches), refused=limit)
             what = f"{limit} bytes hold no layout of this model with a pipeline of {lengths}"
-            if self._limit_key is not None:
-                return f"{self._limit_key}: {what}; give at least {least}"
+            if self.limit_key is not None:
+                return f"{self.limit_key}: {what}; give at least {least}"
             return f"device memory: {what}, which takes {least}; give pipe.recompute always, or more ranks"
-        shares = {pp: -(-first.global_batch_size // (first.world_size // pp)) for pp in first.pipeline_lengths}
-        choices = sorted({m for pp, share in shares.items() for m in microbatch_choices(share, pp=pp)})
-        if allowed := [m for m in choices if fits(None, m)]:
+        choices = {m for pp in first.pipeline_lengths for m in microbatch_choices(first.share(pp), pp=pp)}
+        if allowed := [m for m in sorted(choices) if fits(None, m)]:
             return (
                 f"pipe.microbatches: {first.num_microbatches} suits no pipeline of {lengths} under "
                 f"{', '.join(name for name, _ in first.schedules)}; give one of {', '.join(map(str, allowed))}"
@@ -230,10 +213,12 @@ class Planner:
                 training steps: advance pass and evaluations.
             current: the present plan, where the transition starts.
         """
-        constraints = self._later if frozen or current.frozen else self._first
-        if self._keeps_length:
+        constraints = self.first
+        if self.keeps_length or self.keeps_cut:
             constraints = replace(constraints, pipeline_lengths=(current.pp,))
-        if self._keeps_cut:
+        elif frozen or current.frozen:
+            constraints = replace(constraints, pipeline_lengths=divisors(self.local_size))
+        if self.keeps_cut:
             constraints = replace(
                 constraints,
                 fixed_cut=current.boundaries,
@@ -249,7 +234,7 @@ class Planner:
         current: ParallelPlan,
         options: Callable[[int], Mapping[int | None, float]],
         outlook: Outlook,
-        least: int = 0,
+        has_news: bool = False,
     ) -> Settled:
         """Decides how many of the ``wanted`` blocks freeze, and the plan for them.
 
@@ -258,47 +243,49 @@ class Planner:
 
         Args:
             options: gives ``cached_options`` of ``next_plan`` for a number of frozen blocks.
-            least: the fewest blocks that are worth a search.
+            has_news: whether costs are new, so that another plan for the present n may pay.
         """
         now = current.frozen
         most = min(wanted, self.max_frozen(current))
-        candidates = range(most, max(now, least - 1), -1) if most > now else range(most, min(most + 1, now))
+        candidates = range(most, now, -1) if most > now else range(most, min(most + 1, now))
         plans = (
             self.next_plan(frozen, cached_options=options(frozen), current=current, outlook=outlook)
             for frozen in candidates
         )
-        choice = next((choice for choice in plans if choice is not None), None)
+        choice = next(filter(None, plans), None)
         frozen = now if choice is None else choice.plan.frozen
         reason = ""
         if frozen < wanted:
             is_kept = frozen == most
             reason = "the pipeline that is kept needs a unit for each stage" if is_kept else "no layout fits in memory"
-        return Settled(choice, frozen, reason, tried=most != now)
-
-    def better_plan(self, current: ParallelPlan, *, outlook: Outlook) -> Choice | None:
-        """A plan for the present n that pays for the transition from ``current``; None if there is none."""
-        choice = self.next_plan(current.frozen, cached_options={current.cached: 0.0}, current=current, outlook=outlook)
-        return choice if choice is not None and self.pays(choice, current=current, outlook=outlook) else None
+        if most == now and has_news:
+            other = self.next_plan(now, cached_options={current.cached: 0.0}, current=current, outlook=outlook)
+            choice = other if other is not None and self.pays(other, current=current, outlook=outlook) else None
+        return Settled(choice, frozen, reason)
 
     def pays(self, choice: Choice, *, current: ParallelPlan, outlook: Outlook) -> bool:
         """Whether a plan with the same n pays: for the rest of the run, it takes less than 95 % of the time of
         ``current``, transition included. The other 5 % may be noise."""
         costs, correction = outlook.costs, outlook.corrections.get(current.pp, 1.0)
-        batch_size = self._first.global_batch_size
+        batch_size = self.first.global_batch_size
         stay = predict(current, costs=costs, global_batch_size=batch_size, correction=correction)
         stay_seconds = self._with_reads(stay, costs).step_seconds * outlook.remaining_steps
         go_seconds = choice.prediction.step_seconds * outlook.remaining_steps + choice.transition_seconds
         return go_seconds < (1.0 - _NOISE) * stay_seconds
 
-    def steady_plan(self, frozen: int, *, costs: JobCosts, has_cache: bool) -> Prediction | None:
-        """The fastest plan for ``frozen`` blocks, without the costs of the transition; None if none fits."""
-        first = self.first_plan(costs, {})
-        if frozen == 0:
-            return first.prediction
-        options = dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
-        outlook = Outlook(costs, remaining_steps=10**9)
-        settled = self.settle(frozen, current=first.plan, options=lambda _: options, outlook=outlook, least=frozen)
-        return None if settled.choice is None else settled.choice.prediction
+    def steady_plans(self, costs: JobCosts, *, has_cache: bool) -> tuple[Prediction, ...]:
+        """By n, the fastest plan without the costs of the transition; numbers for which none fits are left out.
+
+        Raises:
+            UserError: if no plan fits with nothing frozen.
+        """
+        first, outlook = self.first_plan(costs, {}), Outlook(costs, remaining_steps=10**9)
+        found = [first.prediction]
+        for frozen in range(1, self.max_frozen(first.plan) + 1):
+            options = dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
+            choice = self.next_plan(frozen, cached_options=options, current=first.plan, outlook=outlook)
+            found += [] if choice is None else [choice.prediction]
+        return tuple(found)
 
     def _choose(
         self,
@@ -309,41 +296,46 @@ class Planner:
         current: ParallelPlan | None = None,
     ) -> Choice | None:
         costs = outlook.costs
-        best: tuple[float, Prediction, float] | None = None
-        weighed: list[Prediction] = []
-        for cached, extra_seconds in cached_options.items():
-            _, candidates = best_plan(
-                frozen,
-                cached=cached,
-                costs=costs,
-                constraints=constraints,
-                num_blocks=self._num_blocks,
-                corrections=outlook.corrections,
-            )
-            candidates = tuple(self._with_reads(prediction, costs) for prediction in candidates)
-            weighed += candidates
-            for prediction in candidates:
-                moves = 0.0
-                if current is not None:
-                    moves = transition_seconds(
-                        current, prediction.plan, costs=costs, fixed_seconds=outlook.fixed_seconds
-                    )
-                total = prediction.step_seconds * outlook.remaining_steps + extra_seconds + moves
-                if best is None or total < best[0]:
-                    best = (total, prediction, moves)
-        if best is None:
+        weighed = [
+            self._with_reads(prediction, costs)
+            for cached in cached_options
+            for prediction in self._candidates(frozen, cached, constraints, outlook)
+        ]
+
+        def moves(plan: ParallelPlan) -> float:  # none where no plan was before
+            return transition_seconds(current or plan, plan, costs=costs, fixed_seconds=outlook.fixed_seconds)
+
+        def total(prediction: Prediction) -> float:
+            plan = prediction.plan
+            return prediction.step_seconds * outlook.remaining_steps + cached_options[plan.cached] + moves(plan)
+
+        if not weighed:
             return None
+        best = min(weighed, key=total)
         evidence = tuple(
             (p.plan.pp, p.plan.schedule, p.plan.num_microbatches, p.plan.cached, round(p.step_seconds, 6))
             for p in weighed
         )
-        return Choice(best[1], best[2], evidence)
+        return Choice(best, moves(best.plan), evidence)
+
+    def _candidates(
+        self, frozen: int, cached: int | None, constraints: Constraints, outlook: Outlook
+    ) -> tuple[Prediction, ...]:
+        """All plans that fit, fastest first."""
+        return best_plans(
+            frozen,
+            cached=cached,
+            costs=outlook.costs,
+            constraints=constraints,
+            num_blocks=self.num_blocks,
+            corrections=outlook.corrections,
+        )
 
     def _with_reads(self, prediction: Prediction, costs: JobCosts) -> Prediction:
         """The prediction with reads of the cache. They run during the step, and count where they are longer than it."""
         plan = prediction.plan
         if plan.cached is None or costs.read is None:
             return prediction
-        share = -(-self._first.global_batch_size // plan.dp)
-        seconds = costs.read.ns(costs.unit_costs(share).boundary_bytes[plan.first_computed - 1]) / 1e9
+        unit = costs.unit_costs(self.first.share(plan.pp))
+        seconds = costs.read.ns(unit.boundary_bytes[plan.first_computed - 1]) / 1e9
         return replace(prediction, step_seconds=max(prediction.step_seconds, seconds))

@@ -27,6 +27,10 @@ class Constraints:
     memory_limit: int | None
     fixed_cut: tuple[int, ...] | None = None
 
+    def share(self, pp: int) -> int:
+        """Rows of a full global batch of each replica of a pipeline of ``pp`` ranks."""
+        return -(-self.global_batch_size // (self.world_size // pp))
+
 
 def divisors(number: int) -> tuple[int, ...]:
     """All divisors of ``number``, ascending."""

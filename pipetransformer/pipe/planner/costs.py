@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-
-_PER_UNIT = (
-    "forward_ns",
-    "backward_ns",
-    "activation_bytes",
-    "boundary_bytes",
-    "prefix_ns",
-    "weight_ns",
-    "recompute_ns",
-    "kept_bytes",
-    "entering_bytes",
-    "working_bytes",
-    "prefix_bytes",
-    "between_bytes",
-)
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +84,9 @@ class UnitCosts:
         return tuple(f + b for f, b in zip(self.forward_ns, self.backward_ns, strict=True))
 
 
+_PER_UNIT = tuple(column.name for column in fields(UnitCosts) if column.name not in ("rows", "length"))
+
+
 @dataclass(frozen=True, slots=True)
 class JobCosts:
     """All costs of a job.
@@ -143,6 +131,12 @@ class JobCosts:
         """Bytes of weights and optimizer state of each unit [num_units], without gradients."""
         return tuple(round(num_bytes * self.optimizer_factor) for num_bytes in self.parameter_bytes)
 
+    def recomputed_share(self, num_microbatches: int) -> float:
+        """The share of a step's micro-batches whose activations are recomputed, 0 to 1."""
+        if self.recompute == "never":
+            return 0.0
+        return (num_microbatches - (self.recompute == "except_last")) / num_microbatches
+
     def unit_costs(self, rows: int) -> UnitCosts:
         """The costs of micro-batches of ``rows`` rows, in proportion to the nearest measured number of rows."""
         return self.by_rows[min(self.by_rows, key=lambda have: (abs(have - rows), have))].scaled(rows)
@@ -183,6 +177,11 @@ class JobCosts:
         longer = ((num_ranks - 1) / num_ranks) / ((self.num_ranks - 1) / self.num_ranks)
         reduction = Link(self.reduction.latency_ns, self.reduction.ns_per_byte * longer)
         return replace(self, num_ranks=num_ranks, reduction=reduction)
+
+
+def total(column: Sequence[int], units: range) -> int:
+    """The sum of a column of ``UnitCosts`` over ``units``."""
+    return sum(column[units.start : units.stop])
 
 
 def line(length: int, measured: Mapping[int, float]) -> float:

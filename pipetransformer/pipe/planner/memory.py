@@ -33,12 +33,13 @@ keeps next to nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
-from pipetransformer.plan.schedules import Order, Work, peak_alive
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.plan.schedules import Order, Work, keeps_sends, peak_alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,13 @@ class UnitBytes:
     batch: int = 0
 
 
-def unit_bytes(unit: UnitCosts, costs: JobCosts, *, recomputes: bool) -> list[UnitBytes]:
+def unit_bytes(plan: ParallelPlan, unit: UnitCosts, costs: JobCosts) -> list[UnitBytes]:
     """The parts of all units.
 
     Args:
-        recomputes: whether any micro-batch is recomputed.
+        unit: costs of the plan's micro-batches.
     """
+    recomputes = costs.recomputed_share(plan.num_microbatches) > 0
     kept_bytes = unit.kept_bytes if recomputes else unit.activation_bytes
     columns = (
         costs.lasting_bytes, costs.parameter_bytes, unit.entering_bytes, kept_bytes, unit.activation_bytes,
@@ -80,13 +82,17 @@ def unit_bytes(unit: UnitCosts, costs: JobCosts, *, recomputes: bool) -> list[Un
     return [UnitBytes(*of_unit) for of_unit in zip(*columns)]
 
 
-def prefix_bytes(unit: UnitCosts, *, computed: range, num_microbatches: int) -> int:
-    """The most that the first rank holds while it runs the frozen units ``computed`` on all micro-batches at once."""
+def prefix_bytes(plan: ParallelPlan, unit: UnitCosts) -> int:
+    """The most that the first rank holds while it runs the computed part of the prefix on all micro-batches at once.
+
+    Args:
+        unit: costs of the plan's micro-batches.
+    """
+    start, computed = plan.first_computed, range(plan.first_computed, plan.first_active)
     if not computed:
         return 0
-    start = computed.start
     most = max(unit.prefix_bytes[u] + (unit.entering_bytes[u] if u > start else 0) for u in computed)
-    return num_microbatches * (unit.entering_bytes[start] + most)
+    return plan.num_microbatches * (unit.entering_bytes[start] + most)
 
 
 def widest_boundary(units: Sequence[UnitBytes]) -> int:
@@ -95,49 +101,103 @@ def widest_boundary(units: Sequence[UnitBytes]) -> int:
     Args:
         units: all that train.
     """
-    return max(unit.entering for unit in units[1:])
+    return max((unit.entering for unit in units[1:]), default=0)
 
 
-def rank_bytes(
-    order: Sequence[Work],
-    stages: Mapping[int, Sequence[UnitBytes]],
-    *,
-    before: int,
-    widest: int,
-    num_stages: int,
-    keeps_sends: bool,
-    keeps_boundaries: bool,
-    recompute: str,
-    sums_gradients: bool,
-) -> int:
+class RankWork:
+    """The work of one rank of a pipeline, as its memory sees it.
+
+    Attributes:
+        order: the work, with one "B" for each forward (``_whole_backwards``).
+        num_microbatches: micro-batches of the step.
+        peak: the most micro-batches whose backward is to come at once.
+        halved: (stage, micro-batch) of all backwards that are split.
+        whole: the micro-batch that alone is not recomputed; None where all are alike.
+        sums_gradients: whether the rank sums them with other replicas, in buckets that stay.
+        held: before each piece of work, the boundaries held beside activations and working set.
+
+    Args:
+        order: of the rank, under ``plan``.
+    """
+
+    def __init__(self, order: Sequence[Work], plan: ParallelPlan, costs: JobCosts) -> None:
+        self.num_microbatches, last = plan.num_microbatches, plan.num_microbatches - 1
+        self.whole = last if costs.recompute == "except_last" and last > 0 else None
+        split = {"never": range(last + 1), "except_last": [last]}.get(costs.recompute, ())
+        self.order = _whole_backwards(order, split=split)
+        self.peak = peak_alive(self.order)
+        self.halved = {(work.stage, work.microbatch) for work in self.order if work.kind == "I"}
+        self.sums_gradients = plan.dp > 1
+        self.held = self._num_held(plan, keeps_boundaries=costs.keeps_boundaries)
+
+    def _num_held(self, plan: ParallelPlan, *, keeps_boundaries: bool) -> list[int]:
+        last, sent_stay = plan.num_stages - 1, keeps_sends(plan.schedule)
+        has_outputs, frees_outputs = sent_stay or keeps_boundaries, sent_stay != keeps_boundaries
+        num_held, found = 0, []
+        if keeps_boundaries:
+            stages = {work.stage for work in self.order}
+            num_held = self.num_microbatches * sum((stage > 0) + (stage < last) for stage in stages)
+        for work in self.order:
+            receives, sends = work.stage > 0, work.stage < last
+            if work.kind == "F":
+                found.append(num_held)
+                num_held += (has_outputs and sends) - (keeps_boundaries and receives)
+                continue
+            found.append(num_held - (keeps_boundaries and sends))  # the gradient at hand is in the working set
+            is_halved = work[1:] in self.halved
+            if work.kind == "I" or not is_halved:  # gradients of inputs are there
+                num_held += (sent_stay and receives) - (frees_outputs and sends)
+            if work.kind == "B":  # activations go
+                num_held += receives and (keeps_boundaries or (not is_halved and not sends))
+        return found
+
+    def most_held(self) -> int:
+        """The most of ``held`` while a rank of one stage has the most micro-batches alive."""
+        alive, found = 0, []
+        for work, num_held in zip(self.order, self.held):
+            if alive == self.peak:
+                found.append(num_held)
+            alive += {"F": 1, "I": 0, "B": -1}[work.kind]
+        return max(found)
+
+    def peak_halved(self) -> int:
+        """The most micro-batches that are between the halves of their backward at once."""
+        ends = [work for work in self.order if work.kind != "F" and work[1:] in self.halved]
+        return peak_alive([work._replace(kind="F" if work.kind == "I" else "B") for work in ends])
+
+    def behind_batch(self, units: Sequence[UnitBytes]) -> list[UnitBytes]:
+        """The units of the first stage, whose input is no tensor of its own, but part of the batch, which stays."""
+        first, *others = units
+        entering = first.entering
+        batch, kept, whole = self.num_microbatches * entering, first.kept - entering, first.whole - entering
+        return [replace(first, batch=batch, kept=kept, whole=whole), *others]
+
+
+def works_of(plan: ParallelPlan, costs: JobCosts) -> list[RankWork]:
+    """The work of each rank of a pipeline of ``plan``."""
+    return [RankWork(order, plan, costs) for order in plan.orders()]
+
+
+def rank_bytes(work: RankWork, stages: Mapping[int, Sequence[UnitBytes]], *, before: int, widest: int) -> int:
     """The most that a rank holds, beside the weights of the prefix.
 
     A rank of one stage is taken to hold the most when its units do, as ``cut_bytes`` has it: boundaries, which grow in
     number until the end, count as they are then.
 
     Args:
-        order: the rank's work.
         stages: the units of each of its stages, by number in the pipeline.
         before: bytes while it runs the prefix.
-        widest: ``widest_boundary``; 0 where the pipeline has one stage.
-        num_stages: of the pipeline.
-        keeps_sends: whether its schedule does.
-        keeps_boundaries: whether torch does.
-        recompute: one of ``adapter.MODES``.
-        sums_gradients: whether it sums them with other replicas, in buckets that stay.
+        widest: ``widest_boundary``.
     """
-    order = _whole_backwards(order, recompute)
-    held = _num_held(order, num_stages=num_stages, keeps_sends=keeps_sends, keeps_boundaries=keeps_boundaries)
     if 0 in stages:
-        stages = {**stages, 0: _behind_batch(stages[0], num_microbatches=_num_microbatches(order))}
-        before += widest * held[0]
-    parts = {number: _StageBytes.of(units) for number, units in stages.items()}
-    peaks = list(_peaks(order, parts, held=held, recompute=recompute, sums_gradients=sums_gradients))
+        stages = {**stages, 0: work.behind_batch(stages[0])}
+        before += widest * work.held[0]
+    peaks = list(_peaks(work, {number: _StageBytes.of(units) for number, units in stages.items()}))
     if len(stages) == 1:
         peaks = [max(peaks)]
     units = [unit for stage in stages.values() for unit in stage]
     most = max(num_bytes + widest * num_held for num_bytes, _, num_held in peaks) + sum(unit.batch for unit in units)
-    before += sum(unit.gradients for unit in units) if sums_gradients else 0
+    before += sum(unit.gradients for unit in units) if work.sums_gradients else 0
     return sum(unit.lasting for unit in units) + max(before, most)
 
 
@@ -155,42 +215,32 @@ class _StageBytes:
     kept: int
     whole: int
     between: int
-    first_end: tuple[int, int]
-    working: tuple[int, int]
+    first_end: tuple[int, ...]
+    working: tuple[int, ...]
 
     @classmethod
     def of(cls, units: Sequence[UnitBytes]) -> _StageBytes:
+        gradients, kept, whole, between = (
+            sum(getattr(unit, name) for unit in units) for name in ("gradients", "kept", "whole", "between")
+        )
         return cls(
-            gradients=sum(unit.gradients for unit in units),
-            kept=sum(unit.kept for unit in units),
-            whole=sum(unit.whole for unit in units),
-            between=sum(unit.between for unit in units),
-            first_end=(sum(_first_end(unit, False) for unit in units), sum(_first_end(unit, True) for unit in units)),
-            working=(max(_working(units, recomputes=False)), max(_working(units, recomputes=True))),
+            gradients,
+            kept,
+            whole,
+            between,
+            first_end=tuple(sum(_first_end(unit, is_halved) for unit in units) for is_halved in (False, True)),
+            working=tuple(max(_working(units, recomputes=recomputes)) for recomputes in (False, True)),
         )
 
 
-def _peaks(
-    order: Sequence[Work],
-    stages: Mapping[int, _StageBytes],
-    *,
-    held: Sequence[int],
-    recompute: str,
-    sums_gradients: bool,
-) -> Iterator[tuple[int, int, int]]:
-    """Of each backward: bytes without boundaries, micro-batches alive, boundaries beside them.
-
-    Args:
-        order: of ``_whole_backwards``.
-        held: of ``_num_held``.
-    """
-    whole_microbatch, halved = _whole_microbatch(order, recompute), _halved(order)
-    alive = sum(stage.gradients for stage in stages.values()) if sums_gradients else 0
-    begun = set(stages) if sums_gradients else set[int]()  # stages whose gradients are there
+def _peaks(rank: RankWork, stages: Mapping[int, _StageBytes]) -> Iterator[tuple[int, int, int]]:
+    """Of each backward: bytes without boundaries, micro-batches alive, boundaries beside them."""
+    alive = sum(stage.gradients for stage in stages.values()) if rank.sums_gradients else 0
+    begun = set(stages) if rank.sums_gradients else set[int]()  # stages whose gradients are there
     num_alive = 0
-    for work, num_held in zip(order, held):
+    for work, num_held in zip(rank.order, rank.held):
         stage = stages[work.stage]
-        is_whole, is_halved = work.microbatch == whole_microbatch, work[1:] in halved
+        is_whole, is_halved = work.microbatch == rank.whole, work[1:] in rank.halved
         size = stage.whole if is_whole else stage.kept
         if work.kind == "F":
             alive += size + (stage.between if is_whole and is_halved else 0)
@@ -210,15 +260,7 @@ def _peaks(
 
 
 def cut_bytes(
-    order: Sequence[Sequence[Work]],
-    units: Sequence[UnitBytes],
-    *,
-    before: int,
-    limit: int,
-    keeps_sends: bool,
-    keeps_boundaries: bool,
-    recompute: str,
-    sums_gradients: bool,
+    works: Sequence[RankWork], units: Sequence[UnitBytes], *, before: int, limit: int
 ) -> tuple[list[list[int]], list[list[int]]]:
     """``rank_bytes`` of ranks of one stage, by rank and unit, for whoever looks for a cut.
 
@@ -226,41 +268,38 @@ def cut_bytes(
     For that, the gradients between halves of a micro-batch that alone is not recomputed count from its forward on. The
     units that are too many for the first rank while it runs the prefix are made more than ``limit``.
 
+    Args:
+        works: of the ranks of a pipeline, in order.
+        units: all that train.
+
     Returns:
         the bytes that each unit adds, and the working sets beside their sum, of which the largest counts.
     """
-    rows, working = [], []
-    widest = widest_boundary(units) if len(order) > 1 else 0
-    order = [_whole_backwards(of_rank, recompute) for of_rank in order]
-    for rank, of_rank in enumerate(order):
-        mine = units if rank else _behind_batch(units, num_microbatches=_num_microbatches(of_rank))
-        rows.append(_cut_row(of_rank, mine, recompute=recompute, sums_gradients=sums_gradients))
-        held = _num_held(of_rank, num_stages=len(order), keeps_sends=keeps_sends, keeps_boundaries=keeps_boundaries)
-        before += widest * held[0] if rank == 0 else 0
-        is_alone = _whole_microbatch(of_rank, recompute) is not None and peak_alive(of_rank) == 1
-        beside = widest * _most_held(of_rank, held)
+    widest = widest_boundary(units)
+    by_rank = [works[0].behind_batch(units), *[units] * (len(works) - 1)]
+    rows = [_cut_row(work, mine) for work, mine in zip(works, by_rank)]
+    working = []
+    for work, mine in zip(works, by_rank):
+        is_alone = work.whole is not None and work.peak == 1
+        beside = widest * work.most_held()
         working.append([num_bytes + beside for num_bytes in _working(mine, recomputes=not is_alone)])
-    so_far = accumulate(unit.lasting + (unit.gradients if sums_gradients else 0) for unit in units)
+    before += widest * works[0].held[0]
+    so_far = accumulate(unit.lasting + (unit.gradients if works[0].sums_gradients else 0) for unit in units)
     rows[0] = [most if before + num_bytes <= limit else limit + 1 for most, num_bytes in zip(rows[0], so_far)]
     return rows, working
 
 
-def _cut_row(order: Sequence[Work], units: Sequence[UnitBytes], *, recompute: str, sums_gradients: bool) -> list[int]:
-    """The bytes that each unit adds to a rank of one stage.
-
-    Args:
-        order: of ``_whole_backwards``.
-    """
-    first_end = next(number for number, work in enumerate(order) if work.kind == "B")
-    is_behind = sums_gradients or peak_alive(order[first_end + 1 :]) > 0
-    whole, halved = _whole_microbatch(order, recompute), _halved(order)
-    num_whole = int(whole is not None)  # it is among those alive at the peak
-    num_kept = peak_alive(order) - num_whole
-    num_halved = int(any(m == whole for _, m in halved)) if num_whole else _peak_halved(order)
-    ends_halved = not num_whole and order[first_end][1:] in halved
+def _cut_row(work: RankWork, units: Sequence[UnitBytes]) -> list[int]:
+    """The bytes that each unit adds to a rank of one stage."""
+    order = work.order
+    first_end = next(number for number, piece in enumerate(order) if piece.kind == "B")
+    is_behind = work.sums_gradients or peak_alive(order[first_end + 1 :]) > 0
+    num_whole = int(work.whole is not None)  # it is among those alive at the peak
+    num_halved = int(any(m == work.whole for _, m in work.halved)) if num_whole else work.peak_halved()
+    ends_halved = not num_whole and order[first_end][1:] in work.halved
     row = []
     for unit in units:
-        kept = num_whole * unit.whole + (num_kept - 1) * unit.kept + num_halved * unit.between
+        kept = num_whole * unit.whole + (work.peak - num_whole - 1) * unit.kept + num_halved * unit.between
         first = _first_end(unit, ends_halved) - ends_halved * unit.between
         ending = unit.kept + unit.gradients if is_behind else first
         row.append(unit.lasting + unit.batch + kept + ending)
@@ -277,69 +316,17 @@ def _working(units: Sequence[UnitBytes], *, recomputes: bool) -> list[int]:
     return [unit.working + (unit.whole - unit.kept if recomputes else 0) for unit in units]
 
 
-def _behind_batch(units: Sequence[UnitBytes], *, num_microbatches: int) -> list[UnitBytes]:
-    """The units of the first stage, whose input is no tensor of its own, but part of the batch, which stays."""
-    first = units[0]
-    first = replace(
-        first,
-        batch=num_microbatches * first.entering,
-        kept=first.kept - first.entering,
-        whole=first.whole - first.entering,
-    )
-    return [first, *units[1:]]
-
-
-def _num_held(order: Sequence[Work], *, num_stages: int, keeps_sends: bool, keeps_boundaries: bool) -> list[int]:
-    """Before each piece of work: the boundaries that a rank holds beside activations and working set.
-
-    Args:
-        order: of ``_whole_backwards``.
-    """
-    last, halved = num_stages - 1, _halved(order)
-    has_outputs, frees_outputs = keeps_sends or keeps_boundaries, keeps_sends != keeps_boundaries
-    num_held, found = 0, []
-    if keeps_boundaries:
-        num_held = _num_microbatches(order) * sum((s > 0) + (s < last) for s in {work.stage for work in order})
-    for work in order:
-        receives, sends = work.stage > 0, work.stage < last
-        if work.kind == "F":
-            found.append(num_held)
-            num_held += (has_outputs and sends) - (keeps_boundaries and receives)
-            continue
-        found.append(num_held - (keeps_boundaries and sends))  # the gradient at hand is in the working set
-        is_halved = work[1:] in halved
-        if work.kind == "I" or not is_halved:  # gradients of inputs are there
-            num_held += (keeps_sends and receives) - (frees_outputs and sends)
-        if work.kind == "B":  # activations go
-            num_held += receives and (keeps_boundaries or (not is_halved and not sends))
-    return found
-
-
-def _most_held(order: Sequence[Work], held: Sequence[int]) -> int:
-    """The largest of ``held`` while a rank of one stage has the most micro-batches alive."""
-    most = peak_alive(order)
-    alive, found = 0, []
-    for work, num_held in zip(order, held):
-        if alive == most:
-            found.append(num_held)
-        alive += {"F": 1, "I": 0, "B": -1}[work.kind]
-    return max(found)
-
-
-def _num_microbatches(order: Sequence[Work]) -> int:
-    return 1 + max(work.microbatch for work in order)
-
-
-def _whole_backwards(order: Sequence[Work], recompute: str) -> Order:
+def _whole_backwards(order: Sequence[Work], *, split: Container[int]) -> Order:
     """``order`` with one "B" for each forward, where it frees the activations and makes the gradients of weights.
 
     Where the backward is split, that is the half of weights, and "I" stays. But a recomputed micro-batch is not split,
     and its whole backward stands where that of inputs does. Of stage 0 all is later (``adapter.stage``).
+
+    Args:
+        split: the micro-batches that are not recomputed.
     """
     if all(work.kind in "FB" for work in order):
         return list(order)
-    split = {"never": range(_num_microbatches(order)), "except_last": [_num_microbatches(order) - 1]}.get(recompute, ())
-
     found: Order = []
     for work in order:
         ends_later = work.stage == 0 or work.microbatch in split
@@ -348,25 +335,3 @@ def _whole_backwards(order: Sequence[Work], recompute: str) -> Order:
         elif work.kind == ("W" if ends_later else "I"):
             found.append(work._replace(kind="B"))
     return found
-
-
-def _halved(order: Sequence[Work]) -> set[tuple[int, int]]:
-    """(stage, micro-batch) of all backwards that are split.
-
-    Args:
-        order: of ``_whole_backwards``.
-    """
-    return {(work.stage, work.microbatch) for work in order if work.kind == "I"}
-
-
-def _peak_halved(order: Sequence[Work]) -> int:
-    """The most micro-batches that are between the halves of their backward at once."""
-    halved = _halved(order)
-    ends = [work for work in order if work.kind != "F" and work[1:] in halved]
-    return peak_alive([work._replace(kind="F" if work.kind == "I" else "B") for work in ends])
-
-
-def _whole_microbatch(order: Sequence[Work], recompute: str) -> int | None:
-    """The micro-batch that alone is not recomputed; None where all are alike."""
-    last = _num_microbatches(order) - 1
-    return last if recompute == "except_last" and last > 0 else None

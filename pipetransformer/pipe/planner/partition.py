@@ -9,6 +9,7 @@ topological order of its nodes.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import cache
@@ -52,14 +53,7 @@ def partition(
         return None
     cost = _stage_matrix(costs, crossing)
     allowed = _memory_masks(memory, largest, received, memory_limit, num_stages=num_stages, num_units=n)
-    # slowest[stage][start]: the least cost of the slowest stage, if ``stage`` and those behind it hold units[start:].
-    slowest = [np.full(n + 1, _NEVER) for _ in range(num_stages)]
-    last = num_stages - 1
-    slowest[last][:n] = np.where(allowed[last][:n, n], cost[:n, n], _NEVER)
-    for stage in reversed(range(last)):
-        here = np.where(allowed[stage], np.maximum(cost, slowest[stage + 1]), _NEVER)
-        slowest[stage] = here.min(axis=1)
-    best = slowest[0][0]
+    best = _from_behind(cost, allowed, join=np.maximum, choose=np.min, never=_NEVER)[0][0]
     if best >= _NEVER:
         return None
     fits = [mask & (cost <= best) for mask in allowed]
@@ -67,7 +61,7 @@ def partition(
     most = fastest[0][0]
     boundaries: list[int] = []
     start = 0
-    for stage in range(last):
+    for stage in range(num_stages - 1):
         reaches = fits[stage][start] & (np.minimum(cost[start], fastest[stage + 1]) >= most)
         start = int(reaches.argmax())
         boundaries.append(start)
@@ -79,13 +73,30 @@ def _fastest(cost: Matrix, fits: Sequence[Matrix]) -> list[np.ndarray]:
 
     Only stages that ``fits`` allows count; -1 where there is no such cut.
     """
-    n, last = len(cost) - 1, len(fits) - 1
-    fastest = [np.full(n + 1, -1, dtype=np.int64) for _ in fits]
-    fastest[last][:n] = np.where(fits[last][:n, n], cost[:n, n], -1)
+    return _from_behind(cost, fits, join=np.minimum, choose=np.max, never=np.int64(-1))
+
+
+def _from_behind(
+    cost: Matrix,
+    allowed: Sequence[Matrix],
+    *,
+    join: Callable[..., np.ndarray],
+    choose: Callable[..., np.ndarray],
+    never: np.int64,
+) -> list[np.ndarray]:
+    """[stage][start]: the chosen one of all cuts of units[start:] into ``stage`` and those behind it.
+
+    Args:
+        join: gives the figure of a cut from the cost of its first stage and the figure of the rest.
+        choose: gives the chosen figure along an axis.
+        never: the figure where there is no cut.
+    """
+    n, last = len(cost) - 1, len(allowed) - 1
+    chosen = [np.full(n + 1, never) for _ in allowed]
+    chosen[last][:n] = np.where(allowed[last][:n, n], cost[:n, n], never)
     for stage in reversed(range(last)):
-        here = np.where(fits[stage], np.minimum(cost, fastest[stage + 1]), -1)
-        fastest[stage] = here.max(axis=1)
-    return fastest
+        chosen[stage] = choose(np.where(allowed[stage], join(cost, chosen[stage + 1]), never), axis=1)
+    return chosen
 
 
 def stage_costs(
@@ -94,11 +105,6 @@ def stage_costs(
     """Nanoseconds of every stage of a partition [num_stages], messages included."""
     cost = _stage_matrix(costs, crossing)
     return tuple(int(cost[start, stop]) for start, stop in pairwise((0, *boundaries, len(costs))))
-
-
-def bottleneck(costs: Sequence[int], boundaries: Sequence[int], *, crossing: Sequence[int] | None = None) -> int:
-    """Nanoseconds of the slowest stage of a partition, messages included."""
-    return max(stage_costs(costs, boundaries, crossing=crossing))
 
 
 def balance_bound(costs: Sequence[int], *, num_stages: int) -> Fraction:
@@ -113,7 +119,7 @@ def balance_bound(costs: Sequence[int], *, num_stages: int) -> Fraction:
     if not any(costs):
         return Fraction(1)
     cost = _stage_matrix(costs, None)
-    after = np.arange(n + 1)[None, :] > np.arange(n + 1)[:, None]
+    after = ~np.tri(n + 1, dtype=bool)
     slowest = np.unique(cost[after & (cost > 0)])
 
     @cache
@@ -140,10 +146,7 @@ def smallest_limit(fits: Callable[[int], bool], *, refused: int) -> int:
     too_small, enough = refused, 2 * refused
     while not fits(enough):
         too_small, enough = enough, 2 * enough
-    while enough - too_small > 1:
-        middle = (too_small + enough) // 2
-        too_small, enough = (too_small, middle) if fits(middle) else (middle, enough)
-    return enough
+    return bisect_left(range(enough), True, lo=too_small + 1, key=fits)
 
 
 def _stage_matrix(costs: Sequence[int], crossing: Sequence[int] | None) -> Matrix:
@@ -163,7 +166,7 @@ def _memory_masks(
     num_units: int,
 ) -> list[Matrix]:
     """One matrix [start, stop] per stage: whether a stage of units start .. stop - 1 is not empty and fits."""
-    after = np.arange(num_units + 1)[None, :] > np.arange(num_units + 1)[:, None]
+    after = ~np.tri(num_units + 1, dtype=bool)
     if memory is None or limit is None:
         return [after] * num_stages
     nothing = [[0] * num_units] * num_stages

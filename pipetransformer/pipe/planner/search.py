@@ -7,18 +7,25 @@ the replicas, and the update of weights. The uncached part of the prefix runs in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pipetransformer.pipe.planner.constraints import Constraints
-from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
-from pipetransformer.pipe.planner.memory import cut_bytes, prefix_bytes, rank_bytes, unit_bytes, widest_boundary
-from pipetransformer.pipe.planner.microbatches import PLAIN, Shape, orders_of, shapes
+from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts, total
+from pipetransformer.pipe.planner.memory import (
+    cut_bytes,
+    prefix_bytes,
+    rank_bytes,
+    unit_bytes,
+    widest_boundary,
+    works_of,
+)
+from pipetransformer.pipe.planner.microbatches import uncut_plans
 from pipetransformer.pipe.planner.partition import partition
 from pipetransformer.pipe.planner.step_simulator import StageCosts, Timeline, simulate
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.plan.schedules import keeps_sends, peak_alive
+from pipetransformer.plan.schedules import peak_alive
 from pipetransformer.plan.units import Numbering
 
 
@@ -39,7 +46,7 @@ class Prediction:
     bubble: float
 
 
-def best_plan(
+def best_plans(
     frozen: int,
     *,
     cached: int | None,
@@ -47,53 +54,28 @@ def best_plan(
     constraints: Constraints,
     num_blocks: int,
     corrections: Mapping[int, float],
-) -> tuple[Prediction | None, tuple[Prediction, ...]]:
-    """The fastest plan for ``frozen`` blocks, and all candidates.
+) -> tuple[Prediction, ...]:
+    """The best plans for ``frozen`` blocks, one for each pipeline length, schedule and M that fits, fastest first.
 
     Args:
         cached: boundary of the cache, in blocks; None for a prefix computed in the step.
         costs: costs of blocks, or of their halves.
         corrections: measured step time divided by predicted step time, by pp; 1 where there is none.
-
-    Returns:
-        The best plan (None if none fits), and all candidates that fit, fastest first.
     """
     numbering = Numbering.of(num_blocks=num_blocks, num_units=len(costs.parameter_bytes))
-    first = numbering.behind(frozen)
     weighed: list[Prediction] = []
-    for shape in shapes(constraints, num_active=numbering.num_units - first):
-        cuts = _cuts(
-            shape,
-            first=first,
-            computed=range(numbering.behind(cached) if cached else 0, first),
-            costs=costs,
-            constraints=constraints,
-        )
-        for boundaries in cuts:
-            plan = ParallelPlan(
-                frozen=frozen,
-                pp=shape.pp,
-                dp=constraints.world_size // shape.pp,
-                boundaries=boundaries,
-                num_microbatches=shape.num_microbatches,
-                schedule=shape.schedule,
-                cached=cached,
-                num_blocks=num_blocks,
-                stages_per_rank=shape.stages_per_rank,
-                units_per_block=numbering.units_per_block,
-            )
+    for plan in uncut_plans(frozen, cached=cached, constraints=constraints, numbering=numbering):
+        for boundaries in _cuts(plan, costs=costs, constraints=constraints):
             prediction = predict(
-                plan,
+                replace(plan, boundaries=boundaries),
                 costs=costs,
                 global_batch_size=constraints.global_batch_size,
-                correction=corrections.get(shape.pp, 1.0),
+                correction=corrections.get(plan.pp, 1.0),
             )
-            limit = constraints.memory_limit
-            if limit is None or max(prediction.memory_bytes) <= limit:
+            if constraints.memory_limit is None or max(prediction.memory_bytes) <= constraints.memory_limit:
                 weighed.append(prediction)
                 break
-    weighed.sort(key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches))
-    return (weighed[0] if weighed else None), tuple(weighed)
+    return tuple(sorted(weighed, key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches)))
 
 
 def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, correction: float = 1.0) -> Prediction:
@@ -104,49 +86,33 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, corr
     """
     unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
     timeline = simulate_plan(plan, costs=costs, global_batch_size=global_batch_size)
-    units = unit_bytes(unit, costs, recomputes=recomputed_share(costs, plan.num_microbatches) > 0)
-    before = prefix_bytes(
-        unit, computed=range(plan.first_computed, plan.first_active), num_microbatches=plan.num_microbatches
-    )
+    units = unit_bytes(plan, unit, costs)
+    before, widest = prefix_bytes(plan, unit), widest_boundary(units[plan.first_active :])
     frozen_bytes = sum(costs.parameter_bytes[: plan.first_active])
     memory = []
-    for rank, order in enumerate(orders_of(plan.schedule, plan.pp, plan.num_microbatches, plan.stages_per_rank)):
-        num_bytes = rank_bytes(
-            order,
-            {stage: [units[u] for u in plan.stage_units(stage)] for stage in plan.stages_of(rank)},
-            before=0 if rank else before,
-            widest=widest_boundary(units[plan.first_active :]) if plan.pp > 1 else 0,
-            num_stages=plan.num_stages,
-            keeps_sends=keeps_sends(plan.schedule),
-            keeps_boundaries=costs.keeps_boundaries,
-            recompute=costs.recompute,
-            sums_gradients=plan.dp > 1,
-        )
-        memory.append(frozen_bytes + num_bytes)
+    for rank, work in enumerate(works_of(plan, costs)):
+        stages = {stage: [units[u] for u in plan.stage_units(stage)] for stage in plan.stages_of(rank)}
+        memory.append(frozen_bytes + rank_bytes(work, stages, before=0 if rank else before, widest=widest))
     return Prediction(plan, round(timeline.total * correction) / 1e9, tuple(memory), timeline.bubble)
-
-
-def recomputed_share(costs: JobCosts, num_microbatches: int) -> float:
-    """The share of a step's micro-batches whose activations are recomputed, 0 to 1."""
-    if costs.recompute == "never":
-        return 0.0
-    return (num_microbatches - (costs.recompute == "except_last")) / num_microbatches
 
 
 def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int) -> Timeline:
     """The simulated step of one pipeline of ``plan``; all replicas are alike."""
     unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
-    share = recomputed_share(costs, plan.num_microbatches)  # each micro-batch takes the mean
+    share = costs.recomputed_share(plan.num_microbatches)  # each micro-batch takes the mean
     stages = []
     for stage in range(plan.num_stages):
         units = plan.stage_units(stage)
         received = unit.boundary_bytes[units.start - 1] if stage else 0
-        backward = _total(unit.backward_ns, units) + round(_total(unit.recompute_ns, units) * share)
+        backward = total(unit.backward_ns, units) + round(total(unit.recompute_ns, units) * share)
+        # The first stage needs no gradients of inputs: the second half of a split backward is all of it. A backward
+        # with recomputation is not split (see ``adapter/stage.py``).
+        apart = total(unit.weight_ns, units) if costs.recompute == "never" else 0
         stages.append(
             StageCosts(
-                forward=_total(unit.forward_ns, units),
+                forward=total(unit.forward_ns, units),
                 backward=backward,
-                weight=_weight_ns(plan, costs, stage=stage, backward=backward, apart=_total(unit.weight_ns, units)),
+                weight=apart if stage else backward,
                 send=costs.send.bytes_ns(unit.boundary_bytes[units.stop - 1]),
                 send_back=costs.send.bytes_ns(received),
             )
@@ -154,12 +120,12 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
     weights = [sum(costs.parameter_bytes[unit] for unit in plan.units_of(rank)) for rank in range(plan.pp)]
     computed = range(plan.first_computed, plan.first_active)
     return simulate(
-        plan.schedule if plan.pp > 1 else PLAIN,
+        plan.run_schedule,
         stages,
         num_ranks=plan.pp,
         num_microbatches=plan.num_microbatches,
         latency=costs.send.latency_ns,
-        first=_total(unit.prefix_ns, computed) * plan.num_microbatches,
+        first=total(unit.prefix_ns, computed) * plan.num_microbatches,
         reduce=[costs.reduction_ns(num_bytes, num_replicas=plan.dp) for num_bytes in weights],
         update=[round(num_bytes * costs.update_ns_per_byte) for num_bytes in weights],
         overlap=costs.overlap,
@@ -168,86 +134,41 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
     )
 
 
-def _weight_ns(plan: ParallelPlan, costs: JobCosts, *, stage: int, backward: int, apart: int) -> int:
-    """Nanoseconds of the second half of a split backward, which computes the gradients of weights.
-
-    The first stage needs no gradients of inputs, so that its whole backward is in the second half. A backward with
-    recomputation is not split (see ``adapter/stage.py``).
-
-    Args:
-        backward: nanoseconds of the whole backward.
-        apart: nanoseconds of the gradients of weights.
-    """
-    if stage == 0:
-        return backward
-    return apart if costs.recompute == "never" else 0
-
-
 def unit_costs(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int) -> UnitCosts:
     """The unit costs of the plan's micro-batches."""
     share = -(-global_batch_size // plan.dp)
     return costs.unit_costs(-(-share // plan.num_microbatches))
 
 
-def _total(column: Sequence[int], units: range) -> int:
-    return sum(column[units.start : units.stop])
+def _cuts(plan: ParallelPlan, *, costs: JobCosts, constraints: Constraints) -> list[tuple[int, ...]]:
+    """Cuts (boundaries) of ``plan`` to be tried in this order until one fits in memory.
 
-
-def _cuts(
-    shape: Shape, *, first: int, computed: range, costs: JobCosts, constraints: Constraints
-) -> Iterator[tuple[int, ...]]:
-    """Cuts (boundaries) to be tried in this order until one fits in memory.
-
-    With one stage per rank there is one cut: the fastest that fits. With several stages per rank, the memory limit
-    holds for the stages of a rank together, which the partitioner cannot check. So there are two: the fastest cut
-    without a limit, then the cut whose largest stage is smallest. A faster cut between these two may be missed.
-
-    Args:
-        first: the first active unit.
-        computed: frozen units that are computed in the step.
+    A fixed cut moves to the right only where a stage would be empty. Else, with one stage per rank there is one cut:
+    the fastest that fits. With several stages per rank, the memory limit holds for the stages of a rank together, which
+    the partitioner cannot check. So there are two: the fastest cut without a limit, then the cut whose largest stage is
+    smallest. A faster cut between these two may be missed.
     """
-    unit = costs.unit_costs(-(-shape.share // shape.num_microbatches))
-    num_units, num_stages = len(unit.forward_ns), shape.pp * shape.stages_per_rank
     if constraints.fixed_cut is not None:
-        kept = _kept_cut(constraints.fixed_cut, first=first, num_units=num_units)
-        yield from () if kept is None else (kept,)
-        return
-    share = recomputed_share(costs, shape.num_microbatches)
-    times = [step + round(again * share) for step, again in zip(unit.step_ns[first:], unit.recompute_ns[first:])]
+        return [tuple(map(max, constraints.fixed_cut, plan.boundaries))]
+    first = plan.first_active
+    unit = unit_costs(plan, costs, global_batch_size=constraints.global_batch_size)
+    share = costs.recomputed_share(plan.num_microbatches)
     fastest = partial(
         partition,
-        times,
-        num_stages=num_stages,
+        [step + round(again * share) for step, again in zip(unit.step_ns[first:], unit.recompute_ns[first:])],
+        num_stages=plan.num_stages,
         crossing=[2 * costs.send.ns(num_bytes) for num_bytes in unit.boundary_bytes[first:]],
     )
-    cuts = []
-    units, order = unit_bytes(unit, costs, recomputes=share > 0)[first:], shape.orders
+    units = unit_bytes(plan, unit, costs)[first:]
     if constraints.memory_limit is None:
-        cuts.append(fastest())
+        cuts = [fastest()]
     elif (limit := constraints.memory_limit - sum(costs.parameter_bytes[:first])) < 0:
-        return  # even the weights of the prefix alone do not fit
-    elif shape.stages_per_rank == 1:
-        memory, largest = cut_bytes(
-            order,
-            units,
-            before=prefix_bytes(unit, computed=computed, num_microbatches=shape.num_microbatches),
-            limit=limit,
-            keeps_sends=keeps_sends(shape.schedule),
-            keeps_boundaries=costs.keeps_boundaries,
-            recompute=costs.recompute,
-            sums_gradients=constraints.world_size > shape.pp,
-        )
-        cuts.append(fastest(memory=memory, largest=largest, memory_limit=limit))
+        return []  # even the weights of the prefix alone do not fit
+    elif plan.stages_per_rank == 1:
+        memory, largest = cut_bytes(works_of(plan, costs), units, before=prefix_bytes(plan, unit), limit=limit)
+        cuts = [fastest(memory=memory, largest=largest, memory_limit=limit)]
     else:
-        alive = peak_alive(order[0]) / shape.stages_per_rank
+        alive = peak_alive(plan.orders()[0]) / plan.stages_per_rank
         sizes = [u.lasting + u.gradients + round(alive * u.kept) for u in units]
-        cuts += [fastest(), partition(sizes, num_stages=num_stages)]
-    yield from (tuple(first + boundary for boundary in cut) for cut in cuts if cut is not None)
-
-
-def _kept_cut(cut: tuple[int, ...], *, first: int, num_units: int) -> tuple[int, ...] | None:
-    """The old boundaries, moved to the right only where a stage would be empty; None if there are too few units."""
-    kept: list[int] = []
-    for boundary in cut:
-        kept.append(max(boundary, (kept[-1] if kept else first) + 1))
-    return tuple(kept) if not kept or kept[-1] < num_units else None
+        cuts = [fastest(), partition(sizes, num_stages=plan.num_stages)]
+    return [tuple(first + boundary for boundary in cut) for cut in cuts if cut is not None]

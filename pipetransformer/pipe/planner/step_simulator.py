@@ -13,7 +13,7 @@ this together, as needed for gradient clipping.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipetransformer.plan.schedules import Kind, Work, orders
@@ -85,8 +85,8 @@ def simulate(
     num_microbatches: int,
     latency: int = 0,
     first: int = 0,
-    reduce: Sequence[int] | None = None,
-    update: Sequence[int] | None = None,
+    reduce: Sequence[int] = (),
+    update: Sequence[int] = (),
     overlap: float = 0.0,
     contention: Sequence[float] | None = None,
     receives_late: bool = False,
@@ -97,8 +97,8 @@ def simulate(
         stages: costs of each stage; every rank has ``len(stages) / num_ranks`` of them.
         latency: latency of a message between two ranks.
         first: work of rank 0 before its first forward (the prefix).
-        reduce: sum of gradients over the replicas, of each rank.
-        update: update of weights, of each rank.
+        reduce: sum of gradients over the replicas, of each rank; nothing to sum if empty.
+        update: update of weights, of each rank; nothing to update if empty.
         overlap: the part of the last micro-batch's backward that can hide ``reduce``, 0 to 1.
         contention: ``JobCosts.busy_factors``, where ranks share cores, else None.
     """
@@ -110,134 +110,109 @@ def simulate(
         num_microbatches=num_microbatches,
         stages_per_rank=num_stages // num_ranks,
     )
-    mail = _Mail(
-        stages,
-        num_ranks=num_ranks,
-        num_microbatches=num_microbatches,
-        latency=latency,
-        receives_late=receives_late,
-    )
+    mail = _Mail(stages, num_ranks=num_ranks, latency=latency, receives_late=receives_late)
+    durations: list[Mapping[Kind, int]] = [
+        {"F": s.forward, "B": s.backward, "I": s.backward - s.weight, "W": s.weight} for s in stages
+    ]
     spans = (
-        _run(work, stages, mail, first=first)
+        _run(work, durations, mail, first=first)
         if contention is None
-        else _run_contended(work, stages, mail, first=first, contention=contention)
+        else _run_contended(work, durations, mail, first=first, contention=contention)
     )
     busy = tuple(sum(span.stop - span.start for span in of_rank) for of_rank in spans)
     reduced = []
     for rank, of_rank in enumerate(spans):
         last = of_rank[-1]
         hidden = round(overlap * (last.stop - last.start))
-        needed = reduce[rank] if reduce is not None else 0
-        reduced.append(max(last.stop, last.stop - hidden + needed))
-    total = max(reduced) + (max(update) if update is not None else 0)
+        needed = reduce[rank] if reduce else 0
+        reduced.append(last.stop + max(0, needed - hidden))
     return Timeline(
         spans=tuple(span for of_rank in spans for span in of_rank),
         busy=(busy[0] + first, *busy[1:]),
         compute=max(of_rank[-1].stop for of_rank in spans),
-        total=total,
+        total=max(reduced) + max(update, default=0),
     )
 
 
 class _Mail:
     """The messages to each stage, with the times of their arrival."""
 
-    def __init__(
-        self,
-        stages: Sequence[StageCosts],
-        *,
-        num_ranks: int,
-        num_microbatches: int,
-        latency: int,
-        receives_late: bool,
-    ) -> None:
+    def __init__(self, stages: Sequence[StageCosts], *, num_ranks: int, latency: int, receives_late: bool) -> None:
         self._stages, self._num_ranks, self._latency = stages, num_ranks, latency
         self._receives_late = receives_late
-        last = len(stages) - 1
-        # [stage][micro-batch]: arrival of the forward's input, and of the backward's gradient; None while unknown. With
-        # ``receives_late``, it is the time from which the receiver can ask for it.
-        self._inputs: list[list[int | None]] = [[None if s else 0] * num_microbatches for s in range(last + 1)]
-        self._gradients: list[list[int | None]] = [
-            [None if s < last else 0] * num_microbatches for s in range(last + 1)
-        ]
+        # By (is it a forward's input, stage, micro-batch). With ``receives_late``, it is the time from which the
+        # receiver can ask for it.
+        self._arrivals: dict[tuple[bool, int, int], int] = {}
         self._link_free: dict[tuple[int, int], int] = {}  # by (sender, receiver)
 
     def ready(self, work: Work, now: int) -> int | None:
         """The arrival of the input of ``work``, for a rank that is free from ``now`` on; None while unknown."""
         if work.kind == "W":
             return now
-        there = (self._inputs if work.kind == "F" else self._gradients)[work.stage][work.microbatch]
+        is_forward = work.kind == "F"
+        source = work.stage + (-1 if is_forward else 1)
+        is_end = not 0 <= source < len(self._stages)
+        there = 0 if is_end else self._arrivals.get((is_forward, work.stage, work.microbatch))
         if there is None or not self._receives_late:
             return there
-        return max(now, there) + self._move(work)
+        is_here = is_end or source % self._num_ranks == work.stage % self._num_ranks
+        return max(now, there) + (0 if is_here else self._latency + self._sending(source, is_forward))
 
-    def _move(self, work: Work) -> int:
-        """The time of the message to ``work``, from the moment its receiver asks for it."""
-        source = work.stage + (-1 if work.kind == "F" else 1)
-        if not 0 <= source < len(self._stages) or source % self._num_ranks == work.stage % self._num_ranks:
-            return 0
-        costs = self._stages[source]
-        return self._latency + (costs.send if work.kind == "F" else costs.send_back)
+    def _sending(self, stage: int, is_forward: bool) -> int:
+        return self._stages[stage].send if is_forward else self._stages[stage].send_back
 
     def post(self, work: Work, now: int) -> int | None:
         """Sends the result of ``work``. Returns the rank that receives it, or None."""
-        if work.kind == "W":
+        is_forward = work.kind == "F"
+        target = work.stage + (1 if is_forward else -1)
+        if work.kind == "W" or not 0 <= target < len(self._stages):
             return None
-        back = work.kind != "F"
-        stage, target = work.stage, work.stage + (-1 if back else 1)
-        if not 0 <= target < len(self._stages):
-            return None
-        inbox = self._gradients if back else self._inputs
-        rank, peer = stage % self._num_ranks, target % self._num_ranks
-        if peer == rank or self._receives_late:
-            inbox[target][work.microbatch] = now
-            return peer
-        costs, link = self._stages[stage], (rank, peer)
-        self._link_free[link] = max(now, self._link_free.get(link, 0)) + (costs.send_back if back else costs.send)
-        inbox[target][work.microbatch] = self._link_free[link] + self._latency
+        rank, peer = work.stage % self._num_ranks, target % self._num_ranks
+        arrival = now
+        if peer != rank and not self._receives_late:
+            free = max(now, self._link_free.get((rank, peer), 0)) + self._sending(work.stage, is_forward)
+            self._link_free[rank, peer] = free
+            arrival = free + self._latency
+        self._arrivals[is_forward, target, work.microbatch] = arrival
         return peer
 
 
-def _durations(stages: Sequence[StageCosts]) -> list[dict[Kind, int]]:
-    return [{"F": s.forward, "B": s.backward, "I": s.backward - s.weight, "W": s.weight} for s in stages]
-
-
 def _run(
-    orders_by_rank: Sequence[Sequence[Work]], stages: Sequence[StageCosts], mail: _Mail, *, first: int
+    orders_by_rank: Sequence[Sequence[Work]], durations: Sequence[Mapping[Kind, int]], mail: _Mail, *, first: int
 ) -> list[list[Span]]:
-    num_ranks, durations = len(orders_by_rank), _durations(stages)
-    clock, done = [first, *[0] * (num_ranks - 1)], [0] * num_ranks
+    num_ranks = len(orders_by_rank)
+    clock = [first, *[0] * (num_ranks - 1)]
     spans: list[list[Span]] = [[] for _ in range(num_ranks)]
     waiting = deque(range(num_ranks))
     while waiting:
         rank = waiting.popleft()
-        order, now = orders_by_rank[rank], clock[rank]
-        while done[rank] < len(order):
-            work = order[done[rank]]
+        order, mine, now = orders_by_rank[rank], spans[rank], clock[rank]
+        while len(mine) < len(order):
+            work = order[len(mine)]
             ready = mail.ready(work, now)
             if ready is None:
                 break
             start = max(now, ready)
             now = start + durations[work.stage][work.kind]
-            spans[rank].append(Span(rank, work, start, now))
-            done[rank] += 1
+            mine.append(Span(rank, work, start, now))
             peer = mail.post(work, now)
             if peer is not None and peer != rank:
                 waiting.append(peer)
         clock[rank] = now
-    assert all(count == len(order) for count, order in zip(done, orders_by_rank)), "ranks wait for each other"
+    assert all(len(a) == len(b) for a, b in zip(spans, orders_by_rank)), "ranks wait for each other"
     return spans
 
 
 def _run_contended(
     orders_by_rank: Sequence[Sequence[Work]],
-    stages: Sequence[StageCosts],
+    durations: Sequence[Mapping[Kind, int]],
     mail: _Mail,
     *,
     first: int,
     contention: Sequence[float],
 ) -> list[list[Span]]:
     """Runs from event to event, because the speed of work depends on the number of busy ranks."""
-    num_ranks, durations = len(orders_by_rank), _durations(stages)
+    num_ranks = len(orders_by_rank)
     spans: list[list[Span]] = [[] for _ in range(num_ranks)]
     left: dict[int, float] = {0: float(first)} if first else {}  # by busy rank: the rest of its work, in costs
     begun: dict[int, float] = {}
