@@ -78,5 +78,5 @@ def test_each_number_of_blocks_is_searched_once_for_steady_plans() -> None:
     most = frozen_under(controller, heavy)
     with mock.patch.object(Planner, "next_plan", autospec=True, side_effect=Planner.next_plan) as asked:
         steady = controller.steady_plans(heavy, has_cache=False)
-    assert [call.args[1] for call in asked.call_args_list] == [1, 2, 3, 4, 5, 6]
+    assert [call.args[1] for call in asked.call_args_list] == [6, 5, 4, 3, 2, 1]
     assert [found.plan.frozen for found in steady][-1] == most

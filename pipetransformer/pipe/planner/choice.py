@@ -280,12 +280,18 @@ class Planner:
             UserError: if no plan fits with nothing frozen.
         """
         first, outlook = self.first_plan(costs, {}), Outlook(costs, remaining_steps=10**9)
-        found = [first.prediction]
-        for frozen in range(1, self.max_frozen(first.plan) + 1):
-            options = dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
-            choice = self.next_plan(frozen, cached_options=options, current=first.plan, outlook=outlook)
-            found += [] if choice is None else [choice.prediction]
-        return tuple(found)
+
+        def options(frozen: int) -> Mapping[int | None, float]:
+            return dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
+
+        found, wanted = [], self.num_blocks
+        while wanted:
+            settled = self.settle(wanted, current=first.plan, options=options, outlook=outlook)
+            if settled.choice is None:
+                break
+            found.append(settled.choice.prediction)
+            wanted = settled.frozen - 1
+        return (first.prediction, *reversed(found))
 
     def _choose(
         self,
