@@ -152,16 +152,9 @@ class RankJob:
         self._world, self._plan, self._config = world, trial.plan, trial.config
         self.job: Job = build_job(trial.config, world, lead=partial(led_by, 0))
         chain, data = self.job.chain, self.job.datasets["train"]
-        self.cache = AutoCache(
-            trial.config.cache,
-            chain=chain,
-            datasets=self.job.datasets,
-            rank=world.rank,
-            local_rank=world.local_rank,
-            local_size=world.local_size,
-            num_nodes=world.num_nodes,
-            advance_rows=trial.batch // world.size,
-        )
+        train = trial.config.train.model_copy(update={"batch_size": trial.batch})
+        config = trial.config.model_copy(update={"train": train})
+        self.cache = AutoCache(config, chain=chain, datasets=self.job.datasets, world=world)
         self.engine = Engine.of(
             trial.config, chain=chain, datasets=self.job.datasets, world=world, stores=self.cache.store
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import torch
 
@@ -21,7 +23,7 @@ def advance(
     worker: int,
     num_workers: int,
     rows: int,
-) -> dict[tuple[int, int], int]:
+) -> Counter[tuple[int, int]]:
     """Computes the activations of this worker's samples at boundary ``target`` and stores them.
 
     A batch whose samples are all in the store at ``source`` starts there, any other from the inputs of the model. The
@@ -42,7 +44,7 @@ def advance(
     Raises:
         UserError: if the type of the store cannot hold the activations.
     """
-    done: dict[tuple[int, int], int] = {}
+    done: Counter[tuple[int, int]] = Counter()
     numbering = chain.numbering
     samples = np.arange(len(dataset)) if own is None else np.flatnonzero(own >= 0)
     batches = epoch_batches(dataset.lengths[samples], batch_size=rows, seed=0, epoch=0, shuffle=False)
@@ -63,5 +65,5 @@ def advance(
             side = {key: inputs[key] for key in chain.input_keys if key in inputs}
             hidden = chain.run(range(first, numbering.behind(target)), hidden, side)
             store.write(real, hidden[: len(real)], boundary=target)
-            done[first, length] = done.get((first, length), 0) + len(real)
+            done[first, length] += len(real)
     return done

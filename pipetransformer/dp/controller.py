@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pipetransformer.config import Config, TrainConfig
+from pipetransformer.config import Config
 from pipetransformer.dp.mesh import Mesh
 from pipetransformer.dp.optimizer_state import OptimizerState, empty_state, state_keys
 from pipetransformer.dp.transfer import execute_transfers, plan_transfers
@@ -49,16 +49,11 @@ class AutoDP:
         keeps_frozen_state: whether the optimizer state of frozen units is kept for a later unfreezing.
     """
 
-    def __init__(self, train: TrainConfig, *, chain: Chain, world: World, keeps_frozen_state: bool) -> None:
-        self._train, self._chain, self._world = train, chain, world
+    def __init__(self, config: Config, *, chain: Chain, world: World, keeps_frozen_state: bool) -> None:
+        self._train, self._chain, self._world = config.train, chain, world
         self._keeps_frozen_state = keeps_frozen_state
         self._mesh: Mesh | None = None
         self.forget()
-
-    @classmethod
-    def of(cls, config: Config, *, chain: Chain, world: World, keeps_frozen_state: bool) -> AutoDP:
-        """The controller for a job of this configuration."""
-        return cls(config.train, chain=chain, world=world, keeps_frozen_state=keeps_frozen_state)
 
     def forget(self) -> None:
         """Returns to the start, as needed before the read of a checkpoint.

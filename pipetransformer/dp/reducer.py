@@ -39,12 +39,11 @@ class GradientReducer:
         members: list[tuple[str, nn.Parameter]] = []
         num_bytes = 0
         for name, parameter in reversed(self._parameters.items()):
-            size = parameter.numel() * parameter.element_size()
-            if members and num_bytes + size > _BUCKET_BYTES:
+            if members and num_bytes + parameter.nbytes > _BUCKET_BYTES:
                 self._buckets.append(_Bucket(members))
                 members, num_bytes = [], 0
             members.append((name, parameter))
-            num_bytes += size
+            num_bytes += parameter.nbytes
         if members:
             self._buckets.append(_Bucket(members))
         for bucket in self._buckets:

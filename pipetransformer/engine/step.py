@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -50,15 +50,6 @@ class PhaseSeconds:
     reduction: float = 0.0
     optimizer: float = 0.0
 
-    def as_list(self) -> list[float]:
-        """The seconds in the order of ``names``."""
-        return [getattr(self, name) for name in self.names()]
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """The names of the phases."""
-        return [field.name for field in fields(cls)]
-
 
 class Stepper:
     """Runs optimizer steps: forward, backward, reduction, clipping, update.
@@ -89,7 +80,6 @@ class Stepper:
         self._num_blocks = chain.num_blocks
         self._device = chain.device
         self.clear()
-        self.seconds = PhaseSeconds()
 
     def run(self, layout: Layout, feed: Feed, batch: StepInput, *, step: int, lr: float) -> None:
         """Runs one optimizer step.
