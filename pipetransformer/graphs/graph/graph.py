@@ -143,17 +143,12 @@ class Graph:
             found += [Edge(source, target, tensor.name, tensor.num_bytes) for target in targets]
         return tuple(found)
 
-    def direct_bytes(self, boundaries: Sequence[int]) -> int:
-        """Bytes that one micro-batch's forward would send if every tensor went straight to each of its stages."""
-        return sum(edge.num_bytes for edge in self.edges(boundaries))
-
     def output_examples(self) -> list[Tensor]:
         """The model's outputs for one micro-batch, without data."""
         return [torch.empty_like(node.meta["val"], device="meta") for node in self.program.outputs]
 
     def parameter_bytes(self, unit: int) -> int:
-        tensors = (self.program.tensors[name].tensor for name in self.units[unit].parameters)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(self.program.tensors[name].tensor.nbytes for name in self.units[unit].parameters)
 
     def tied(self, boundaries: Sequence[int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """(first name, stages) of every parameter with copies on more than one stage."""

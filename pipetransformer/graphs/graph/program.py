@@ -143,8 +143,10 @@ def read_program(exported: ExportedProgram, model: nn.Module) -> Program:
     changing |= {
         source for node in statistics for source in node.all_input_nodes if state.get(source) in statistics[node]
     }
-    _check_changes(changing, state, tensors, inputs, type(model).__name__)
-    main = _main(operators, roots, seeds=_seeds(inputs, state, tensors, changing))
+    parameters = {node: name for node, name in state.items() if tensors[name].kind == "parameter"}
+    _check_changes(changing, inputs, parameters, type(model).__name__)
+    floating = {node for node in inputs if node.meta["val"].is_floating_point()}
+    main = _main(operators, roots, seeds=floating | parameters.keys() | changing)
     side = [node for node in operators if node not in main]
     ordered = tuple(node for node in operators if node in main)
     return Program(
@@ -180,21 +182,14 @@ def _statistics(node: fx.Node, state: Mapping[fx.Node, str], tensors: Mapping[st
 def _state_tensors(exported: ExportedProgram, model: nn.Module) -> tuple[dict[str, StateTensor], dict[str, str]]:
     """All tensors of the model by their first name, and the first name of every name."""
     persistent = set(model.state_dict(keep_vars=True))
-    known: dict[int, list[str]] = {}
-    values: dict[int, Tensor] = {}
     constants = {name: value for name, value in exported.constants.items() if isinstance(value, Tensor)}
-    everything = {
-        **constants,
-        **dict(model.named_buffers(remove_duplicate=False)),
-        **dict(model.named_parameters(remove_duplicate=False)),
-    }
-    for name, tensor in everything.items():
-        known.setdefault(id(tensor), []).append(name)
-        values[id(tensor)] = tensor
-    tensors: dict[str, StateTensor] = {}
     buffers = dict(model.named_buffers(remove_duplicate=False))
-    for key, names in known.items():
-        tensor = values[key]
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    known: dict[Tensor, list[str]] = {}
+    for name, tensor in {**constants, **buffers, **parameters}.items():
+        known.setdefault(tensor, []).append(name)
+    tensors: dict[str, StateTensor] = {}
+    for tensor, names in known.items():
         kind: Literal["parameter", "buffer", "constant"] = (
             "parameter" if isinstance(tensor, nn.Parameter) else "buffer" if names[0] in buffers else "constant"
         )
@@ -215,17 +210,13 @@ def _check_values(operators: Sequence[fx.Node], model: str) -> None:
 
 
 def _check_changes(
-    changing: Iterable[fx.Node],
-    state: Mapping[fx.Node, str],
-    tensors: Mapping[str, StateTensor],
-    inputs: Sequence[fx.Node],
-    model: str,
+    changing: Iterable[fx.Node], inputs: Sequence[fx.Node], parameters: Mapping[fx.Node, str], model: str
 ) -> None:
     for node in changing:
         if node in inputs:
             raise UserError(f"{model} cannot be cut: it changes its input {node.name} in place; give it a copy")
-        if node in state and tensors[state[node]].kind == "parameter":
-            raise UserError(f"{model} cannot be cut: its forward changes the parameter {state[node]} in place")
+        if node in parameters:
+            raise UserError(f"{model} cannot be cut: its forward changes the parameter {parameters[node]} in place")
 
 
 def _roots(nodes: Sequence[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:
@@ -236,21 +227,14 @@ def _roots(nodes: Sequence[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:
     return roots
 
 
-def _seeds(
-    inputs: Sequence[fx.Node],
-    state: Mapping[fx.Node, str],
-    tensors: Mapping[str, StateTensor],
-    changing: set[fx.Node],
-) -> set[fx.Node]:
-    """Placeholders on which main operators depend."""
-    floating = {node for node in inputs if node.meta["val"].is_floating_point()}
-    return floating | {node for node, name in state.items() if tensors[name].kind == "parameter" or node in changing}
-
-
 def _main(
     operators: Sequence[fx.Node], roots: Mapping[fx.Node, frozenset[fx.Node]], *, seeds: set[fx.Node]
 ) -> set[fx.Node]:
-    """Operators that depend on a seed, draw random numbers, or share memory that such an operator changes."""
+    """Operators that depend on a seed, draw random numbers, or share memory that such an operator changes.
+
+    Args:
+        seeds: placeholders.
+    """
     main: set[fx.Node] = set()
     while True:
         before = len(main)
