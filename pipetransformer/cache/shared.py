@@ -96,11 +96,10 @@ def open_cache(
         except OSError as error:
             reason = f"rank {rank} could not open its node's cache ({_reason(error)})"
     reason = next((r for r in _gather(reason) if r), "")
+    cache = ActivationCache(stores)
     if reason:
-        for store in stores.values():
-            store.close()
-        return None, reason
-    return ActivationCache(stores), ""
+        cache.close()
+    return None if reason else cache, reason
 
 
 def _open_all(
@@ -112,8 +111,7 @@ def _open_all(
         for split, layout in layouts.items():
             stores[split] = open_one(split, layout)
     except OSError:
-        for store in stores.values():
-            store.close()
+        ActivationCache(stores).close()
         raise
     return stores
 

@@ -125,7 +125,7 @@ class Engine:
         start = perf_counter()
         state, stepped = dict(state or {}), None
         if self._layout is not None:
-            stepped = self.plan if self._layout.has_stepped else None
+            stepped = self._layout.stepped
             state |= self._layout.state()
             self._layout.close()
         arrival = self.autodp.enter(plan, state=state, stepped=stepped)
@@ -144,7 +144,7 @@ class Engine:
 
     def state_holders(self) -> dict[int, frozenset[int]]:
         """The present holders of the optimizer state of each unit."""
-        return self.autodp.state_holders(self.plan if self.layout.has_stepped else None)
+        return self.autodp.state_holders(self.layout.stepped)
 
     def forget_steps(self) -> None:
         """Deletes optimizer state, losses, norms and times, as needed after steps that were only timed."""

@@ -102,10 +102,7 @@ class Feed:
         """Moves ``batch`` to the device, in place, and runs the uncached rest of the prefix, without gradients."""
         chain, plan = self._chain, self._plan
         if chain.device.type != "cpu":
-            batch.labels = batch.labels.to(chain.device, non_blocking=True)
-            batch.inputs = {key: v.to(chain.device, non_blocking=True) for key, v in batch.inputs.items()}
-            if batch.hidden is not None:
-                batch.hidden = batch.hidden.to(chain.device, non_blocking=True)
+            batch.move(chain.device)
         if batch.hidden is None:
             return
         if plan.frozen:

@@ -107,7 +107,7 @@ class Stepper:
         for group in layout.optimizer.param_groups:
             group["lr"] = lr
         layout.optimizer.step()
-        layout.has_stepped = True
+        layout.stepped = layout.plan
         busy = executor.times.forward + executor.times.backward
         seconds.prefix += entered - start
         seconds.forward += executor.times.forward

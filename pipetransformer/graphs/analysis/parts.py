@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean, median, pvariance
+from statistics import median
 
 import numpy as np
 import torch
@@ -23,16 +23,6 @@ class Samples:
     @property
     def median(self) -> float:
         return median(self.values)
-
-    @property
-    def variance(self) -> float:
-        return pvariance(self.values)
-
-    @property
-    def mean_deviation(self) -> float:
-        """Mean distance from the mean."""
-        middle = mean(self.values)
-        return mean(abs(value - middle) for value in self.values)
 
     def percentile(self, percent: float) -> float:
         return float(np.percentile(self.values, percent))

@@ -41,6 +41,16 @@ class GraphCosts:
     returned_bytes: tuple[int, ...]
     shared: tuple[tuple[int, int, int], ...]
 
+    @property
+    def returning_ns(self) -> tuple[int, ...]:
+        """Time of recomputation and backward."""
+        return tuple(map(sum, zip(self.recompute_ns, self.backward_ns)))
+
+    @property
+    def unit_ns(self) -> tuple[int, ...]:
+        """Time of forward, recomputation and backward."""
+        return tuple(map(sum, zip(self.forward_ns, self.returning_ns)))
+
     def kept_bytes(self, first: int, stop: int) -> int:
         """Bytes that ``units[first:stop]`` as a stage hold of a micro-batch until its backward, without recomputation.
 

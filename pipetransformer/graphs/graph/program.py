@@ -137,8 +137,7 @@ def read_program(exported: ExportedProgram, model: nn.Module) -> Program:
     operators = [node for node in called if not any(state.get(target, "") in counters for target in written(node))]
     _check_values(operators, type(model).__name__)
     roots = _roots([*placeholders, *operators])
-    changing = {root for node in operators for target in written(node) for root in roots[target]}
-    changing = {root for root in changing if root.op == "placeholder"}
+    changing = {root for node in operators for root in _changed(node, roots) if root.op == "placeholder"}
     changed_names = tuple(name for node, name in state.items() if node in changing)
     changing |= {
         source for node in statistics for source in node.all_input_nodes if state.get(source) in statistics[node]
@@ -158,9 +157,7 @@ def read_program(exported: ExportedProgram, model: nn.Module) -> Program:
         order={node: index for index, node in enumerate(operators)},
         main=ordered,
         side=frozenset(side),
-        side_writers=tuple(
-            (node, frozenset().union(*(roots[changed] for changed in written(node)))) for node in side if written(node)
-        ),
+        side_writers=tuple((node, changed) for node in side if (changed := _changed(node, roots))),
         statistics=statistics,
         changing=changed_names,
         roots=roots,
@@ -227,6 +224,11 @@ def _roots(nodes: Sequence[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:
     return roots
 
 
+def _changed(node: fx.Node, roots: Mapping[fx.Node, frozenset[fx.Node]]) -> frozenset[fx.Node]:
+    """Roots of the memory that an operator changes in place."""
+    return frozenset().union(*(roots[target] for target in written(node)))
+
+
 def _main(
     operators: Sequence[fx.Node], roots: Mapping[fx.Node, frozenset[fx.Node]], *, seeds: set[fx.Node]
 ) -> set[fx.Node]:
@@ -241,8 +243,7 @@ def _main(
         for node in operators:
             if draws_numbers(node) or any(source in main or source in seeds for source in node.all_input_nodes):
                 main.add(node)
-                born = {root for target in written(node) for root in roots[target] if root.op == "call_function"}
-                main |= born
+                main |= {root for root in _changed(node, roots) if root.op == "call_function"}
         if len(main) == before:
             return main
 
@@ -253,7 +254,7 @@ def _inseparable(
     position = {node: index for index, node in enumerate(main)}
     pairs: set[tuple[int, int]] = set()
     for node, index in position.items():
-        for root in {root for target in written(node) for root in roots[target]} & position.keys():
+        for root in _changed(node, roots) & position.keys():
             pairs.add((position[root], index))
         if isinstance(node.meta.get("val"), (list, tuple)):
             pairs.add((index, max((position[user] for user in node.users if user in position), default=index)))
