@@ -155,9 +155,7 @@ class RankJob:
         train = trial.config.train.model_copy(update={"batch_size": trial.batch})
         config = trial.config.model_copy(update={"train": train})
         self.cache = AutoCache(config, chain=chain, datasets=self.job.datasets, world=world)
-        self.engine = Engine.of(
-            trial.config, chain=chain, datasets=self.job.datasets, world=world, stores=self.cache.store
-        )
+        self.engine = Engine(chain, self.job.datasets, trial.config, world, stores=self.cache.store)
         self.objective = self.engine.objective
         order = epoch_batches(data.lengths, batch_size=trial.batch, seed=0, epoch=0)
         ids = np.concatenate([batch.ids for batch in order])

@@ -19,7 +19,6 @@ def advance(
     *,
     source: int | None,
     target: int,
-    own: np.ndarray | None,
     worker: int,
     num_workers: int,
     rows: int,
@@ -32,7 +31,6 @@ def advance(
     Args:
         source: the boundary of the stored activations, in blocks; None for an empty store.
         target: the boundary to compute, in blocks.
-        own: slot of each sample [samples], -1 for samples of other nodes; None where all belong to this node.
         worker: number of this rank among the ranks that share the store, from 0.
         num_workers: number of these ranks.
         rows: samples of a batch. The last batch of a length is filled up with copies, so that every matrix product has
@@ -46,7 +44,8 @@ def advance(
     """
     done: Counter[tuple[int, int]] = Counter()
     numbering = chain.numbering
-    samples = np.arange(len(dataset)) if own is None else np.flatnonzero(own >= 0)
+    slots = store.layout.slots
+    samples = np.arange(len(dataset)) if slots is None else np.flatnonzero(slots >= 0)
     batches = epoch_batches(dataset.lengths[samples], batch_size=rows, seed=0, epoch=0, shuffle=False)
     with torch.inference_mode():
         for batch in batches[worker::num_workers]:

@@ -166,7 +166,6 @@ class AutoCache:
                 self._chain,
                 source=self.boundary if self.boundary is not None and self.boundary <= target else None,
                 target=target,
-                own=store.layout.slots,
                 worker=self._world.local_rank,
                 num_workers=self._world.local_size,
                 # Those of a step at dp = world size, from the configuration and never from measurements: results

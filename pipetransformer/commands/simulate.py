@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     picture = arguments.picture
-    if picture is not None and picture.suffix != ".png":
-        raise UserError(f"--picture: {picture} is no PNG file; give a name that ends with .png")
     if picture is not None:
+        if picture.suffix != ".png":
+            raise UserError(f"--picture: {picture} is no PNG file; give a name that ends with .png")
         check_folder(picture.parent, key="--picture")
     config = load_simulation(arguments.simulation, arguments.overrides)
     segments = run_simulation(config)

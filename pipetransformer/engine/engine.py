@@ -1,6 +1,6 @@
 """The work of one rank: it enters plans, runs steps, evaluates and gathers the weights, in the same way for every plan.
 
-    engine = Engine(chain, datasets, config, world, autodp=autodp)
+    engine = Engine(chain, datasets, config, world)
     engine.enter(plan)
     for batch in engine.feed("train").batches(batches, epoch=0):
         engine.step(batch, step=step, lr=lr)
@@ -55,6 +55,7 @@ class Engine:
 
     Args:
         datasets: datasets by split: ``train`` for training, all others for evaluation.
+        autodp: brings the units; None for one of its own, which forgets the state of frozen units.
         stores: gives the store of a split, or None where there is none.
         probe: called with (step, local gradients by name) after the reduction and before clipping.
         sums_norms: whether gradient norms of blocks are summed up for ``take_norms``.
@@ -71,13 +72,14 @@ class Engine:
         config: Config,
         world: World,
         *,
-        autodp: AutoDP,
+        autodp: AutoDP | None = None,
         stores: Callable[[str], ActivationStore | None] = lambda split: None,
         probe: Probe | None = None,
         sums_norms: bool = False,
     ) -> None:
         train = config.train
-        self.chain, self.datasets, self.autodp = chain, datasets, autodp
+        self.chain, self.datasets = chain, datasets
+        self.autodp = autodp or AutoDP(config, chain=chain, world=world, keeps_frozen_state=False)
         self._config, self._world, self._stores = config, world, stores
         self.objective = Objective(datasets["train"].kind, label_smoothing=train.label_smoothing, device=world.device)
         self.stepper = Stepper(
@@ -85,20 +87,6 @@ class Engine:
         )
         self._layout: Layout | None = None
         self._feeds: dict[str, Feed] = {}
-
-    @classmethod
-    def of(
-        cls,
-        config: Config,
-        *,
-        chain: Chain,
-        datasets: Mapping[str, Dataset],
-        world: World,
-        stores: Callable[[str], ActivationStore | None] = lambda split: None,
-    ) -> Engine:
-        """An engine outside the trainer, with an AutoDP of its own that forgets the state of frozen units."""
-        autodp = AutoDP(config, chain=chain, world=world, keeps_frozen_state=False)
-        return cls(chain, datasets, config, world, autodp=autodp, stores=stores)
 
     @property
     def layout(self) -> Layout:

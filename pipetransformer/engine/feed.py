@@ -76,7 +76,7 @@ class Feed:
 
     def _fetch(self, dataset: Dataset, item: _Item) -> StepInput:
         chain, plan, ids = self._chain, self._plan, item.share.ids
-        labels = dataset.labels[torch.from_numpy(ids)].clone()
+        labels = dataset.labels[torch.from_numpy(ids)]  # a copy
         labels[item.share.num_real :] = IGNORED
         hidden = self._reader.read(ids, length=item.length) if self._reader is not None else None
         needs_main = self._is_first and hidden is None

@@ -77,8 +77,7 @@ class Stepper:
         self._rank = rank
         self._probe = probe
         self._needs_norms = needs_norms
-        self._num_blocks = chain.num_blocks
-        self._device = chain.device
+        self._chain = chain
         self.clear()
 
     def run(self, layout: Layout, feed: Feed, batch: StepInput, *, step: int, lr: float) -> None:
@@ -123,7 +122,7 @@ class Stepper:
         norms = gradient_norms(gradients)
         if self._needs_norms:
             # One slot for each part; those of stem and head are dropped.
-            squares = torch.zeros(self._num_blocks + 2, dtype=torch.float64, device=norms.device)
+            squares = torch.zeros(self._chain.num_blocks + 2, dtype=torch.float64, device=norms.device)
             squares.index_add_(0, layout.part_index, norms.double().square())
             self._squares.append(squares[1:-1])
             if len(self._squares) == _STEPS_TOGETHER:
@@ -135,7 +134,7 @@ class Stepper:
         """Deletes times and norms, as needed after steps that were only timed."""
         self.seconds = PhaseSeconds()
         self._squares: list[Tensor] = []  # squared norms [num_blocks] of the steps that are not in the sums yet
-        self._norm_sums = torch.zeros(self._num_blocks, dtype=torch.float64, device=self._device)
+        self._norm_sums = torch.zeros(self._chain.num_blocks, dtype=torch.float64, device=self._chain.device)
         self._num_summed = 0
 
     def settle_norms(self, layout: Layout) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -121,17 +122,17 @@ class Graph:
             UserError: a stage would be empty.
         """
         cuts = (0, *boundaries, self.num_units)
-        if any(a >= b for a, b in zip(cuts, cuts[1:])):
+        if any(a >= b for a, b in pairwise(cuts)):
             raise UserError(
                 f"boundaries: {tuple(boundaries)} leave a stage of the {self.num_units} units empty; give ascending "
                 f"ones from 1 to {self.num_units - 1}"
             )
-        return tuple(range(a, b) for a, b in zip(cuts, cuts[1:]))
+        return tuple(range(a, b) for a, b in pairwise(cuts))
 
     def segments(self, units: range) -> tuple[range, ...]:
         """Consecutive ``units`` of one block each: the pieces of recomputation, as blocks are in a chain."""
         starts = [u for u in units if u == units.start or self.units[u].block != self.units[u - 1].block]
-        return tuple(range(a, b) for a, b in zip(starts, [*starts[1:], units.stop]))
+        return tuple(range(a, b) for a, b in pairwise([*starts, units.stop]))
 
     def edges(self, boundaries: Sequence[int]) -> tuple[Edge, ...]:
         """The cutting edges: every tensor once for each later stage that uses it."""

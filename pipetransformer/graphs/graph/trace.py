@@ -130,7 +130,7 @@ def _units(
     blocks = _carried(map(block_call, program.main))
     units: list[GraphUnit] = []
     seen: dict[str, int] = {}
-    for first, stop in zip(starts, [*starts[1:], len(program.main)]):
+    for first, stop in pairwise([*starts, len(program.main)]):
         nodes = program.main[first:stop]
         named = next((position for position in range(first, stop) if works[position]), first)
         name = calls[named][0] or root
