@@ -18,6 +18,7 @@ from pipetransformer.config import Config
 from pipetransformer.data import Dataset, samples_of_nodes
 from pipetransformer.models import Chain
 from pipetransformer.plan.prefix import PrefixWork, cached_choices
+from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.world import World
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -172,8 +173,7 @@ class AutoCache:
                 # depend on the shape.
                 rows=-(-self._config.train.batch_size // self._world.size),
             )
-        parts = [done] * self._world.size
-        dist.all_gather_object(parts, done)  # also a barrier: no rank reads before all have written
+        parts = values_of_ranks(done)  # also a barrier: no rank reads before all have written
         self.boundary = target
         self.path.append(target)
         stop = self._chain.numbering.behind(target)
