@@ -73,8 +73,8 @@ class Trainer:
         )
         self.autopipe = AutoPipe(config, chain=chain, world=world, calendar=calendar)
         keeps_state = self.origin.is_replayed or self.autofreeze.may_unfreeze
-        self.autodp = AutoDP.of(config, chain=chain, world=world, keeps_frozen_state=keeps_state)
-        self.autocache = AutoCache.of(config, chain=chain, datasets=job.datasets, world=world)
+        self.autodp = AutoDP(config, chain=chain, world=world, keeps_frozen_state=keeps_state)
+        self.autocache = AutoCache(config, chain=chain, datasets=job.datasets, world=world)
 
         sums_norms, stores = self.autofreeze.needs_norms, self.autocache.store
         self.engine = Engine(

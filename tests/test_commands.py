@@ -31,7 +31,8 @@ from pipetransformer.graphs.zoo import zoo_model
 from pipetransformer.graphs.zoo.words import file_words, token_ids, wikitext_words, zipf_ids
 from pipetransformer.pipe.measure.profile_file import Profile, save_profile
 from pipetransformer.pipe.planner.costs import Link
-from pipetransformer.simulation.schema import costs_of, load_simulation
+from pipetransformer.simulation.analytic import costs_of
+from pipetransformer.simulation.schema import load_simulation
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 DIGITS = str(REPOSITORY / "config" / "train_config_digits_all_in_one.yaml")

@@ -20,7 +20,8 @@ from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.costs import JobCosts, Link
 from pipetransformer.process.world import World
 from pipetransformer.run.job import build_job
-from pipetransformer.simulation.schema import costs_of, load_simulation
+from pipetransformer.simulation.analytic import costs_of
+from pipetransformer.simulation.schema import load_simulation
 
 NONE = (0.0, 0.0)
 

@@ -140,7 +140,6 @@ def advanced_twice(world: World, folder: str) -> tuple[float, float]:
             trainer.job.chain,
             source=None,
             target=3,
-            own=None,
             worker=0,
             num_workers=1,
             rows=rows,

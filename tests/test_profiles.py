@@ -19,7 +19,8 @@ from pipetransformer.pipe.measure.profile import costs_key, measure_profile
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.process.world import World
-from pipetransformer.simulation.schema import costs_of, load_simulation
+from pipetransformer.simulation.analytic import costs_of
+from pipetransformer.simulation.schema import load_simulation
 
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 

@@ -19,8 +19,9 @@ from pipetransformer.pipe.planner.search import best_plans
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
 from pipetransformer.pipe.planner.transition_cost import transition_bytes, transition_seconds
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.simulation.analytic import Device, TransformerShape, transformer_costs
-from pipetransformer.simulation.schema import costs_of, load_simulation, run_simulation, simulation_page
+from pipetransformer.simulation.analytic import costs_of
+from pipetransformer.simulation.run import run_simulation
+from pipetransformer.simulation.schema import load_simulation, simulation_page
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SIMULATIONS = sorted((REPOSITORY / "config").glob("simulation_*.yaml"))
@@ -49,27 +50,23 @@ def small(tmp_path: Path) -> Path:
 # ---- costs that are counted ------------------------------------------------------------------------------------------
 
 
-def test_operations_of_a_block_are_those_of_its_products() -> None:
+ONE_BLOCK = ["model.blocks=1", "model.stem_parameters=0", "model.head_parameters=0", "freeze.frozen=[0,0,0,0]"]
+
+
+def test_operations_of_a_block_are_those_of_its_products(small: Path) -> None:
     """Counted one by one: queries, keys, values, output; scores and their sum; two products of the MLP."""
     d, t = 8, 10
     products = [(t, d, d)] * 4 + [(t, d, t), (t, t, d)] + [(t, d, 4 * d), (t, 4 * d, d)]
     operations = sum(2 * n * k * m for n, k, m in products)
-    costs = transformer_costs(
-        TransformerShape(num_blocks=1, width=d, num_tokens=t, num_heads=2, stem_parameters=0, head_parameters=0),
-        Device(operations_per_second=1e9, bytes_per_second=1e9),
-        rows=3, num_ranks=2, inside=Link(0, 1.0), between=None, optimizer_factor=3.0, overlap=0.0,
-    )  # fmt: skip
+    costs = costs_of(load_simulation(small, [*ONE_BLOCK, "train.batch_size=6", "cluster.devices_per_node=2"]))
     assert costs.by_rows[3].forward_ns == (0, 3 * operations, 0)
     assert costs.by_rows[3].backward_ns == (0, 6 * operations, 0)
 
 
 @pytest.mark.parametrize("replicas", [2, 4, 8])
-def test_a_ring_moves_twice_the_rest_of_the_bytes(replicas: int) -> None:
-    costs = transformer_costs(
-        TransformerShape(num_blocks=1, width=8, num_tokens=10, num_heads=2, stem_parameters=0, head_parameters=0),
-        Device(operations_per_second=1e9, bytes_per_second=1e9),
-        rows=1, num_ranks=8, inside=Link(5, 2.0), between=None, optimizer_factor=3.0, overlap=0.0,
-    )  # fmt: skip
+def test_a_ring_moves_twice_the_rest_of_the_bytes(small: Path, replicas: int) -> None:
+    link = ["cluster.inside.bytes_per_second=500000000", "cluster.inside.latency_us=0.005", "cluster.overlap=0.0"]
+    costs = costs_of(load_simulation(small, [*ONE_BLOCK, "cluster.devices_per_node=8", *link]))
     expected = 5 + 2.0 * 1000 * 2 * (replicas - 1) / replicas
     assert costs.reduction_ns(1000, num_replicas=replicas) == pytest.approx(expected, abs=1)
     shared = replace(costs, between=Link(5, 2.0))  # 8 / replicas stages go over a node's card at once

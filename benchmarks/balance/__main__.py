@@ -27,7 +27,6 @@ from pipetransformer.graphs.zoo.words import zipf_ids
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
 from pipetransformer.pipe.planner.costs import Link
-from pipetransformer.process.device import device_name
 
 # As FTPipe ran them: micro-batch and levels of the module tree.
 SETTINGS = {"gpt2": (1, 3), "amoebanet_4x512_c10": (4, None)}
@@ -76,11 +75,9 @@ def analysed(name: str, num_stages: int, *, link: Link, size: int | None, iterat
         example = zipf_ids(batch_size, size or model.size, vocabulary_size=model.vocabulary_size)
     else:
         example = model.example(batch_size=batch_size, seed=0, size=size)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report, _ = analyse_model(
         model,
         example=example,
-        device=device,
         num_stages=num_stages,
         iterations=iterations,
         depth=depth,
@@ -89,7 +86,6 @@ def analysed(name: str, num_stages: int, *, link: Link, size: int | None, iterat
         num_microbatches=2 * num_stages,
         link=link,
         title=name,
-        device_name=device_name(device),
         profiles=None,
     )
     return report

@@ -156,19 +156,10 @@ class RankJob:
         self._world, self._plan, self._config = world, trial.plan, trial.config
         self.job: Job = build_job(trial.config, world, lead=partial(led_by, 0))
         chain, data = self.job.chain, self.job.datasets["train"]
-        self.cache = AutoCache(
-            trial.config.cache,
-            chain=chain,
-            datasets=self.job.datasets,
-            rank=world.rank,
-            local_rank=world.local_rank,
-            local_size=world.local_size,
-            num_nodes=world.num_nodes,
-            advance_rows=trial.batch // world.size,
-        )
-        self.engine = Engine.of(
-            trial.config, chain=chain, datasets=self.job.datasets, world=world, stores=self.cache.store
-        )
+        train = trial.config.train.model_copy(update={"batch_size": trial.batch})
+        config = trial.config.model_copy(update={"train": train})
+        self.cache = AutoCache(config, chain=chain, datasets=self.job.datasets, world=world)
+        self.engine = Engine(chain, self.job.datasets, trial.config, world, stores=self.cache.store)
         self.objective = self.engine.objective
         order = epoch_batches(data.lengths, batch_size=trial.batch, seed=0, epoch=0)
         ids = np.concatenate([batch.ids for batch in order])

@@ -151,7 +151,7 @@ def real_bytes(world: World, config: Config, plans: Sequence[ParallelPlan]) -> l
         others = live.alive - _weights(job)  # data, buffers
         workload = _workload(job, config, world)
         batch = workload.examples[workload.modal_length]
-        engine = Engine.of(config, chain=job.chain, datasets=job.datasets, world=world)
+        engine = Engine(job.chain, job.datasets, config, world)
         for plan in plans:
             engine.enter(plan)
             job.chain.train()

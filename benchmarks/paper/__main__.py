@@ -13,7 +13,8 @@ from benchmarks.support.command_line import bench_parser
 from benchmarks.support.measure import CONFIGS, save
 from pipetransformer.commands.tables import make_console, make_table
 from pipetransformer.launch.entry import run_guarded
-from pipetransformer.simulation.schema import load_simulation, run_simulation
+from pipetransformer.simulation.run import run_simulation
+from pipetransformer.simulation.schema import load_simulation
 
 FREE = "pipe.initial_length=null"
 STATIC = ["freeze.alpha=0.0", "pipe.cache=false", "pipe.elastic=false", "pipe.replicas=false"]

@@ -93,7 +93,7 @@ class Bench:
         job = build_job(config, world, lead=partial(led_by, 0))
         data = job.datasets["train"]
         self.batches = epoch_batches(data.lengths, batch_size=BATCH, seed=0, epoch=0, num_nodes=1)
-        self.engine = Engine.of(config, chain=job.chain, datasets=job.datasets, world=world)
+        self.engine = Engine(job.chain, job.datasets, config, world)
         self.objective = self.engine.objective
         self.plan: ParallelPlan | None = None
         whole = build_job(config, world, lead=partial(led_by, 0)).chain  # that no transition takes apart

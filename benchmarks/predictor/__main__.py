@@ -126,7 +126,7 @@ class Bench:
     """Real steps of any plan."""
 
     def __init__(self, job: Job, config: Config, batch: Batch, *, world: World) -> None:
-        self._engine = Engine.of(config, chain=job.chain, datasets=job.datasets, world=world)
+        self._engine = Engine(job.chain, job.datasets, config, world)
         self._batch, self._world = batch, world
         self._step = 0
 

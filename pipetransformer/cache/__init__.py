@@ -3,11 +3,10 @@
 from pipetransformer.cache.advance import advance
 from pipetransformer.cache.controller import Advance, AutoCache
 from pipetransformer.cache.reader import BatchReader, read_ahead
-from pipetransformer.cache.shared import ActivationCache, available_host_memory, open_cache
+from pipetransformer.cache.shared import available_host_memory, open_cache
 from pipetransformer.cache.store import ActivationStore, StoreLayout
 
 __all__ = [
-    "ActivationCache",
     "ActivationStore",
     "Advance",
     "AutoCache",

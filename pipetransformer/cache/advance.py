@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import torch
 
@@ -17,11 +19,10 @@ def advance(
     *,
     source: int | None,
     target: int,
-    own: np.ndarray | None,
     worker: int,
     num_workers: int,
     rows: int,
-) -> dict[tuple[int, int], int]:
+) -> Counter[tuple[int, int]]:
     """Computes the activations of this worker's samples at boundary ``target`` and stores them.
 
     A batch whose samples are all in the store at ``source`` starts there, any other from the inputs of the model. The
@@ -30,7 +31,6 @@ def advance(
     Args:
         source: the boundary of the stored activations, in blocks; None for an empty store.
         target: the boundary to compute, in blocks.
-        own: slot of each sample [samples], -1 for samples of other nodes; None where all belong to this node.
         worker: number of this rank among the ranks that share the store, from 0.
         num_workers: number of these ranks.
         rows: samples of a batch. The last batch of a length is filled up with copies, so that every matrix product has
@@ -42,9 +42,10 @@ def advance(
     Raises:
         UserError: if the type of the store cannot hold the activations.
     """
-    done: dict[tuple[int, int], int] = {}
+    done: Counter[tuple[int, int]] = Counter()
     numbering = chain.numbering
-    samples = np.arange(len(dataset)) if own is None else np.flatnonzero(own >= 0)
+    slots = store.layout.slots
+    samples = np.arange(len(dataset)) if slots is None else np.flatnonzero(slots >= 0)
     batches = epoch_batches(dataset.lengths[samples], batch_size=rows, seed=0, epoch=0, shuffle=False)
     with torch.inference_mode():
         for batch in batches[worker::num_workers]:
@@ -63,5 +64,5 @@ def advance(
             side = {key: inputs[key] for key in chain.input_keys if key in inputs}
             hidden = chain.run(range(first, numbering.behind(target)), hidden, side)
             store.write(real, hidden[: len(real)], boundary=target)
-            done[first, length] = done.get((first, length), 0) + len(real)
+            done[first, length] += len(real)
     return done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import perf_counter
@@ -13,10 +14,11 @@ import torch.distributed as dist
 from pipetransformer.cache.advance import advance
 from pipetransformer.cache.shared import ActivationCache, open_cache
 from pipetransformer.cache.store import ActivationStore, StoreLayout
-from pipetransformer.config import CacheConfig, Config
+from pipetransformer.config import Config
 from pipetransformer.data import Dataset, samples_of_nodes
 from pipetransformer.models import Chain
 from pipetransformer.plan.prefix import PrefixWork, cached_choices
+from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.world import World
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -34,16 +36,16 @@ class Advance:
 
     seconds: float
     stop: int
-    samples: dict[tuple[int, int], int]
+    samples: Counter[tuple[int, int]]
 
     @property
     def num_samples(self) -> int:
         """Number of samples of the pass, over all ranks."""
-        return sum(self.samples.values())
+        return self.samples.total()
 
 
 class AutoCache:
-    """One rank's part in the activation stores of its node.
+    """One rank's part in the activation stores of its node. It takes no memory before ``reserve``.
 
     Attributes:
         boundary: boundary of the stored activations, in blocks; None for empty stores.
@@ -53,47 +55,16 @@ class AutoCache:
 
     Args:
         datasets: the datasets by split; each split has its own store.
-        advance_rows: samples of a batch of the advance pass. It is the number of rows of a step at dp = world size,
-            because results depend on the shape. It comes from the configuration, never from measurements.
     """
 
-    def __init__(
-        self,
-        config: CacheConfig,
-        *,
-        chain: Chain,
-        datasets: Mapping[str, Dataset],
-        rank: int,
-        local_rank: int,
-        local_size: int,
-        num_nodes: int,
-        advance_rows: int,
-    ) -> None:
-        self._config = config
-        self._chain = chain
-        self._datasets = datasets
-        self._rank, self._local_rank, self._local_size, self._num_nodes = rank, local_rank, local_size, num_nodes
-        self._advance_rows = advance_rows
+    def __init__(self, config: Config, *, chain: Chain, datasets: Mapping[str, Dataset], world: World) -> None:
+        self._config, self._chain, self._datasets, self._world = config, chain, datasets, world
         self._cache: ActivationCache | None = None
         self.boundary: int | None = None
         self.path: list[int] = []
-        self.declined = "" if config.enabled else "cache.enabled is false"
-        if config.enabled and datasets["train"].augmented:
+        self.declined = "" if config.cache.enabled else "cache.enabled is false"
+        if config.cache.enabled and datasets["train"].augmented:
             self.declined = "augmented training inputs are not cached"
-
-    @classmethod
-    def of(cls, config: Config, *, chain: Chain, datasets: Mapping[str, Dataset], world: World) -> AutoCache:
-        """The controller for a job of this configuration. It takes no memory yet."""
-        return cls(
-            config.cache,
-            chain=chain,
-            datasets=datasets,
-            rank=world.rank,
-            local_rank=world.local_rank,
-            local_size=world.local_size,
-            num_nodes=world.num_nodes,
-            advance_rows=-(-config.train.batch_size // world.size),
-        )
 
     @property
     def num_bytes(self) -> int:
@@ -142,27 +113,28 @@ class AutoCache:
         string.
         """
         if self._cache is None and not self.declined:
-            budget = self._config.host_budget
+            budget = self._config.cache.host_budget
             self._cache, self.declined = open_cache(
                 {split: self._layout(dataset) for split, dataset in self._datasets.items()},
                 budget=budget if isinstance(budget, int) else None,
-                rank=self._rank,
-                local_rank=self._local_rank,
+                rank=self._world.rank,
+                local_rank=self._world.local_rank,
             )
         return self.declined
 
     def _layout(self, dataset: Dataset) -> StoreLayout:
         leaving = self._chain.boundary(self._chain.numbering.behind(1) - 1, rows=1, length=1)
-        dtype = _DTYPES.get(self._config.dtype, leaving.dtype)
-        own = samples_of_nodes(dataset.lengths, num_nodes=self._num_nodes) == self._rank // self._local_size
+        dtype = _DTYPES.get(self._config.cache.dtype, leaving.dtype)
+        world = self._world
+        own = samples_of_nodes(dataset.lengths, num_nodes=world.num_nodes) == world.rank // world.local_size
         slots = None if own.all() else np.where(own, np.cumsum(own) - 1, -1)
-        if dataset.num_tokens is not None:
-            # The softmax of question answering reads all positions, also padding; a classifier masks padding.
-            rows = dataset.lengths if dataset.kind == "spans" else dataset.num_tokens
-            return StoreLayout(rows[own], width=leaving.shape[-1], dtype=dtype, slots=slots)
-        positions = leaving.shape[1]
-        tokens = np.full(int(own.sum()), positions)
-        return StoreLayout(tokens, width=leaving.shape[-1], dtype=dtype, positions=positions, slots=slots)
+        tokens, positions = dataset.num_tokens, None
+        if tokens is None:
+            positions = leaving.shape[1]
+            tokens = np.full(len(dataset), positions)
+        elif dataset.kind == "spans":  # their softmax reads all positions, also padding; a classifier masks padding
+            tokens = dataset.lengths
+        return StoreLayout(tokens[own], width=leaving.shape[-1], dtype=dtype, positions=positions, slots=slots)
 
     def follow(self, frozen: int) -> None:
         """Collective. Clears the stores if they hold a boundary behind the first ``frozen`` blocks.
@@ -171,7 +143,7 @@ class AutoCache:
         """
         if self.boundary is not None and frozen < self.boundary:
             assert self._cache is not None
-            if self._local_rank == 0:
+            if self._world.local_rank == 0:
                 self._cache.clear()
             dist.barrier()
             self.boundary = None
@@ -187,31 +159,25 @@ class AutoCache:
         """
         assert self._cache is not None
         start = perf_counter()
-        done: dict[tuple[int, int], int] = {}
+        done: Counter[tuple[int, int]] = Counter()
         for split, store in self._cache.stores.items():
-            part = advance(
+            done += advance(
                 store,
                 self._datasets[split],
                 self._chain,
                 source=self.boundary if self.boundary is not None and self.boundary <= target else None,
                 target=target,
-                own=store.layout.slots,
-                worker=self._local_rank,
-                num_workers=self._local_size,
-                rows=self._advance_rows,
+                worker=self._world.local_rank,
+                num_workers=self._world.local_size,
+                # Those of a step at dp = world size, from the configuration and never from measurements: results
+                # depend on the shape.
+                rows=-(-self._config.train.batch_size // self._world.size),
             )
-            for key, count in part.items():
-                done[key] = done.get(key, 0) + count
-        parts: list[dict[tuple[int, int], int]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(parts, done)  # also a barrier: no rank reads before all have written
-        samples: dict[tuple[int, int], int] = {}
-        for part in parts:
-            for key, count in part.items():
-                samples[key] = samples.get(key, 0) + count
+        parts = values_of_ranks(done)  # also a barrier: no rank reads before all have written
         self.boundary = target
         self.path.append(target)
         stop = self._chain.numbering.behind(target)
-        return Advance(seconds=perf_counter() - start, stop=stop, samples=samples)
+        return Advance(seconds=perf_counter() - start, stop=stop, samples=sum(parts, Counter()))
 
     def close(self) -> None:
         """Frees this rank's part of the stores. May be called twice."""

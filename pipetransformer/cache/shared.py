@@ -6,14 +6,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
-import torch.distributed as dist
 
 from pipetransformer.cache.store import ActivationStore, StoreLayout
+from pipetransformer.process.collectives import values_of_ranks
 
-Offer = TypeVar("Offer")
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
@@ -86,7 +84,7 @@ def open_cache(
                 offer = {split: store.address for split, store in stores.items()}
             except OSError as error:
                 offer = f"the cache's {_megabytes(wanted)} of host memory could not be reserved ({_reason(error)})"
-    offers = _gather(offer)
+    offers = values_of_ranks(offer)
     reason = next((o for o in offers if isinstance(o, str)), "")
     addresses = offers[rank - local_rank]
     if not reason and local_rank != 0:
@@ -95,12 +93,11 @@ def open_cache(
             stores = _open_all(layouts, lambda split, layout: ActivationStore.open(addresses[split], layout))
         except OSError as error:
             reason = f"rank {rank} could not open its node's cache ({_reason(error)})"
-    reason = next((r for r in _gather(reason) if r), "")
+    reason = next((r for r in values_of_ranks(reason) if r), "")
+    cache = ActivationCache(stores)
     if reason:
-        for store in stores.values():
-            store.close()
-        return None, reason
-    return ActivationCache(stores), ""
+        cache.close()
+    return None if reason else cache, reason
 
 
 def _open_all(
@@ -112,16 +109,9 @@ def _open_all(
         for split, layout in layouts.items():
             stores[split] = open_one(split, layout)
     except OSError:
-        for store in stores.values():
-            store.close()
+        ActivationCache(stores).close()
         raise
     return stores
-
-
-def _gather(value: Offer) -> list[Offer]:
-    gathered = [value] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
-    return gathered
 
 
 def _megabytes(num_bytes: int) -> str:

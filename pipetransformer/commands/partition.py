@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -18,7 +17,6 @@ from pipetransformer.graphs.analysis.cut import analyse_model
 from pipetransformer.graphs.zoo import ZooModel, zoo_model
 from pipetransformer.graphs.zoo.words import WIKITEXT, file_words, token_ids, wikitext_words, zipf_ids
 from pipetransformer.launch.arguments import count
-from pipetransformer.process.device import device_name
 
 _SIZES = {"imagenet": 224, "cifar10": 32, "cifar100": 32}
 
@@ -66,11 +64,9 @@ def run(arguments: argparse.Namespace) -> None:
         check_folder(Path(name).parent, key="--output")
     example = _example(model, arguments)
     torch.set_num_threads(1)  # as a rank has
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     report, graph = analyse_model(
         model,
         example=example,
-        device=device,
         num_stages=arguments.stages,
         iterations=arguments.iterations,
         depth=arguments.depth,
@@ -79,7 +75,6 @@ def run(arguments: argparse.Namespace) -> None:
         num_microbatches=num_microbatches,
         link=measure_link(),
         title=f"pipetransformer {' '.join(arguments.call)}",
-        device_name=device_name(device),
         profiles=cache_folder() / "profiles",
         tell=lambda message: print(message, file=sys.stderr),
     )
@@ -104,11 +99,11 @@ def _example(model: ZooModel, arguments: argparse.Namespace) -> Tensor:
         if file is not None:
             raise UserError(f"--train-data-file: {model.name} reads images; leave it out")
         if dataset in WIKITEXT:
-            raise UserError(f"--dataset: {dataset} has words and {model.name} reads images; give {_either(_SIZES)}")
+            raise UserError(f"--dataset: {dataset} has words and {model.name} reads images; give {' or '.join(_SIZES)}")
         return model.example(batch_size=batch_size, seed=0, size=arguments.size or _SIZES.get(dataset))
     if dataset in _SIZES:
         raise UserError(
-            f"--dataset: {dataset} has images and {model.name} reads tokens; give {_either(WIKITEXT)}, or "
+            f"--dataset: {dataset} has images and {model.name} reads tokens; give {' or '.join(WIKITEXT)}, or "
             "--train-data-file"
         )
     length = arguments.size or model.size
@@ -121,7 +116,3 @@ def _example(model: ZooModel, arguments: argparse.Namespace) -> Tensor:
     num_words = batch_size * length
     words = wikitext_words(dataset, num_words=num_words) if file is None else file_words(file, num_words=num_words)
     return token_ids(words, batch_size=batch_size, vocabulary_size=model.vocabulary_size)
-
-
-def _either(names: Iterable[str]) -> str:
-    return " or ".join(names)

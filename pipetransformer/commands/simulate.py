@@ -10,8 +10,9 @@ from rich.table import Table
 from pipetransformer.commands.tables import make_console, make_table
 from pipetransformer.errors import UserError, check_folder, writing
 from pipetransformer.pipe.planner.search import simulate_plan
-from pipetransformer.simulation.run import Segment
-from pipetransformer.simulation.schema import costs_of, load_simulation, run_simulation
+from pipetransformer.simulation.analytic import costs_of
+from pipetransformer.simulation.run import Segment, run_simulation
+from pipetransformer.simulation.schema import load_simulation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     picture = arguments.picture
-    if picture is not None and picture.suffix != ".png":
-        raise UserError(f"--picture: {picture} is no PNG file; give a name that ends with .png")
     if picture is not None:
+        if picture.suffix != ".png":
+            raise UserError(f"--picture: {picture} is no PNG file; give a name that ends with .png")
         check_folder(picture.parent, key="--picture")
     config = load_simulation(arguments.simulation, arguments.overrides)
     segments = run_simulation(config)

@@ -14,7 +14,7 @@ _FILE_WIDTH = 160
 
 def make_console() -> Console:
     """A console as wide as the terminal; a file has room for whole tables."""
-    return Console(highlight=False, soft_wrap=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
 def make_table(titles: Sequence[str], rows: Iterable[Sequence[str]], *, left: Iterable[str] = ()) -> Table:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from pipetransformer.config import Config, TrainConfig
+from pipetransformer.config import Config
 from pipetransformer.dp.mesh import Mesh
 from pipetransformer.dp.optimizer_state import OptimizerState, empty_state, state_keys
 from pipetransformer.dp.transfer import execute_transfers, plan_transfers
@@ -49,16 +49,11 @@ class AutoDP:
         keeps_frozen_state: whether the optimizer state of frozen units is kept for a later unfreezing.
     """
 
-    def __init__(self, train: TrainConfig, *, chain: Chain, world: World, keeps_frozen_state: bool) -> None:
-        self._train, self._chain, self._world = train, chain, world
+    def __init__(self, config: Config, *, chain: Chain, world: World, keeps_frozen_state: bool) -> None:
+        self._train, self._chain, self._world = config.train, chain, world
         self._keeps_frozen_state = keeps_frozen_state
         self._mesh: Mesh | None = None
         self.forget()
-
-    @classmethod
-    def of(cls, config: Config, *, chain: Chain, world: World, keeps_frozen_state: bool) -> AutoDP:
-        """The controller for a job of this configuration."""
-        return cls(config.train, chain=chain, world=world, keeps_frozen_state=keeps_frozen_state)
 
     def forget(self) -> None:
         """Returns to the start, as needed before the read of a checkpoint.
@@ -113,8 +108,7 @@ class AutoDP:
                 del self._state[unit]
             elif self._world.rank in self._state[unit]:
                 self.parked |= {name: state[name] for name in self._chain.named_parameters([unit])}
-        timeout = self._world.timeout.total_seconds()
-        self._mesh = Mesh.build(pp=plan.pp, world_size=self._world.size, timeout_seconds=timeout)
+        self._mesh = Mesh.build(pp=plan.pp, world_size=self._world.size, timeout=self._world.timeout)
         return Arrival(self._mesh, state, num_bytes)
 
     def close(self) -> None:
@@ -134,18 +128,17 @@ class AutoDP:
         state_needed = {unit: ranks for unit, ranks in active.items() if unit in self._state}
         mine = [unit for unit in units if rank in needed[unit]]
         chain.materialize(mine)
-        names = {unit: list(chain.named_parameters([unit])) for unit in units}
-        parameters = chain.named_parameters(units)
+        parameters = {unit: chain.named_parameters([unit]) for unit in units}
         for unit in mine:
             if rank in state_needed.get(unit, ()) and rank not in self._state[unit]:
-                for name in names[unit]:
-                    state[name] = empty_state(self._train, parameters[name], device=chain.device)
+                for name, parameter in parameters[unit].items():
+                    state[name] = empty_state(self._train, parameter, device=chain.device)
 
         def weights_of(unit: int) -> Iterator[Tensor]:
-            return (parameters[name].data for name in names[unit])
+            return (parameter.data for parameter in parameters[unit].values())
 
         def state_of(unit: int) -> Iterator[Tensor]:
-            return (state[name][key] for name in names[unit] for key in state_keys(self._train))
+            return (state[name][key] for name in parameters[unit] for key in state_keys(self._train))
 
         num_bytes = 0
         for held, wanted, tensors in ((self.weights, needed, weights_of), (self._state, state_needed, state_of)):

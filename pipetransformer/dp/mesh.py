@@ -25,15 +25,12 @@ class Mesh:
     dp_group: dist.ProcessGroup | None
 
     @classmethod
-    def build(cls, *, pp: int, world_size: int, timeout_seconds: float) -> Mesh:
+    def build(cls, *, pp: int, world_size: int, timeout: timedelta) -> Mesh:
         """Collective. Makes the groups; ``pp`` must be the same on every rank and divide ``world_size``."""
         dp = world_size // pp
         pipelines = [[replica * pp + stage for stage in range(pp)] for replica in range(dp)]
         replicas = [list(ranks) for ranks in zip(*pipelines)]
-        return cls(
-            pp_group=_groups(pipelines, timeout_seconds),
-            dp_group=_groups(replicas, timeout_seconds),
-        )
+        return cls(pp_group=_groups(pipelines, timeout), dp_group=_groups(replicas, timeout))
 
     def close(self) -> None:
         """Frees the groups. Every rank must call it, and none may use the groups any longer."""
@@ -42,12 +39,11 @@ class Mesh:
                 dist.destroy_process_group(group)
 
 
-def _groups(members: list[list[int]], timeout_seconds: float) -> dist.ProcessGroup | None:
+def _groups(members: list[list[int]], timeout: timedelta) -> dist.ProcessGroup | None:
     if len(members[0]) == 1:
         return None
     if len(members) == 1:
         return dist.group.WORLD
-    timeout = timedelta(seconds=timeout_seconds)
     group, _ = dist.new_subgroups_by_enumeration(members, timeout=timeout)
     assert not isinstance(group, int)  # torch gives a number to ranks outside of all groups; there are none
     return group

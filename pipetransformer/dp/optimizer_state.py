@@ -28,7 +28,7 @@ def empty_state(train: TrainConfig, parameter: Tensor, *, device: torch.device) 
     return {
         key: torch.zeros((), dtype=torch.float32, device=device)
         if key == "step"
-        else torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        else torch.empty_like(parameter, device=device)
         for key in state_keys(train)
     }
 

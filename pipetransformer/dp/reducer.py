@@ -39,12 +39,11 @@ class GradientReducer:
         members: list[tuple[str, nn.Parameter]] = []
         num_bytes = 0
         for name, parameter in reversed(self._parameters.items()):
-            size = parameter.numel() * parameter.element_size()
-            if members and num_bytes + size > _BUCKET_BYTES:
+            if members and num_bytes + parameter.nbytes > _BUCKET_BYTES:
                 self._buckets.append(_Bucket(members))
                 members, num_bytes = [], 0
             members.append((name, parameter))
-            num_bytes += size
+            num_bytes += parameter.nbytes
         if members:
             self._buckets.append(_Bucket(members))
         for bucket in self._buckets:
@@ -126,18 +125,16 @@ class _Bucket:
         self.members = members
         first = members[0][1]
         self.flat = torch.zeros(sum(p.numel() for _, p in members), dtype=first.dtype, device=first.device)
-        self.counts = dict.fromkeys((name for name, _ in members), 0)
-        self.missing = len(members)
         self.work: dist.Work | None = None
         offset = 0
         for _, parameter in members:
             parameter.grad = self.flat[offset : offset + parameter.numel()].view_as(parameter)
             offset += parameter.numel()
+        self.begin()
 
     def begin(self) -> None:
         """Prepares for a step: gradients of zero, and no backward pass counted."""
         # Note: zeroed in place. With None instead, the gradients would no longer be views of the bucket.
         self.flat.zero_()
         self.missing = len(self.members)
-        for name in self.counts:
-            self.counts[name] = 0
+        self.counts = dict.fromkeys((name for name, _ in self.members), 0)

@@ -75,15 +75,14 @@ def execute_transfers(
     operations: list[dist.P2POp] = []
     received = 0
     for transfer in transfers:
-        if rank == transfer.source:
-            for tensor in tensors(transfer.unit):
-                assert tensor.is_contiguous()
-                operations.append(dist.P2POp(dist.isend, tensor, transfer.target))
-        elif rank == transfer.target:
-            for tensor in tensors(transfer.unit):
-                assert tensor.is_contiguous()
-                operations.append(dist.P2POp(dist.irecv, tensor, transfer.source))
-                received += tensor.numel() * tensor.element_size()
+        if rank not in (transfer.source, transfer.target):
+            continue
+        sends = rank == transfer.source
+        for tensor in tensors(transfer.unit):
+            assert tensor.is_contiguous()
+            peer = transfer.target if sends else transfer.source
+            operations.append(dist.P2POp(dist.isend if sends else dist.irecv, tensor, peer))
+            received += 0 if sends else tensor.nbytes
     if operations:
         for work in dist.batch_isend_irecv(operations):
             work.wait()

@@ -4,19 +4,16 @@ from pipetransformer.engine.engine import Engine, Move
 from pipetransformer.engine.evaluate import NotFinite
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed
-from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
-from pipetransformer.engine.step import PhaseSeconds, Probe, Stepper
+from pipetransformer.engine.step import PhaseSeconds, Probe
 
 __all__ = [
     "Engine",
     "Feed",
-    "Layout",
     "Move",
     "NotFinite",
     "Objective",
     "PhaseSeconds",
     "Probe",
     "StepInput",
-    "Stepper",
 ]

@@ -1,6 +1,6 @@
 """The work of one rank: it enters plans, runs steps, evaluates and gathers the weights, in the same way for every plan.
 
-    engine = Engine(chain, datasets, config, world, autodp=autodp)
+    engine = Engine(chain, datasets, config, world)
     engine.enter(plan)
     for batch in engine.feed("train").batches(batches, epoch=0):
         engine.step(batch, step=step, lr=lr)
@@ -12,7 +12,7 @@ The trainer calls it with the plans of the controllers, benchmarks and tests wit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -21,9 +21,9 @@ from torch import Tensor
 
 from pipetransformer.cache import ActivationStore
 from pipetransformer.config import Config
-from pipetransformer.data import Dataset
+from pipetransformer.data import Dataset, epoch_batches
 from pipetransformer.dp import AutoDP, OptimizerState
-from pipetransformer.engine.evaluate import evaluate_splits
+from pipetransformer.engine.evaluate import evaluate
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed
 from pipetransformer.engine.layout import Layout
@@ -32,6 +32,7 @@ from pipetransformer.engine.step import Probe, Stepper
 from pipetransformer.engine.weights import gather_weights
 from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.process.collectives import slowest
 from pipetransformer.process.device import synchronize
 from pipetransformer.process.world import World
 
@@ -54,6 +55,7 @@ class Engine:
 
     Args:
         datasets: datasets by split: ``train`` for training, all others for evaluation.
+        autodp: brings the units; None for one of its own, which forgets the state of frozen units.
         stores: gives the store of a split, or None where there is none.
         probe: called with (step, local gradients by name) after the reduction and before clipping.
         sums_norms: whether gradient norms of blocks are summed up for ``take_norms``.
@@ -70,13 +72,14 @@ class Engine:
         config: Config,
         world: World,
         *,
-        autodp: AutoDP,
+        autodp: AutoDP | None = None,
         stores: Callable[[str], ActivationStore | None] = lambda split: None,
         probe: Probe | None = None,
         sums_norms: bool = False,
     ) -> None:
         train = config.train
-        self.chain, self.datasets, self.autodp = chain, datasets, autodp
+        self.chain, self.datasets = chain, datasets
+        self.autodp = autodp or AutoDP(config, chain=chain, world=world, keeps_frozen_state=False)
         self._config, self._world, self._stores = config, world, stores
         self.objective = Objective(datasets["train"].kind, label_smoothing=train.label_smoothing, device=world.device)
         self.stepper = Stepper(
@@ -84,20 +87,6 @@ class Engine:
         )
         self._layout: Layout | None = None
         self._feeds: dict[str, Feed] = {}
-
-    @classmethod
-    def of(
-        cls,
-        config: Config,
-        *,
-        chain: Chain,
-        datasets: Mapping[str, Dataset],
-        world: World,
-        stores: Callable[[str], ActivationStore | None] = lambda split: None,
-    ) -> Engine:
-        """An engine outside the trainer, with an AutoDP of its own that forgets the state of frozen units."""
-        autodp = AutoDP.of(config, chain=chain, world=world, keeps_frozen_state=False)
-        return cls(chain, datasets, config, world, autodp=autodp, stores=stores)
 
     @property
     def layout(self) -> Layout:
@@ -124,7 +113,7 @@ class Engine:
         start = perf_counter()
         state, stepped = dict(state or {}), None
         if self._layout is not None:
-            stepped = self.plan if self._layout.has_stepped else None
+            stepped = self._layout.stepped
             state |= self._layout.state()
             self._layout.close()
         arrival = self.autodp.enter(plan, state=state, stepped=stepped)
@@ -137,17 +126,13 @@ class Engine:
             objective=self.objective,
         )
         synchronize(self.chain.device)
-        figures = torch.tensor(
-            [perf_counter() - start, float(arrival.num_bytes)], dtype=torch.float64, device=self.chain.device
-        )
-        slowest, total = figures[:1].clone(), figures[1:].clone()
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        dist.all_reduce(total)
-        return Move(seconds=float(slowest), num_bytes=int(total))
+        seconds, num_bytes = slowest(perf_counter() - start), torch.tensor(arrival.num_bytes)
+        dist.all_reduce(num_bytes)
+        return Move(seconds=seconds, num_bytes=int(num_bytes))
 
     def state_holders(self) -> dict[int, frozenset[int]]:
         """The present holders of the optimizer state of each unit."""
-        return self.autodp.state_holders(self.plan if self.layout.has_stepped else None)
+        return self.autodp.state_holders(self.layout.stepped)
 
     def forget_steps(self) -> None:
         """Deletes optimizer state, losses, norms and times, as needed after steps that were only timed."""
@@ -158,8 +143,8 @@ class Engine:
     def gather(self) -> None:
         """Leaves its plan: every rank holds the whole model, and nobody optimizer state, as before training."""
         numbering = self.chain.numbering
-        whole = ParallelPlan(0, 1, self._world.size, (), 1, "1f1b", None, numbering.num_blocks)
-        self.enter(replace(whole, units_per_block=numbering.units_per_block))
+        blocks, units_per_block = numbering.num_blocks, numbering.units_per_block
+        self.enter(ParallelPlan(0, 1, self._world.size, (), 1, "1f1b", None, blocks, units_per_block=units_per_block))
         self.forget()
 
     def forget(self) -> None:
@@ -216,18 +201,24 @@ class Engine:
     def evaluate(self) -> dict[str, float]:
         """The metrics of all splits but ``train``, with the loss, the same on every rank.
 
+        Splits other than ``eval`` add ``_SPLIT`` to the names.
+
         Raises:
             NotFinite: if a loss is not finite.
         """
         self.chain.train(False)
-        return evaluate_splits(
-            self.layout,
-            self.feed,
-            self.datasets,
-            self.objective,
-            batch_size=self._config.train.batch_size,
-            num_nodes=self._world.num_nodes,
-        )
+        metrics: dict[str, float] = {}
+        batch_size, num_nodes = self._config.train.batch_size, self._world.num_nodes
+        for split, dataset in self.datasets.items():
+            if split == "train":
+                continue
+            batches = epoch_batches(
+                dataset.lengths, batch_size=batch_size, seed=0, epoch=0, shuffle=False, num_nodes=num_nodes
+            )
+            found = evaluate(self.layout.executor, self.feed(split), dataset, self.objective, batches=batches)
+            suffix = "" if split == "eval" else f"_{split}"
+            metrics |= {f"{name}{suffix}": value for name, value in found.items()}
+        return metrics
 
     def weights(self) -> dict[str, Tensor] | None:
         """Parameters and persistent buffers by the model's names, on the CPU of rank 0; None on the other ranks."""

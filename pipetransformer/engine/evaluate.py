@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipetransformer.data import Dataset, epoch_batches
+from pipetransformer.data import Batch, Dataset
+from pipetransformer.engine.executor import Executor
 from pipetransformer.engine.feed import Feed
-from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
 from pipetransformer.process.collectives import first_of_ranks
 
@@ -27,51 +27,28 @@ class NotFinite(Exception):
         self.rank = rank
 
 
-def evaluate_splits(
-    layout: Layout,
-    feed_of: Callable[[str], Feed],
-    datasets: Mapping[str, Dataset],
-    objective: Objective,
-    *,
-    batch_size: int,
-    num_nodes: int,
-) -> dict[str, float]:
-    """Collective. The metrics of all splits but ``train``, by name; other splits than ``eval`` add ``_SPLIT`` to names.
-
-    Args:
-        feed_of: gives the inputs of this rank for a split.
-        batch_size: samples of a global batch.
-
-    Raises:
-        NotFinite: if a loss is not finite.
-    """
-    metrics: dict[str, float] = {}
-    for split in (split for split in datasets if split != "train"):
-        suffix = "" if split == "eval" else f"_{split}"
-        found = evaluate(layout, feed_of(split), datasets[split], objective, batch_size=batch_size, num_nodes=num_nodes)
-        metrics |= {f"{name}{suffix}": value for name, value in found.items()}
-    return metrics
-
-
 def evaluate(
-    layout: Layout, feed: Feed, dataset: Dataset, objective: Objective, *, batch_size: int, num_nodes: int
+    executor: Executor, feed: Feed, dataset: Dataset, objective: Objective, *, batches: Sequence[Batch]
 ) -> dict[str, float]:
     """Collective. The metrics of ``dataset`` by name, with ``loss``, the same on every rank.
 
     The model must be in eval mode. The outputs of all samples are gathered on rank 0, because most metrics are not sums
     over samples.
 
+    Args:
+        feed: the inputs of this rank.
+        batches: every sample of ``dataset`` once.
+
     Raises:
         NotFinite: if the loss is not finite.
     """
-    batches = epoch_batches(dataset.lengths, batch_size=batch_size, seed=0, epoch=0, shuffle=False, num_nodes=num_nodes)
     objective.clear()
     mine: list[tuple[np.ndarray, np.ndarray]] = []
     with torch.no_grad():
         for batch in feed.batches(batches, epoch=0):
             objective.begin(step=-1, global_count=batch.global_count)
             feed.enter(batch)
-            outputs = layout.executor.evaluate(batch)
+            outputs = executor.evaluate(batch)
             if outputs is not None and batch.num_real:
                 mine.append((batch.ids[: batch.num_real], outputs[: batch.num_real].float().cpu().numpy()))
     figures = torch.stack([objective.loss_sum, objective.num_samples.double()])

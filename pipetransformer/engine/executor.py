@@ -5,7 +5,7 @@ Both take the same ``StepInput``, so that callers need not know which one they h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
@@ -50,10 +50,16 @@ class StepInput:
 
     def pin_memory(self) -> StepInput:
         """Pins the tensors on the host, so that copies to a GPU can overlap. The data loader calls it."""
-        self.labels = self.labels.pin_memory()
-        self.inputs = {key: value.pin_memory() for key, value in self.inputs.items()}
-        if self.hidden is not None and self.hidden.device.type == "cpu":
-            self.hidden = self.hidden.pin_memory()
+        return self._replace_all(lambda tensor: tensor.pin_memory() if tensor.device.type == "cpu" else tensor)
+
+    def move(self, device: torch.device) -> StepInput:
+        """Brings the tensors to ``device``."""
+        return self._replace_all(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def _replace_all(self, replaced: Callable[[Tensor], Tensor]) -> StepInput:
+        self.labels = replaced(self.labels)
+        self.inputs = {key: replaced(value) for key, value in self.inputs.items()}
+        self.hidden = None if self.hidden is None else replaced(self.hidden)
         return self
 
 

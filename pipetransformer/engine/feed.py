@@ -76,7 +76,7 @@ class Feed:
 
     def _fetch(self, dataset: Dataset, item: _Item) -> StepInput:
         chain, plan, ids = self._chain, self._plan, item.share.ids
-        labels = dataset.labels[torch.from_numpy(ids)].clone()
+        labels = dataset.labels[torch.from_numpy(ids)]  # a copy
         labels[item.share.num_real :] = IGNORED
         hidden = self._reader.read(ids, length=item.length) if self._reader is not None else None
         needs_main = self._is_first and hidden is None
@@ -102,10 +102,7 @@ class Feed:
         """Moves ``batch`` to the device, in place, and runs the uncached rest of the prefix, without gradients."""
         chain, plan = self._chain, self._plan
         if chain.device.type != "cpu":
-            batch.labels = batch.labels.to(chain.device, non_blocking=True)
-            batch.inputs = {key: v.to(chain.device, non_blocking=True) for key, v in batch.inputs.items()}
-            if batch.hidden is not None:
-                batch.hidden = batch.hidden.to(chain.device, non_blocking=True)
+            batch.move(chain.device)
         if batch.hidden is None:
             return
         if plan.frozen:

@@ -28,7 +28,7 @@ class Layout:
         optimizer: the optimizer of ``parameters``.
         reducer: the sum of their gradients over the replicas.
         executor: forward and backward of this rank's stages.
-        has_stepped: whether an optimizer step was taken under this plan.
+        stepped: the plan, once an optimizer step was taken under it; None before.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Layout:
             group=self.mesh.pp_group,
             recompute=config.pipe.recompute,
         )
-        self.has_stepped = False
+        self.stepped: ParallelPlan | None = None
 
     def state(self) -> OptimizerState:
         """This rank's optimizer state, by parameter name."""
@@ -66,7 +66,7 @@ class Layout:
     def forget_state(self) -> None:
         """Deletes the optimizer's state, as if no step had been taken."""
         self.optimizer.state.clear()
-        self.has_stepped = False
+        self.stepped = None
 
     def gradients(self) -> list[Tensor]:
         """The local gradients in the order of ``parameters``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
@@ -50,15 +50,6 @@ class PhaseSeconds:
     reduction: float = 0.0
     optimizer: float = 0.0
 
-    def as_list(self) -> list[float]:
-        """The seconds in the order of ``names``."""
-        return [getattr(self, name) for name in self.names()]
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """The names of the phases."""
-        return [field.name for field in fields(cls)]
-
 
 class Stepper:
     """Runs optimizer steps: forward, backward, reduction, clipping, update.
@@ -86,10 +77,8 @@ class Stepper:
         self._rank = rank
         self._probe = probe
         self._needs_norms = needs_norms
-        self._num_blocks = chain.num_blocks
-        self._device = chain.device
+        self._chain = chain
         self.clear()
-        self.seconds = PhaseSeconds()
 
     def run(self, layout: Layout, feed: Feed, batch: StepInput, *, step: int, lr: float) -> None:
         """Runs one optimizer step.
@@ -117,7 +106,7 @@ class Stepper:
         for group in layout.optimizer.param_groups:
             group["lr"] = lr
         layout.optimizer.step()
-        layout.has_stepped = True
+        layout.stepped = layout.plan
         busy = executor.times.forward + executor.times.backward
         seconds.prefix += entered - start
         seconds.forward += executor.times.forward
@@ -133,7 +122,7 @@ class Stepper:
         norms = gradient_norms(gradients)
         if self._needs_norms:
             # One slot for each part; those of stem and head are dropped.
-            squares = torch.zeros(self._num_blocks + 2, dtype=torch.float64, device=norms.device)
+            squares = torch.zeros(self._chain.num_blocks + 2, dtype=torch.float64, device=norms.device)
             squares.index_add_(0, layout.part_index, norms.double().square())
             self._squares.append(squares[1:-1])
             if len(self._squares) == _STEPS_TOGETHER:
@@ -145,7 +134,7 @@ class Stepper:
         """Deletes times and norms, as needed after steps that were only timed."""
         self.seconds = PhaseSeconds()
         self._squares: list[Tensor] = []  # squared norms [num_blocks] of the steps that are not in the sums yet
-        self._norm_sums = torch.zeros(self._num_blocks, dtype=torch.float64, device=self._device)
+        self._norm_sums = torch.zeros(self._chain.num_blocks, dtype=torch.float64, device=self._chain.device)
         self._num_summed = 0
 
     def settle_norms(self, layout: Layout) -> None:

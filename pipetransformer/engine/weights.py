@@ -22,14 +22,14 @@ def gather_weights(chain: Chain, holders: Mapping[int, frozenset[int]], *, world
     transfers = plan_transfers(holders, needed, ranks_per_node=world.local_size)
     arriving = {t.unit for t in transfers} if world.rank == 0 else set()
     gathered: dict[str, Tensor] = {}
-    for unit in holders:
-        for name, parameter in chain.named_parameters([unit]).items():
+    parameters = {unit: chain.named_parameters([unit]) for unit in holders}
+    for unit, named in parameters.items():
+        for name, parameter in named.items():
             if unit in arriving:
-                gathered[name] = torch.empty(parameter.shape, dtype=parameter.dtype, device=chain.device)
+                gathered[name] = torch.empty_like(parameter, device=chain.device)
             elif not parameter.is_meta:
                 gathered[name] = parameter.detach()
-    names = {unit: list(chain.named_parameters([unit])) for unit in holders}
-    execute_transfers(transfers, rank=world.rank, tensors=lambda unit: (gathered[name] for name in names[unit]))
+    execute_transfers(transfers, rank=world.rank, tensors=lambda unit: (gathered[name] for name in parameters[unit]))
     if world.rank != 0:
         return None
     buffers = {n: b for n, b in chain.model.state_dict().items() if n not in gathered}

@@ -24,6 +24,13 @@ def first_of_ranks(number: int | None) -> tuple[int, int] | None:
     return None if int(found) == nothing else divmod(int(found), size)
 
 
+def values_of_ranks(value: Result) -> list[Result]:
+    """Collective. The value that each rank gives, by rank."""
+    values = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 def slowest(seconds: float) -> float:
     """Collective. The most seconds of any rank."""
     most = torch.tensor(seconds, dtype=torch.float64)
@@ -62,8 +69,7 @@ def led_by(leader: int, action: Callable[[], Result]) -> Result:
             outcome = (answer.result(), None)
         except UserError as error:
             outcome = (None, str(error))
-    gathered = [outcome] * dist.get_world_size()
-    dist.all_gather_object(gathered, outcome)
+    gathered = values_of_ranks(outcome)
     if (error_line := next((line for _, line in gathered if line is not None), None)) is not None:
         raise UserError(error_line)
     return cast(Result, gathered[leader][0])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
 
 import torch
 import torch.distributed as dist
 
-from pipetransformer.engine import PhaseSeconds
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.run.events import Logged
 from pipetransformer.run.tracking import train_metrics
@@ -74,7 +73,7 @@ def gather_steps(pause: Logged, *, num_steps: int, hits: int, misses: int) -> St
         misses: this rank's samples whose prefix was computed, though the plan had a cache.
     """
     sums = (pause.loss_sum, pause.num_correct, pause.num_samples, float(hits), float(misses))
-    mine = torch.tensor([*sums, *pause.phases.as_list()], dtype=torch.float64)
+    mine = torch.tensor([*sums, *astuple(pause.phases)], dtype=torch.float64)
     gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, mine)
     table = torch.stack(gathered)
@@ -88,5 +87,5 @@ def gather_steps(pause: Logged, *, num_steps: int, hits: int, misses: int) -> St
         samples_per_s=samples / pause.seconds if pause.seconds else 0.0,
         hits=int(all_hits),
         misses=int(all_misses),
-        by_phase={n: c.tolist() for n, c in zip(PhaseSeconds.names(), table[:, len(sums) :].T, strict=True)},
+        by_phase={n: c.tolist() for n, c in zip(asdict(pause.phases), table[:, len(sums) :].T, strict=True)},
     )

@@ -11,27 +11,14 @@ from functools import partial
 from itertools import pairwise
 
 from pipetransformer.pipe.planner.choice import Outlook, Planner
+from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.search import Prediction
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import cached_choices
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedRun:
-    """A training and its freeze schedule.
-
-    Attributes:
-        frozen: n by epoch, never falling.
-        steps_per_epoch: steps of ``global_batch_size`` samples.
-        global_batch_size: samples of a step.
-        cache_bytes: bytes of all nodes' caches together at most; None for no limit.
-    """
-
-    frozen: tuple[int, ...]
-    steps_per_epoch: int
-    global_batch_size: int
-    cache_bytes: int | None = None
+from pipetransformer.plan.schedules import fewest_stages
+from pipetransformer.simulation.analytic import costs_of
+from pipetransformer.simulation.schema import SimulationConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,66 +46,76 @@ class Segment:
         return self.num_steps * self.prediction.step_seconds + self.transition_seconds + self.advance_seconds
 
 
-def simulate_run(
-    run: SimulatedRun,
-    *,
-    planner: Planner,
-    costs: JobCosts,
-    has_cache: bool,
-    fixed_seconds: float = 0.0,
-) -> tuple[Segment, ...]:
-    """The run's segments, from a start with nothing frozen, as training has.
-
-    Args:
-        fixed_seconds: time of any transition besides moving weights.
-
-    Raises:
-        UserError: no plan fits.
-    """
-    changes = [0, *(e for e in range(1, len(run.frozen)) if run.frozen[e] != run.frozen[e - 1]), len(run.frozen)]
+def run_simulation(config: SimulationConfig) -> tuple[Segment, ...]:
+    """The run's segments, from a start with nothing frozen, as training has. Raises UserError where no plan fits."""
+    planner, costs, frozen = _planner(config), costs_of(config), config.frozen()
+    changes = [0, *(e for e in range(1, len(frozen)) if frozen[e] != frozen[e - 1]), len(frozen)]
     prediction = planner.first_plan(costs, {}).prediction
     held: int | None = None  # the boundary that the cache has, read or not
     segments: list[Segment] = []
     for epoch, stop in pairwise(changes):
         current = prediction.plan
-        options = partial(_options, run, current=current, costs=costs, held=held, has_cache=has_cache)
-        outlook = Outlook(costs, (len(run.frozen) - epoch) * run.steps_per_epoch, fixed_seconds=fixed_seconds)
-        choice = planner.settle(run.frozen[epoch], current=current, options=options, outlook=outlook).choice
+        options = partial(_options, config, current=current, costs=costs, held=held)
+        remaining_steps = (len(frozen) - epoch) * config.steps_per_epoch
+        outlook = Outlook(costs, remaining_steps, fixed_seconds=config.cluster.transition_seconds)
+        choice = planner.settle(frozen[epoch], current=current, options=options, outlook=outlook).choice
         moves = advance = 0.0
         if choice is not None:
             prediction, moves = choice.prediction, choice.transition_seconds
             advance = options(choice.plan.frozen)[choice.plan.cached]
             held = held if choice.plan.cached is None else choice.plan.cached
-        num_steps = (stop - epoch) * run.steps_per_epoch
+        num_steps = (stop - epoch) * config.steps_per_epoch
         segments.append(Segment(epoch, stop - epoch, num_steps, prediction, moves, advance))
     return tuple(segments)
 
 
+def _planner(config: SimulationConfig) -> Planner:
+    pipe, cluster = config.pipe, config.cluster
+    length = pipe.initial_length
+    constraints = Constraints(
+        world_size=config.world_size,
+        global_batch_size=config.train.batch_size,
+        schedules=tuple((name, fewest_stages(name)) for name in pipe.schedules),
+        num_microbatches=pipe.microbatches,
+        pipeline_lengths=divisors(cluster.devices_per_node) if length is None else (length,),
+        memory_limit=cluster.memory,
+    )
+    return Planner(
+        constraints,
+        num_blocks=config.model.blocks,
+        local_size=cluster.devices_per_node,
+        keeps_length=not pipe.replicas,
+        keeps_cut=not pipe.elastic,
+        limit_key="cluster.memory",
+    )
+
+
 def _options(
-    run: SimulatedRun, frozen: int, *, current: ParallelPlan, costs: JobCosts, held: int | None, has_cache: bool
+    config: SimulationConfig, frozen: int, *, current: ParallelPlan, costs: JobCosts, held: int | None
 ) -> dict[int | None, float]:
     """Boundaries that may be read, each with the seconds of the advance pass to get there."""
     return {
-        cached: _advance_seconds(run, current, costs=costs, held=held, target=cached)
-        for cached in (cached_choices(frozen, held=held) if has_cache else (None,))
-        if cached is None or _fits(run, current, costs=costs, boundary=cached)
+        cached: _advance_seconds(config, current, costs=costs, held=held, target=cached)
+        for cached in (cached_choices(frozen, held=held) if config.pipe.cache else (None,))
+        if cached is None or _fits(config, current, costs=costs, boundary=cached)
     }
 
 
-def _fits(run: SimulatedRun, plan: ParallelPlan, *, costs: JobCosts, boundary: int) -> bool:
+def _fits(config: SimulationConfig, plan: ParallelPlan, *, costs: JobCosts, boundary: int) -> bool:
     """Whether the nodes can keep a boundary of every sample."""
-    step_bytes = costs.unit_costs(run.global_batch_size).boundary_bytes[plan.numbering.behind(boundary) - 1]
-    return run.cache_bytes is None or run.steps_per_epoch * step_bytes <= run.cache_bytes
+    memory, nodes = config.cluster.host_memory, config.cluster.nodes
+    step_bytes = costs.unit_costs(config.train.batch_size).boundary_bytes[plan.numbering.behind(boundary) - 1]
+    return memory is None or config.steps_per_epoch * step_bytes <= nodes * memory
 
 
 def _advance_seconds(
-    run: SimulatedRun, current: ParallelPlan, *, costs: JobCosts, held: int | None, target: int | None
+    config: SimulationConfig, current: ParallelPlan, *, costs: JobCosts, held: int | None, target: int | None
 ) -> float:
     """Time for all ranks together to take every sample to boundary ``target``, the frozen forward data-parallel."""
     if target is None or target == held:
         return 0.0
-    unit = costs.unit_costs(-(-run.global_batch_size // current.world_size))
+    unit = costs.unit_costs(-(-config.train.batch_size // current.world_size))
     first, stop = current.numbering.behind(held or 0), current.numbering.behind(target)
     moved = unit.boundary_bytes[stop - 1] + (unit.boundary_bytes[first - 1] if first else 0)
     batch_ns = sum(unit.prefix_ns[first:stop]) + (costs.read.ns(moved) if costs.read is not None else 0)
-    return run.steps_per_epoch * batch_ns / 1e9
+    return config.steps_per_epoch * batch_ns / 1e9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,12 +14,9 @@ from pipetransformer.config.words import Allowed, explain, reference, text_keys
 from pipetransformer.config.yaml_text import parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.schedule import scheduled
-from pipetransformer.pipe.planner.choice import Planner
-from pipetransformer.pipe.planner.constraints import Constraints, divisors
-from pipetransformer.pipe.planner.costs import JobCosts, Link
-from pipetransformer.plan.schedules import SCHEDULES, fewest_stages
-from pipetransformer.simulation.analytic import Device, TransformerShape, transformer_costs
-from pipetransformer.simulation.run import Segment, SimulatedRun, simulate_run
+from pipetransformer.pipe.planner.constraints import divisors
+from pipetransformer.pipe.planner.costs import Link
+from pipetransformer.plan.schedules import SCHEDULES
 
 Frozen = Annotated[list[int], Allowed("a list of whole numbers, n by epoch, none below the one before")]
 
@@ -94,14 +90,14 @@ class SimulationConfig(Section):
     def world_size(self) -> int:
         return self.cluster.nodes * self.cluster.devices_per_node
 
+    @property
+    def steps_per_epoch(self) -> int:
+        return ceil(self.train.samples / self.train.batch_size)
+
     def without_freezing(self) -> SimulationConfig:
         """The same run with nothing frozen, free to take the best layout: the baseline of an elastic one."""
-        return self.model_copy(
-            update={
-                "freeze": _Freeze(),
-                "pipe": self.pipe.model_copy(update={"initial_length": None}),
-            }
-        )
+        pipe = self.pipe.model_copy(update={"initial_length": None})
+        return self.model_copy(update={"freeze": _Freeze(), "pipe": pipe})
 
     def frozen(self) -> tuple[int, ...]:
         """The number of frozen blocks (n) by epoch."""
@@ -149,68 +145,6 @@ def load_simulation(path: str | Path, overrides: Sequence[str] = ()) -> Simulati
     if config.cluster.nodes > 1 and config.cluster.between is None:
         raise UserError("cluster.between: missing; give the link of a node to others")
     return config
-
-
-def costs_of(config: SimulationConfig) -> JobCosts:
-    """The planner's costs of the model on the cluster."""
-    model, cluster, train = config.model, config.cluster, config.train
-    costs = transformer_costs(
-        TransformerShape(
-            num_blocks=model.blocks,
-            width=model.width,
-            num_tokens=model.tokens,
-            num_heads=model.heads,
-            stem_parameters=model.stem_parameters,
-            head_parameters=model.head_parameters,
-            stem_operations=model.stem_operations,
-        ),
-        Device(
-            operations_per_second=cluster.operations_per_second,
-            bytes_per_second=cluster.memory_bytes_per_second,
-            bytes_per_number=cluster.bytes_per_number,
-        ),
-        rows=ceil(train.batch_size / config.world_size),
-        num_ranks=config.world_size,
-        inside=cluster.inside.link(),
-        between=cluster.between.link() if cluster.between is not None and cluster.nodes > 1 else None,
-        optimizer_factor=1.0 + train.optimizer_state,
-        overlap=cluster.overlap,
-    )
-    return replace(costs, read=cluster.host.link())
-
-
-def run_simulation(config: SimulationConfig) -> tuple[Segment, ...]:
-    """The segments of the run. Raises UserError where nothing fits."""
-    pipe, cluster = config.pipe, config.cluster
-    planner = Planner(
-        Constraints(
-            world_size=config.world_size,
-            global_batch_size=config.train.batch_size,
-            schedules=tuple((name, fewest_stages(name)) for name in pipe.schedules),
-            num_microbatches=pipe.microbatches,
-            pipeline_lengths=(
-                divisors(cluster.devices_per_node) if pipe.initial_length is None else (pipe.initial_length,)
-            ),
-            memory_limit=cluster.memory,
-        ),
-        num_blocks=config.model.blocks,
-        local_size=cluster.devices_per_node,
-        keeps_length=not pipe.replicas,
-        keeps_cut=not pipe.elastic,
-        limit_key="cluster.memory",
-    )
-    return simulate_run(
-        SimulatedRun(
-            frozen=config.frozen(),
-            steps_per_epoch=ceil(config.train.samples / config.train.batch_size),
-            global_batch_size=config.train.batch_size,
-            cache_bytes=None if cluster.host_memory is None else cluster.nodes * cluster.host_memory,
-        ),
-        planner=planner,
-        costs=costs_of(config),
-        has_cache=pipe.cache,
-        fixed_seconds=cluster.transition_seconds,
-    )
 
 
 def simulation_page() -> str:

@@ -21,6 +21,7 @@ from pipetransformer.graphs.graph.profile_file import kept_costs
 from pipetransformer.graphs.zoo import ZooModel
 from pipetransformer.pipe.planner.costs import Link
 from pipetransformer.pipe.planner.partition import partition, smallest_limit
+from pipetransformer.process.device import device_name
 
 _PROFILE_REPEATS = 7
 _TRIALS, _TRIAL_ROUNDS = 5, 5
@@ -30,7 +31,6 @@ def analyse_model(
     model: ZooModel,
     *,
     example: Tensor,
-    device: torch.device,
     num_stages: int,
     iterations: int,
     depth: int | None,
@@ -39,7 +39,6 @@ def analyse_model(
     num_microbatches: int,
     link: Link,
     title: str,
-    device_name: str,
     profiles: Path | None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> tuple[PartitionReport, Graph]:
@@ -58,11 +57,13 @@ def analyse_model(
         UserError: the model cannot be cut so.
     """
     torch.manual_seed(0)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    name_of_device = device_name(device)
     module = model.build().to(device)
     inputs = (example.to(device),)
     graph = trace(module, inputs, depth=depth)
     _check_stages(num_stages, num_units=graph.num_units)  # before what takes minutes
-    key = {"model": model.name, "dtype": str(next(module.parameters()).dtype), "device": device_name}
+    key = {"model": model.name, "dtype": str(next(module.parameters()).dtype), "device": name_of_device}
     tell(f"costs of {graph.num_units} units")
     costs = _unit_costs(graph, inputs, recompute=recompute, key=key, profiles=profiles)
     tell(f"at most {_TRIALS} cuts run, each until units cost what they do in its parts")
@@ -75,7 +76,7 @@ def analyse_model(
     in_parts = _corrected(in_parts, graph.stages(boundaries), forward=forward, backward=backward)
     report = analyse(
         graph, boundaries, costs=costs, in_parts=in_parts, forward=forward, backward=backward, link=link,
-        recompute=recompute, num_microbatches=num_microbatches, title=title, device=device_name,
+        recompute=recompute, num_microbatches=num_microbatches, title=title, device=name_of_device,
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
     )  # fmt: skip
     return report, graph
@@ -163,12 +164,11 @@ def _corrected(
             chain.from_iterable((round(column[u] * factor) for u in part) for part, factor in zip(parts, factors))
         )
 
-    whole = [again + back for again, back in zip(costs.recompute_ns, costs.backward_ns)]
     return replace(
         costs,
         forward_ns=scaled(costs.forward_ns, forward, costs.forward_ns),
-        recompute_ns=scaled(costs.recompute_ns, backward, whole),
-        backward_ns=scaled(costs.backward_ns, backward, whole),
+        recompute_ns=scaled(costs.recompute_ns, backward, costs.returning_ns),
+        backward_ns=scaled(costs.backward_ns, backward, costs.returning_ns),
     )
 
 
@@ -185,7 +185,6 @@ def cut_graph(
         UserError: there are fewer units than stages, or nothing fits; names what would.
     """
     _check_stages(num_stages, num_units=len(costs.forward_ns))
-    unit_ns = [sum(times) for times in zip(costs.forward_ns, costs.recompute_ns, costs.backward_ns)]
     crossing = [link.ns(sent) + link.ns(returned) for sent, returned in zip(costs.crossing_bytes, costs.returned_bytes)]
     alive = range(num_stages, 0, -1)
     memory = [
@@ -197,15 +196,11 @@ def cut_graph(
     ]
     received = [[count * num_bytes for num_bytes in (0, *costs.crossing_bytes[:-1])] for count in alive]
 
-    def cut(limit: int | None) -> tuple[int, ...] | None:
-        return partition(
-            unit_ns, num_stages=num_stages, crossing=crossing, memory=memory, received=received, memory_limit=limit
-        )
-
-    if (boundaries := cut(memory_limit)) is not None:
+    cut = partial(partition, costs.unit_ns, num_stages=num_stages, crossing=crossing, memory=memory, received=received)
+    if (boundaries := cut(memory_limit=memory_limit)) is not None:
         return boundaries
     assert memory_limit is not None
-    least = smallest_limit(lambda limit: cut(limit) is not None, refused=memory_limit)
+    least = smallest_limit(lambda limit: cut(memory_limit=limit) is not None, refused=memory_limit)
     raise UserError(f"--memory-limit: {memory_limit} bytes hold no cut into {num_stages} parts; give at least {least}")
 
 

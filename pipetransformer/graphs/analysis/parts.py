@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean, median, pvariance
+from statistics import median
 
 import numpy as np
 import torch
@@ -24,16 +24,6 @@ class Samples:
     def median(self) -> float:
         return median(self.values)
 
-    @property
-    def variance(self) -> float:
-        return pvariance(self.values)
-
-    @property
-    def mean_deviation(self) -> float:
-        """Mean distance from the mean."""
-        middle = mean(self.values)
-        return mean(abs(value - middle) for value in self.values)
-
     def percentile(self, percent: float) -> float:
         return float(np.percentile(self.values, percent))
 
@@ -47,60 +37,61 @@ def time_parts(
     and weights; with ``recompute`` the forward keeps nothing and the backward begins with a forward, as under
     activation checkpointing. Gradients are cleared.
     """
-    parts = [GraphStage(graph, units.start, units.stop) for units in graph.stages(boundaries)]
-    device = inputs[0].device
-    forward: list[list[float]] = [[] for _ in parts]
-    backward: list[list[float]] = [[] for _ in parts]
+    parts = [_Part(graph, units, inputs) for units in graph.stages(boundaries)]
+    for _ in range(iterations + 1):  # the first warms up
+        crossing = tuple(inputs)
+        for part in parts:
+            crossing = part.run_forward(crossing, recompute=recompute)
+        returned: list[Tensor | None] = [torch.ones_like(tensor) for tensor in crossing]
+        for part in reversed(parts):
+            returned = part.run_backward(returned, recompute=recompute)
     for part in parts:
-        part.train()
-    for iteration in range(iterations + 1):
-        given: list[tuple[Tensor, ...]] = []
-        outputs: list[tuple[Tensor, ...]] = []
-        named = dict(zip(graph.input_names, inputs, strict=True))
-        crossing: tuple[Tensor, ...] = tuple(inputs)
-        for number, part in enumerate(parts):
-            arguments = _enter(part, crossing, is_first=number == 0)
-            side = {} if number == 0 else {name: named[name] for name in part.spec.model_inputs}
-            start = now_ns(device)
-            with torch.set_grad_enabled(not recompute):
-                made = _tuple(part(*arguments, **side))
-            spent = now_ns(device) - start
-            if iteration:
-                forward[number].append(spent / 1e6)
-            given.append(arguments)
-            outputs.append(made)
-            crossing = tuple(tensor.detach() for tensor in made)
-        returned: list[Tensor | None] = [torch.ones_like(tensor) for tensor in outputs[-1]]
-        for number in reversed(range(len(parts))):
-            part, arguments = parts[number], given[number]
-            side = {} if number == 0 else {name: named[name] for name in part.spec.model_inputs}
-            start = now_ns(device)
-            made = _tuple(part(*arguments, **side)) if recompute else outputs[number]
-            pairs = [(t, g) for t, g in zip(made, returned, strict=True) if t.requires_grad and g is not None]
-            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
-            spent = now_ns(device) - start
-            if iteration:
-                backward[number].append(spent / 1e6)
-            outputs[number] = ()
-            returned = [tensor.grad for tensor in arguments]
-            part.discard_statistics()
-            for parameter in part.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.zero_()  # kept: a step adds to gradients that are there
-    for part in parts:
-        for parameter in part.parameters():
-            parameter.grad = None
-    return tuple(Samples(tuple(v)) for v in forward), tuple(Samples(tuple(v)) for v in backward)
+        part.stage.zero_grad()
+    return tuple(_samples(part.forward_ns) for part in parts), tuple(_samples(part.backward_ns) for part in parts)
 
 
-def _enter(part: GraphStage, crossing: Sequence[Tensor], *, is_first: bool) -> tuple[Tensor, ...]:
-    if is_first:
-        return tuple(crossing)
-    return tuple(
-        tensor.detach().requires_grad_(known.requires_grad)
-        for tensor, known in zip(crossing, part.spec.inputs, strict=True)
-    )
+def _samples(times_ns: Sequence[int]) -> Samples:
+    return Samples(tuple(ns / 1e6 for ns in times_ns[1:]))
 
 
-def _tuple(made: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return made if isinstance(made, tuple) else (made,)
+class _Part:
+    """One part, with its times."""
+
+    def __init__(self, graph: Graph, units: range, inputs: Sequence[Tensor]) -> None:
+        self.stage = GraphStage(graph, units.start, units.stop)
+        self.stage.train()
+        self._device = inputs[0].device
+        self._model_inputs = dict(zip(graph.input_names, inputs, strict=True))
+        entering = self.stage.spec.inputs if units.start else inputs
+        self._tracked = [tensor.requires_grad for tensor in entering]
+        self._given: tuple[Tensor, ...] = ()
+        self._made: tuple[Tensor, ...] = ()
+        self.forward_ns: list[int] = []
+        self.backward_ns: list[int] = []
+
+    def run_forward(self, crossing: Sequence[Tensor], *, recompute: bool) -> tuple[Tensor, ...]:
+        """Returns what it sends."""
+        pairs = zip(crossing, self._tracked, strict=True)
+        self._given = tuple(tensor.detach().requires_grad_(is_tracked) for tensor, is_tracked in pairs)
+        start = now_ns(self._device)
+        with torch.set_grad_enabled(not recompute):
+            self._run()
+        self.forward_ns.append(now_ns(self._device) - start)
+        return tuple(tensor.detach() for tensor in self._made)
+
+    def run_backward(self, returned: Sequence[Tensor | None], *, recompute: bool) -> list[Tensor | None]:
+        """Takes the gradients of what it sent, and returns those of what it was sent."""
+        start = now_ns(self._device)
+        if recompute:
+            self._run()
+        pairs = [(t, g) for t, g in zip(self._made, returned, strict=True) if t.requires_grad and g is not None]
+        torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        self.backward_ns.append(now_ns(self._device) - start)
+        self._made = ()
+        self.stage.discard_statistics()
+        self.stage.zero_grad(set_to_none=False)  # kept: a step adds to gradients that are there
+        return [tensor.grad for tensor in self._given]
+
+    def _run(self) -> None:
+        made = self.stage(*self._given, **self._model_inputs)
+        self._made = made if isinstance(made, tuple) else (made,)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
+from statistics import mean, pvariance
 
 from pipetransformer.graphs.analysis.ftpipe import PartTimes, imbalance, latencies, longest_path, topology_imbalance
 from pipetransformer.graphs.analysis.parts import Samples
@@ -108,55 +110,47 @@ class PartitionReport:
         yield from ("cutting edges are edges between partitions", f"number of cutting edges: {len(self.edges)}", "")
         yield from (f"backward times {include} recomputation", "")
         yield "theoretical times are execution time based on sum of graph weights ms"
-        for name, times in (("sequential", self.sequential), ("parallel", self.parallel)):
-            yield f"{name} forward {_by_part(times.forward)}"
-            yield f"{name} backward {_by_part(times.backward)}"
+        yield from _both(self.sequential, "sequential ")
+        yield from _both(self.parallel, "parallel ")
         yield from ("", "real times are based on real measurements of execution time of generated partitions ms")
-        yield f"forward {_by_part(self.real.forward)}"
-        yield f"backward {_by_part(self.real.backward)}"
-        yield "variance of real execution times ms"
-        yield f"forward{_by_part(s.variance for s in self.forward)}"
-        yield f"backward{_by_part(s.variance for s in self.backward)}"
-        yield "avg diviation from the mean of real execution times ms"
-        yield f"forward{_by_part(s.mean_deviation for s in self.forward)}"
-        yield f"backward{_by_part(s.mean_deviation for s in self.backward)}"
-        yield ""
-        yield _IMBALANCE
-        theoretical = (("theoretical sequential", self.sequential), ("theoretical parallel", self.parallel))
-        for name, times in (*theoretical, ("real", self.real)):
-            yield from ("",) if name == "real" else ()
-            yield f"{name} imbalance:"
-            yield f"forward {imbalance(times.forward)}"
-            yield f"backward {imbalance(times.backward)}"
+        yield from _both(self.real)
+        for title, spread in (("variance of", pvariance), ("avg diviation from the mean of", _mean_deviation)):
+            yield f"{title} real execution times ms"
+            yield f"forward{_by_part(spread(s.values) for s in self.forward)}"
+            yield f"backward{_by_part(spread(s.values) for s in self.backward)}"
+        yield from ("", _IMBALANCE)
+        yield from self._imbalances("imbalance", imbalance)
         yield from ("", "topology aware imbalance is worst imbalance between 2 connected partitions")
-        for name, times in (*theoretical, ("real", self.real)):
-            yield from ("",) if name == "real" else ()
-            yield f"{name} topology aware imbalance:"
-            yield f"forwad {topology_imbalance(times.forward, connected=self.connected)}"
-            yield f"backward {topology_imbalance(times.backward, connected=self.connected)}"
+        among_connected = partial(topology_imbalance, connected=self.connected)
+        yield from self._imbalances("topology aware imbalance", among_connected, forward="forwad")
         yield from ("", "communication volumes size of activations of each partition")
         for part, traffic in enumerate(self.traffic):
-            yield (
-                f"{part}: input size: {traffic.received_bytes / 1e6} MB recieve_time: {traffic.receive_ms} ms "
-                f"out: {traffic.sent_bytes / 1e6} MB send time: {traffic.send_ms} ms"
-            )
+            received = traffic.received_bytes, traffic.receive_ms
+            yield _exchange(part, *received, traffic.sent_bytes, traffic.send_ms)
         yield ""
         yield "ideal latency is the time that passes for a forward/backward pass to reach and leave the partition"
         for name, times in (("theoretical", self.sequential), ("real", self.real)):
-            ideal = latencies(times, connected=self.connected)
             yield f"ideal {name} latencies ms"
-            yield f"forward {_by_part(ideal.forward)}"
-            yield f"backward {_by_part(ideal.backward)}"
+            yield from _both(latencies(times, connected=self.connected))
+
+    def _imbalances(
+        self, title: str, figure: Callable[[Sequence[float]], float], *, forward: str = "forward"
+    ) -> Iterable[str]:
+        for name, times in (
+            ("theoretical sequential", self.sequential),
+            ("theoretical parallel", self.parallel),
+            ("\nreal", self.real),
+        ):
+            yield f"{name} {title}:"
+            yield f"{forward} {figure(times.forward)}"
+            yield f"backward {figure(times.backward)}"
 
     def _more(self) -> Iterable[str]:
         both, link = self.real.both, self.link
         yield "backward traffic size of gradients of each partition"
         for part, traffic in enumerate(self.traffic):
-            yield (
-                f"{part}: input size: {traffic.gradient_received_bytes / 1e6} MB "
-                f"recieve_time: {traffic.gradient_receive_ms} ms "
-                f"out: {traffic.gradient_sent_bytes / 1e6} MB send time: {traffic.gradient_send_ms} ms"
-            )
+            received = traffic.gradient_received_bytes, traffic.gradient_receive_ms
+            yield _exchange(part, *received, traffic.gradient_sent_bytes, traffic.gradient_send_ms)
         yield f"link: {link.latency_ns / 1e3:.1f} us, {1 / max(link.ns_per_byte, 1e-9):.2f} GB/s, measured"
         yield ""
         for name, samples in (("forward", self.forward), ("backward", self.backward)):
@@ -204,7 +198,6 @@ def analyse(
     real = PartTimes(tuple(s.median for s in forward), tuple(s.median for s in backward))
     traffic = tuple(_traffic(costs, units, link=link) for units in stages)
     timeline = _step(real, traffic, link=link, num_microbatches=num_microbatches)
-    unit_both = [sum(times) for times in zip(in_parts.forward_ns, in_parts.recompute_ns, in_parts.backward_ns)]
     return PartitionReport(
         title=title,
         device=device,
@@ -219,7 +212,7 @@ def analyse(
         real=real,
         forward=tuple(forward),
         backward=tuple(backward),
-        bound=float(balance_bound(unit_both, num_stages=len(stages))),
+        bound=float(balance_bound(in_parts.unit_ns, num_stages=len(stages))),
         link=link,
         traffic=traffic,
         weight_bytes=tuple(sum(costs.parameter_bytes[u] for u in units) for units in stages),
@@ -239,7 +232,7 @@ def _theoretical(graph: Graph, costs: GraphCosts, stages: Sequence[range]) -> tu
     for tensor in graph.tensors:
         for consumer in tensor.consumers:
             sources[consumer].add(tensor.producer)
-    columns = (costs.forward_ns, tuple(r + b for r, b in zip(costs.recompute_ns, costs.backward_ns)))
+    columns = (costs.forward_ns, costs.returning_ns)
     sums = [tuple(sum(column[u] for u in units) / 1e6 for units in stages) for column in columns]
     paths = [tuple(longest_path(column, units, sources=sources) / 1e6 for units in stages) for column in columns]
     return PartTimes(*sums), PartTimes(*paths)
@@ -281,6 +274,24 @@ def _traffic(costs: GraphCosts, units: range, *, link: Link) -> Traffic:
 
 def _slowdown(times: Sequence[float]) -> float:
     return max(times) * len(times) / sum(times)
+
+
+def _mean_deviation(values: Sequence[float]) -> float:
+    """Mean distance from the mean."""
+    middle = mean(values)
+    return mean(abs(value - middle) for value in values)
+
+
+def _both(times: PartTimes, prefix: str = "") -> Iterable[str]:
+    yield f"{prefix}forward {_by_part(times.forward)}"
+    yield f"{prefix}backward {_by_part(times.backward)}"
+
+
+def _exchange(part: int, received_bytes: int, receive_ms: float, sent_bytes: int, send_ms: float) -> str:
+    return (
+        f"{part}: input size: {received_bytes / 1e6} MB recieve_time: {receive_ms} ms "
+        f"out: {sent_bytes / 1e6} MB send time: {send_ms} ms"
+    )
 
 
 def _by_part(values: Iterable[float]) -> str:

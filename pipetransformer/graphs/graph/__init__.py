@@ -1,10 +1,9 @@
 """Models that are no chain: traced, cut along a topological order, trained as stages of a pipeline."""
 
-from pipetransformer.graphs.graph.graph import Edge, Graph, GraphTensor, GraphUnit
+from pipetransformer.graphs.graph.graph import Edge, Graph
 from pipetransformer.graphs.graph.pipeline import GraphPipeline
 from pipetransformer.graphs.graph.profile import GraphCosts, profile_graph
-from pipetransformer.graphs.graph.stage import GraphStage, StageSpec
-from pipetransformer.graphs.graph.tied import sum_tied_gradients
+from pipetransformer.graphs.graph.stage import GraphStage
 from pipetransformer.graphs.graph.trace import trace
 
 __all__ = [
@@ -13,10 +12,6 @@ __all__ = [
     "GraphCosts",
     "GraphPipeline",
     "GraphStage",
-    "GraphTensor",
-    "GraphUnit",
-    "StageSpec",
     "profile_graph",
-    "sum_tied_gradients",
     "trace",
 ]

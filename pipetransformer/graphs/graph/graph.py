@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -121,17 +122,17 @@ class Graph:
             UserError: a stage would be empty.
         """
         cuts = (0, *boundaries, self.num_units)
-        if any(a >= b for a, b in zip(cuts, cuts[1:])):
+        if any(a >= b for a, b in pairwise(cuts)):
             raise UserError(
                 f"boundaries: {tuple(boundaries)} leave a stage of the {self.num_units} units empty; give ascending "
                 f"ones from 1 to {self.num_units - 1}"
             )
-        return tuple(range(a, b) for a, b in zip(cuts, cuts[1:]))
+        return tuple(range(a, b) for a, b in pairwise(cuts))
 
     def segments(self, units: range) -> tuple[range, ...]:
         """Consecutive ``units`` of one block each: the pieces of recomputation, as blocks are in a chain."""
         starts = [u for u in units if u == units.start or self.units[u].block != self.units[u - 1].block]
-        return tuple(range(a, b) for a, b in zip(starts, [*starts[1:], units.stop]))
+        return tuple(range(a, b) for a, b in pairwise([*starts, units.stop]))
 
     def edges(self, boundaries: Sequence[int]) -> tuple[Edge, ...]:
         """The cutting edges: every tensor once for each later stage that uses it."""
@@ -143,17 +144,12 @@ class Graph:
             found += [Edge(source, target, tensor.name, tensor.num_bytes) for target in targets]
         return tuple(found)
 
-    def direct_bytes(self, boundaries: Sequence[int]) -> int:
-        """Bytes that one micro-batch's forward would send if every tensor went straight to each of its stages."""
-        return sum(edge.num_bytes for edge in self.edges(boundaries))
-
     def output_examples(self) -> list[Tensor]:
         """The model's outputs for one micro-batch, without data."""
         return [torch.empty_like(node.meta["val"], device="meta") for node in self.program.outputs]
 
     def parameter_bytes(self, unit: int) -> int:
-        tensors = (self.program.tensors[name].tensor for name in self.units[unit].parameters)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(self.program.tensors[name].tensor.nbytes for name in self.units[unit].parameters)
 
     def tied(self, boundaries: Sequence[int]) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """(first name, stages) of every parameter with copies on more than one stage."""

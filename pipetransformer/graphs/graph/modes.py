@@ -12,19 +12,13 @@ from pipetransformer.adapter import has_random_tag
 _ATEN = torch.ops.aten
 
 # By operator: the position of the argument that training sets, and what evaluation puts there.
+_DROPOUTS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 _SWITCHES: dict[Any, tuple[int, object]] = {
-    _ATEN.dropout.default: (2, False),
-    _ATEN.dropout_.default: (2, False),
-    _ATEN.feature_dropout.default: (2, False),
-    _ATEN.feature_dropout_.default: (2, False),
-    _ATEN.alpha_dropout.default: (2, False),
-    _ATEN.alpha_dropout_.default: (2, False),
-    _ATEN.feature_alpha_dropout.default: (2, False),
-    _ATEN.feature_alpha_dropout_.default: (2, False),
-    _ATEN.rrelu.default: (3, False),
-    _ATEN.rrelu_.default: (3, False),
-    _ATEN.scaled_dot_product_attention.default: (4, 0.0),
+    getattr(_ATEN, f"{name}{in_place}").default: (position, False)
+    for name, position in (*((name, 2) for name in _DROPOUTS), ("rrelu", 3))
+    for in_place in ("", "_")
 }
+_SWITCHES[_ATEN.scaled_dot_product_attention.default] = (4, 0.0)
 
 
 def switched(node: fx.Node) -> bool:

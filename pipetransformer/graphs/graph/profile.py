@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from statistics import median
 
@@ -41,6 +41,16 @@ class GraphCosts:
     returned_bytes: tuple[int, ...]
     shared: tuple[tuple[int, int, int], ...]
 
+    @property
+    def returning_ns(self) -> tuple[int, ...]:
+        """Time of recomputation and backward."""
+        return tuple(map(sum, zip(self.recompute_ns, self.backward_ns)))
+
+    @property
+    def unit_ns(self) -> tuple[int, ...]:
+        """Time of forward, recomputation and backward."""
+        return tuple(map(sum, zip(self.forward_ns, self.returning_ns)))
+
     def kept_bytes(self, first: int, stop: int) -> int:
         """Bytes that ``units[first:stop]`` as a stage hold of a micro-batch until its backward, without recomputation.
 
@@ -74,31 +84,31 @@ def profile_graph(graph: Graph, inputs: Sequence[Tensor], *, repeats: int, recom
                 break
             values = dict(zip(graph.input_names, inputs, strict=True))
             gradients: dict[str, Tensor] = {}
-            if repeat == 0:  # the warm-up also counts bytes; hooks would disturb a timed round
-                for unit in units:
-                    with kept.by(unit.number, values):
-                        unit.run_forward(values, recompute=False)
-            else:
-                for unit in units:
-                    unit.run_forward(values, recompute=recompute)
+            is_timed = repeat > 0
+            for unit in units:  # the warm-up also counts bytes; hooks would disturb a timed round
+                with nullcontext() if is_timed else kept.by(unit.number, values):
+                    unit.run_forward(values, recompute=recompute and is_timed)
             for unit in reversed(units):
-                unit.run_backward(gradients, recompute=recompute and repeat > 0)
-                if repeat == 0:
-                    unit.forget_times()
+                unit.run_backward(gradients, recompute=recompute and is_timed)
     with torch.no_grad():
         for buffer, old in zip(buffers, before):
             buffer.copy_(old)
     cuts = range(1, graph.num_units + 1)
     return GraphCosts(
-        forward_ns=tuple(int(median(unit.forward)) for unit in units),
-        recompute_ns=tuple(int(median(unit.recompute)) for unit in units),
-        backward_ns=tuple(int(median(unit.backward)) for unit in units),
+        forward_ns=tuple(_middle(unit.forward) for unit in units),
+        recompute_ns=tuple(_middle(unit.recompute) for unit in units),
+        backward_ns=tuple(_middle(unit.backward) for unit in units),
         activation_bytes=tuple(kept.by_unit),
         parameter_bytes=tuple(graph.parameter_bytes(number) for number in range(graph.num_units)),
         crossing_bytes=tuple(graph.crossing_bytes(cut) for cut in cuts),
         returned_bytes=tuple(sum(t.num_bytes for t in graph.crossing(cut) if t.requires_grad) for cut in cuts),
         shared=tuple(kept.shared),
     )
+
+
+def _middle(times: Sequence[int]) -> int:
+    """The median of all rounds but the warm-up."""
+    return int(median(times[1:]))
 
 
 class _Unit:
@@ -113,9 +123,6 @@ class _Unit:
         self._tracked = {tensor.name for tensor in graph.tensors if tensor.requires_grad}
         self._given: list[Tensor] = []
         self._outputs: tuple[Tensor, ...] = ()
-        self.forget_times()
-
-    def forget_times(self) -> None:
         self.forward: list[int] = []
         self.recompute: list[int] = []
         self.backward: list[int] = []

@@ -137,14 +137,15 @@ def read_program(exported: ExportedProgram, model: nn.Module) -> Program:
     operators = [node for node in called if not any(state.get(target, "") in counters for target in written(node))]
     _check_values(operators, type(model).__name__)
     roots = _roots([*placeholders, *operators])
-    changing = {root for node in operators for target in written(node) for root in roots[target]}
-    changing = {root for root in changing if root.op == "placeholder"}
+    changing = {root for node in operators for root in _changed(node, roots) if root.op == "placeholder"}
     changed_names = tuple(name for node, name in state.items() if node in changing)
     changing |= {
         source for node in statistics for source in node.all_input_nodes if state.get(source) in statistics[node]
     }
-    _check_changes(changing, state, tensors, inputs, type(model).__name__)
-    main = _main(operators, roots, seeds=_seeds(inputs, state, tensors, changing))
+    parameters = {node: name for node, name in state.items() if tensors[name].kind == "parameter"}
+    _check_changes(changing, inputs, parameters, type(model).__name__)
+    floating = {node for node in inputs if node.meta["val"].is_floating_point()}
+    main = _main(operators, roots, seeds=floating | parameters.keys() | changing)
     side = [node for node in operators if node not in main]
     ordered = tuple(node for node in operators if node in main)
     return Program(
@@ -156,9 +157,7 @@ def read_program(exported: ExportedProgram, model: nn.Module) -> Program:
         order={node: index for index, node in enumerate(operators)},
         main=ordered,
         side=frozenset(side),
-        side_writers=tuple(
-            (node, frozenset().union(*(roots[changed] for changed in written(node)))) for node in side if written(node)
-        ),
+        side_writers=tuple((node, changed) for node in side if (changed := _changed(node, roots))),
         statistics=statistics,
         changing=changed_names,
         roots=roots,
@@ -180,21 +179,14 @@ def _statistics(node: fx.Node, state: Mapping[fx.Node, str], tensors: Mapping[st
 def _state_tensors(exported: ExportedProgram, model: nn.Module) -> tuple[dict[str, StateTensor], dict[str, str]]:
     """All tensors of the model by their first name, and the first name of every name."""
     persistent = set(model.state_dict(keep_vars=True))
-    known: dict[int, list[str]] = {}
-    values: dict[int, Tensor] = {}
     constants = {name: value for name, value in exported.constants.items() if isinstance(value, Tensor)}
-    everything = {
-        **constants,
-        **dict(model.named_buffers(remove_duplicate=False)),
-        **dict(model.named_parameters(remove_duplicate=False)),
-    }
-    for name, tensor in everything.items():
-        known.setdefault(id(tensor), []).append(name)
-        values[id(tensor)] = tensor
-    tensors: dict[str, StateTensor] = {}
     buffers = dict(model.named_buffers(remove_duplicate=False))
-    for key, names in known.items():
-        tensor = values[key]
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    known: dict[Tensor, list[str]] = {}
+    for name, tensor in {**constants, **buffers, **parameters}.items():
+        known.setdefault(tensor, []).append(name)
+    tensors: dict[str, StateTensor] = {}
+    for tensor, names in known.items():
         kind: Literal["parameter", "buffer", "constant"] = (
             "parameter" if isinstance(tensor, nn.Parameter) else "buffer" if names[0] in buffers else "constant"
         )
@@ -215,17 +207,13 @@ def _check_values(operators: Sequence[fx.Node], model: str) -> None:
 
 
 def _check_changes(
-    changing: Iterable[fx.Node],
-    state: Mapping[fx.Node, str],
-    tensors: Mapping[str, StateTensor],
-    inputs: Sequence[fx.Node],
-    model: str,
+    changing: Iterable[fx.Node], inputs: Sequence[fx.Node], parameters: Mapping[fx.Node, str], model: str
 ) -> None:
     for node in changing:
         if node in inputs:
             raise UserError(f"{model} cannot be cut: it changes its input {node.name} in place; give it a copy")
-        if node in state and tensors[state[node]].kind == "parameter":
-            raise UserError(f"{model} cannot be cut: its forward changes the parameter {state[node]} in place")
+        if node in parameters:
+            raise UserError(f"{model} cannot be cut: its forward changes the parameter {parameters[node]} in place")
 
 
 def _roots(nodes: Sequence[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:
@@ -236,29 +224,26 @@ def _roots(nodes: Sequence[fx.Node]) -> dict[fx.Node, frozenset[fx.Node]]:
     return roots
 
 
-def _seeds(
-    inputs: Sequence[fx.Node],
-    state: Mapping[fx.Node, str],
-    tensors: Mapping[str, StateTensor],
-    changing: set[fx.Node],
-) -> set[fx.Node]:
-    """Placeholders on which main operators depend."""
-    floating = {node for node in inputs if node.meta["val"].is_floating_point()}
-    return floating | {node for node, name in state.items() if tensors[name].kind == "parameter" or node in changing}
+def _changed(node: fx.Node, roots: Mapping[fx.Node, frozenset[fx.Node]]) -> frozenset[fx.Node]:
+    """Roots of the memory that an operator changes in place."""
+    return frozenset().union(*(roots[target] for target in written(node)))
 
 
 def _main(
     operators: Sequence[fx.Node], roots: Mapping[fx.Node, frozenset[fx.Node]], *, seeds: set[fx.Node]
 ) -> set[fx.Node]:
-    """Operators that depend on a seed, draw random numbers, or share memory that such an operator changes."""
+    """Operators that depend on a seed, draw random numbers, or share memory that such an operator changes.
+
+    Args:
+        seeds: placeholders.
+    """
     main: set[fx.Node] = set()
     while True:
         before = len(main)
         for node in operators:
             if draws_numbers(node) or any(source in main or source in seeds for source in node.all_input_nodes):
                 main.add(node)
-                born = {root for target in written(node) for root in roots[target] if root.op == "call_function"}
-                main |= born
+                main |= {root for root in _changed(node, roots) if root.op == "call_function"}
         if len(main) == before:
             return main
 
@@ -269,7 +254,7 @@ def _inseparable(
     position = {node: index for index, node in enumerate(main)}
     pairs: set[tuple[int, int]] = set()
     for node, index in position.items():
-        for root in {root for target in written(node) for root in roots[target]} & position.keys():
+        for root in _changed(node, roots) & position.keys():
             pairs.add((position[root], index))
         if isinstance(node.meta.get("val"), (list, tuple)):
             pairs.add((index, max((position[user] for user in node.users if user in position), default=index)))

@@ -27,14 +27,12 @@ class StageSpec:
     """The face of a stage.
 
     Attributes:
-        units: numbers of its units.
         inputs: tensors from the stage before; none for stage 0.
         outputs: tensors for the stage behind; none for the last.
         model_inputs: names of the model's inputs in use here; stage 0 is given all of them, in order.
         parameters: first names of its parameters.
     """
 
-    units: range
     inputs: tuple[GraphTensor, ...]
     outputs: tuple[GraphTensor, ...]
     model_inputs: tuple[str, ...]
@@ -72,7 +70,6 @@ class GraphStage(nn.Module):
         for number, segment in enumerate(self._segments):
             self.add_module(f"_segment_{number}", segment.function)
         self.spec = StageSpec(
-            units=range(first, stop),
             inputs=graph.crossing(first),
             outputs=graph.crossing(stop),
             model_inputs=tuple(n for n in graph.input_names if any(n in s.model_inputs for s in self._segments)),

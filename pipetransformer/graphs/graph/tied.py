@@ -29,8 +29,7 @@ def sum_tied_gradients(
     me = dist.get_rank(group)
     received: dict[str, dict[int, Tensor]] = {}
     operations: list[dist.P2POp] = []
-    for name, holders in tied:
-        ranks = sorted(set(holders))
+    for name, ranks in tied:
         if me not in ranks or len(ranks) == 1 or not parameters[name].requires_grad:
             continue
         parameter = parameters[name]

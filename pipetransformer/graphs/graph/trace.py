@@ -13,7 +13,7 @@ shape anyway.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,9 @@ def trace(model: nn.Module, example: tuple[Tensor, ...], *, depth: int | None = 
         for module, mode in modes.items():
             module.training = mode
     program = read_program(exported, model)
-    starts = _starts(program, depth)
+    calls = _carried(module_call(node, depth) for node in program.main)
+    works = [_works(program, node) for node in program.main]
+    starts = _starts(program, calls, works)
     tracked = requires_grad(
         program.module,
         {
@@ -60,7 +62,7 @@ def trace(model: nn.Module, example: tuple[Tensor, ...], *, depth: int | None = 
             for node in program.module.graph.find_nodes(op="placeholder")
         },
     )
-    units = _units(program, starts, depth, root=type(model).__name__)
+    units = _units(program, starts, calls, works, root=type(model).__name__)
     used = {name for unit in units for name in (*unit.parameters, *unit.buffers)}
     return Graph(
         units=units,
@@ -80,35 +82,21 @@ def _unexportable(model: nn.Module, error: Exception) -> str:
     return f"unexportable model: {type(model).__name__} fails{where}: {reason.rstrip('.')}; {remedy} for torch.export"
 
 
-def _calls(program: Program, depth: int | None) -> list[tuple[str, str]]:
-    """By main operator: its submodule, ``depth`` levels down, and the number of that call."""
-    calls: list[tuple[str, str]] = []
-    for node in program.main:
-        calls.append(module_call(node, depth) or (calls[-1] if calls else ("", "")))
-    return calls
+def _carried(calls: Iterable[tuple[str, str] | None]) -> list[tuple[str, str]]:
+    """By main operator: a module and the number of its call; where the exporter made it, those of the one before."""
+    return list(accumulate(calls, lambda before, call: before if call is None else call, initial=("", "")))[1:]
 
 
-def _blocks(program: Program) -> list[str]:
-    """By main operator: its block."""
-    blocks: list[str] = []
-    for node in program.main:
-        found = block_call(node)
-        blocks.append("@".join(filter(None, found)) if found is not None else blocks[-1] if blocks else "")
-    return blocks
-
-
-def _starts(program: Program, depth: int | None) -> list[int]:
+def _starts(program: Program, calls: Sequence[tuple[str, str]], works: Sequence[bool]) -> list[int]:
     """Positions of the first operators of all units.
 
     Between two operators with work of their own that belong to different submodules there is one cut, the cheapest: of
     the fewest bytes, then of the fewest tensors, then the last.
     """
-    calls = _calls(program, depth)
     alive = _alive(program)
     whole = {position for first, last in program.inseparable for position in range(first + 1, last + 1)}
-    works = [position for position in range(len(calls)) if _works(program, position)]
     starts = [0]
-    for here, there in zip(works, works[1:]):
+    for here, there in pairwise(position for position, does_work in enumerate(works) if does_work):
         if any(calls[position] != calls[here] for position in range(here + 1, there + 1)):
             choices = [position for position in range(here + 1, there + 1) if position not in whole]
             if choices:
@@ -116,10 +104,10 @@ def _starts(program: Program, depth: int | None) -> list[int]:
     return starts
 
 
-def _works(program: Program, position: int) -> bool:
+def _works(program: Program, node: fx.Node) -> bool:
     """Whether an operator does more than reshape, or than combine values element by element."""
-    node = program.main[position]
-    return not is_light(node) or any(_is_parameter(program, source) for source in node.all_input_nodes)
+    read = (program.tensors[program.state[source]] for source in node.all_input_nodes if source in program.state)
+    return not is_light(node) or any(state.kind == "parameter" for state in read)
 
 
 def _alive(program: Program) -> list[tuple[int, int]]:
@@ -131,22 +119,20 @@ def _alive(program: Program) -> list[tuple[int, int]]:
         value = node.meta.get("val")
         if isinstance(value, Tensor) and last > made:
             for at, sign in ((made + 1, 1), (last + 1, -1)):
-                changes[at][0] += sign * value.numel() * value.element_size()
+                changes[at][0] += sign * value.nbytes
                 changes[at][1] += sign
-    return [(num_bytes, count) for num_bytes, count in zip(*(accumulate(column) for column in zip(*changes)))]
+    return list(zip(*map(accumulate, zip(*changes))))
 
 
-def _is_parameter(program: Program, node: fx.Node) -> bool:
-    return node in program.state and program.tensors[program.state[node]].kind == "parameter"
-
-
-def _units(program: Program, starts: Sequence[int], depth: int | None, *, root: str) -> tuple[GraphUnit, ...]:
-    calls, blocks = _calls(program, depth), _blocks(program)
+def _units(
+    program: Program, starts: Sequence[int], calls: Sequence[tuple[str, str]], works: Sequence[bool], *, root: str
+) -> tuple[GraphUnit, ...]:
+    blocks = _carried(map(block_call, program.main))
     units: list[GraphUnit] = []
     seen: dict[str, int] = {}
-    for first, stop in zip(starts, [*starts[1:], len(program.main)]):
+    for first, stop in pairwise([*starts, len(program.main)]):
         nodes = program.main[first:stop]
-        named = next((position for position in range(first, stop) if _works(program, position)), first)
+        named = next((position for position in range(first, stop) if works[position]), first)
         name = calls[named][0] or root
         seen[name] = seen.get(name, 0) + 1
         side = program.side_needed(source for node in nodes for source in node.all_input_nodes)
@@ -159,7 +145,7 @@ def _units(program: Program, starts: Sequence[int], depth: int | None, *, root: 
                 operators=tuple(_operator(node) for node in nodes),
                 parameters=tuple(n for n in held if program.tensors[n].kind == "parameter"),
                 buffers=tuple(n for n in held if program.tensors[n].kind == "buffer"),
-                block=blocks[named],
+                block="@".join(filter(None, blocks[named])),
             )
         )
     return tuple(units)
@@ -196,7 +182,7 @@ def _tensors(program: Program, units: Sequence[GraphUnit], tracked: dict[fx.Node
                     name=node.name,
                     shape=tuple(value.shape),
                     dtype=value.dtype,
-                    num_bytes=value.numel() * value.element_size(),
+                    num_bytes=value.nbytes,
                     requires_grad=tracked[node],
                     producer=producer,
                     consumers=tuple(sorted(consumers)),

@@ -5,16 +5,15 @@ None of these is trained elastically: they are cut as graphs, analysed and timed
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.config.registry import Registry
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.zoo.amoebanet import AmoebaNetD
 from pipetransformer.graphs.zoo.plain_gpt import PlainGPT
@@ -59,9 +58,7 @@ def zoo_model(name: str) -> ZooModel:
     """The model of that name. Raises UserError with the known names."""
     if name in ZOO:
         return ZOO[name]
-    near = difflib.get_close_matches(name.lower(), ZOO, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"model: {name!r} is not in the zoo{hint} (known: {', '.join(ZOO)})")
+    raise UserError(f"model: {name!r} is not in the zoo{ZOO.near(name)} (known: {', '.join(ZOO)})")
 
 
 def _resnet101(**overrides: Any) -> nn.Module:
@@ -140,4 +137,4 @@ _MODELS = (
     ),
 )
 
-ZOO: Mapping[str, ZooModel] = MappingProxyType({model.name: model for model in _MODELS})
+ZOO = Registry({model.name: model for model in _MODELS}, key="model")
