@@ -65,7 +65,7 @@ class Trainer:
         self.job = job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
         chain, num_blocks = job.chain, job.chain.num_blocks
         calendar = self.calendar = Calendar.of(config, batches_per_epoch=len(self.job.train_batches(0)))
-        self.checkpoints = CheckpointStore.of(config, folder=folder.path, job=job, calendar=calendar, world=world)
+        self.checkpoints = CheckpointStore(config, run_dir=folder.path, job=job, calendar=calendar, world=world)
         self.origin = Origin.of(config, job=job, checkpoints=self.checkpoints, calendar=calendar, world=world)
 
         self.autofreeze = AutoFreeze.of(
@@ -80,20 +80,14 @@ class Trainer:
         self.engine = Engine(
             chain, job.datasets, config, world, autodp=self.autodp, stores=stores, probe=probe, sums_norms=sums_norms
         )
-        self.guards = Guards(self.engine.objective, rank=world.rank, checkpoints=self.checkpoints)
+        self.guards = Guards(self.engine, world, self.checkpoints)
         self.steps = StepRunner(
-            config,
-            engine=self.engine,
-            calendar=calendar,
-            autopipe=self.autopipe,
-            autocache=self.autocache,
-            guards=self.guards,
-            tell=self._tell,
+            config, self.engine, calendar, self.autopipe, self.autocache, guards=self.guards, tell=self._tell
         )
         self.report = Report(
             config, world, folder=folder, total_steps=calendar.total_steps, started=started, best_by=job.best_by
         )
-        self.listeners: tuple[events.Listener, ...] = (self.report, *listeners)
+        self.listeners: tuple[events.Listener, ...] = (self.report.hear, *listeners)
 
     def run(self) -> None:
         """Trains to the end. The README describes the folder that a run leaves."""
@@ -120,14 +114,14 @@ class Trainer:
 
     def _decide(self) -> None:
         """Asks the controllers if a decision is due, and takes the job to their plan."""
-        self._tell(events.DecisionStarts())
+        start = perf_counter()
         if self.origin.is_replayed:
             plan = self.origin.replayed.get(self.step, self.engine.plan)
             if plan != self.engine.plan:
                 self._enter(plan, reason="replayed", evidence={})
         elif self.autofreeze.due(self.step):
             self._decide_live(self.engine.plan)
-        self._tell(events.DecisionEnds())
+        self._tell(events.DecisionEnds(perf_counter() - start))
 
     def _decide_live(self, current: ParallelPlan) -> None:
         norm_sums, num_steps = self.engine.take_norms()
@@ -183,7 +177,7 @@ class Trainer:
     def _evaluate(self) -> None:
         """Evaluates every split but ``train``. Saves the model if it is the best so far."""
         start = perf_counter()
-        metrics = self.guards.evaluate(self.engine, last_step=self.step - 1)
+        metrics = self.guards.evaluate(last_step=self.step - 1)
         seconds, epoch = perf_counter() - start, self.calendar.epoch(self.step - 1)
         is_best = self.report.totals.is_best(metrics, by=self.job.best_by)
         predictions = self.job.datasets["eval"].predictions
@@ -212,9 +206,7 @@ class Trainer:
         for boundary in origin.refill_path(plan.cached):
             self._advance(boundary, is_refill=True)
         reset_peak_memory(self.world.device)
-        self._tell(events.TrainingStarts(plan))
-        if self.autofreeze.never_freezes(self.calendar.total_steps):
-            self._tell(events.NeverFreezes())
+        self._tell(events.TrainingStarts(plan, self.autofreeze.never_freezes(self.calendar.total_steps)))
 
     def _save_checkpoint(self) -> None:
         norm_sums, num_steps = self.engine.take_norms()
@@ -225,7 +217,7 @@ class Trainer:
             "cache": self.autocache.path,
             "report": self.report.state_dict(),
         }
-        self._tell(events.Saved(self.step, self.checkpoints.save(self.step, engine=self.engine, state=state)))
+        self._tell(events.Saved(self.step, str(self.checkpoints.save(self.step, engine=self.engine, state=state))))
 
     def _save_model(self, name: str) -> None:
         weights = self.engine.weights()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from pipetransformer.run.tracking import Transition
 
@@ -71,14 +70,3 @@ class Totals:
     def is_best(self, metrics: Mapping[str, float], *, by: str) -> bool:
         """Whether ``metrics`` are better than those of all evaluations before."""
         return by not in self.best_metrics or metrics[by] > self.best_metrics[by]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The totals as values for JSON, by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Totals:
-        """The inverse of ``state_dict``."""
-        values = dict(state)
-        moves = [Transition(**{**t, "boundaries": tuple(t["boundaries"])}) for t in values.pop("transitions", [])]
-        return cls(**values, transitions=moves)

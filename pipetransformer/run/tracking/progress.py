@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, SupportsFloat, TextIO, TypedDict
 
 from rich import progress as rich_progress
@@ -44,20 +45,21 @@ class Progress:
     Args:
         out: standard output, if not given.
         err: standard error, if not given.
+        quiet: whether nothing is shown at all.
     """
 
-    def __init__(self, *, out: TextIO | None = None, err: TextIO | None = None) -> None:
+    def __init__(self, *, out: TextIO | None = None, err: TextIO | None = None, quiet: bool = False) -> None:
         out = out or sys.stdout
         err = err or sys.stderr
-        self._out = Console(file=out, highlight=False, markup=False, emoji=False)
-        self._bar = _new_bar(out=out, err=err, facts=self._out)
+        self._out = Console(file=out, highlight=False, markup=False, emoji=False, quiet=quiet)
+        self._bar = None if quiet else _new_bar(out=out, err=err, facts=self._out)
         self._task: rich_progress.TaskID | None = None
-        self._fields: ProgressFields = {}
+        self._fields: dict[str, Any] = {}
         self._next_draw = 0.0 if self._bar else time.monotonic() + _SECONDS_BETWEEN_LINES
 
     def update(self, step: int, **fields: Unpack[ProgressFields]) -> None:
-        """Shows that ``step`` steps are done. A field that is not given keeps its last value."""
-        self._fields.update(fields)
+        """Shows that ``step`` steps are done. A field that is None, or not given, keeps its last value."""
+        self._fields |= {name: value for name, value in fields.items() if value is not None}
         total_steps = self._fields["total_steps"]
         now = time.monotonic()
         if now < self._next_draw and step != total_steps:
@@ -116,9 +118,8 @@ def _new_bar(*, out: TextIO, err: TextIO, facts: Console) -> rich_progress.Progr
     )
 
 
-def _status(fields: ProgressFields, *, wide: bool) -> str:
-    """The fields in one phrase: about 90 characters if ``wide``, about 60 otherwise."""
-    values: dict[str, Any] = dict(fields)
+def _status(values: Mapping[str, Any], *, wide: bool) -> str:
+    """The figures in one phrase: about 90 characters if ``wide``, about 60 otherwise."""
     shown = [f"epoch {values['epoch']}/{values['num_epochs']}"] if "epoch" in values else []
     if "loss" in values:
         shown.append(f"loss {float(values['loss']):.3f}")
@@ -128,6 +129,6 @@ def _status(fields: ProgressFields, *, wide: bool) -> str:
         shown.append(f"{'frozen' if wide else 'n'} {values['frozen']}")
     if "pp" in values:
         shown.append(f"pp {values['pp']} x dp {values['dp']}" if wide else f"pp {values['pp']} dp {values['dp']}")
-    if values.get("cache_hit_rate") is not None:
+    if "cache_hit_rate" in values:
         shown.append(f"cache {100 * values['cache_hit_rate']:.0f} %")
     return ", ".join(shown) if wide else " ".join(shown)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -77,8 +78,7 @@ def _cache(summary: Summary) -> str:
     lookups = cache.hits + cache.misses
     if not lookups:
         return "not used"
-    sizes = {"device": cache.bytes.device, "host": cache.bytes.host, "disk": cache.bytes.disk}
-    held = ", ".join(f"{_megabytes(size)} on {tier}" for tier, size in sizes.items() if size)
+    held = ", ".join(f"{_megabytes(size)} on {tier}" for tier, size in asdict(cache.bytes).items() if size)
     rate = f"{cache.hits:,} hits, {cache.misses:,} misses ({100 * cache.hits / lookups:.1f} % hit)"
     return f"{rate}; {held}" if held else rate
 
