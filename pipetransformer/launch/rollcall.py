@@ -93,13 +93,12 @@ def _key(node: int) -> str:
 
 def _verdict(store: Any, *, num_nodes: int, deadline: float, within: str) -> str:
     """The mistake that node 0 finds, or nothing."""
-    check, get = store.check, store.get
     missing = list(range(1, num_nodes))
     complete_at = 0.0
     while True:
-        if check(["twice"]):
-            return f"NODE_RANK: two nodes say that they are node {get('twice').decode()}; number them from 0"
-        for node in [n for n in missing if check([_key(n)])]:
+        if store.check(["twice"]):
+            return f"NODE_RANK: two nodes say that they are node {store.get('twice').decode()}; number them from 0"
+        for node in [n for n in missing if store.check([_key(n)])]:
             missing.remove(node)
             if difference := _difference(store, node):
                 return difference
@@ -107,7 +106,7 @@ def _verdict(store: Any, *, num_nodes: int, deadline: float, within: str) -> str
             complete_at = complete_at or time.monotonic()
             if time.monotonic() > complete_at + _SETTLE_SECONDS:  # a second node of one number may be a moment late
                 return ""
-        if missing and time.monotonic() > deadline:
+        elif time.monotonic() > deadline:
             names = ", ".join(map(str, missing))
             return f"NNODES: node {names} of {num_nodes} did not come {within}; start it, or give fewer nodes"
         time.sleep(_POLL_SECONDS)

@@ -32,9 +32,9 @@ class Interrupted(SystemExit):
     """The exception of the first signal, in the main thread. Uncaught, it ends the process with 128 + signal."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(128 + signum)
         self.signal = signal.Signals(signum)
         self.exit_code = 128 + signum
+        super().__init__(self.exit_code)
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
         """Pickling: libraries that catch everything send it to other ranks."""

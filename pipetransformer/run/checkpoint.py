@@ -75,7 +75,7 @@ class CheckpointStore:
 
         Args:
             step: number of steps done.
-            state: values that JSON can hold, by name; ``resumable`` gives them back.
+            state: further values that JSON can hold, by name; ``resumable`` gives them back, with the step.
 
         Returns:
             The folder of the checkpoint.
@@ -98,11 +98,11 @@ class CheckpointStore:
             except CheckpointException as error:
                 raise UserError(f"checkpoint: {part} could not be written ({_first_failure(error)})") from error
             if rank == 0:
-                holders = {str(unit): sorted(ranks) for unit, ranks in engine.state_holders().items()}
                 record = {
                     "plan": engine.plan.as_dict(),
-                    "state_holders": holders,
+                    "state_holders": {str(unit): sorted(ranks) for unit, ranks in engine.state_holders().items()},
                     "identity": self._identity,
+                    "step": step,
                     **state,
                 }
                 with writing(part), (part / "state.json").open("w") as file:
@@ -171,7 +171,7 @@ class CheckpointStore:
         state["state_holders"] = _renumbered(state["state_holders"], old=plan.numbering, new=numbering)
         return path, state
 
-    def load(self, path: Path, *, state: Mapping[str, Any], engine: Engine) -> tuple[ParallelPlan, OptimizerState]:
+    def load(self, path: Path, *, state: Mapping[str, Any], engine: Engine) -> OptimizerState:
         """Reads the weights into the engine's chain, and gives the holders of optimizer state to AutoDP.
 
         Args:
@@ -179,7 +179,7 @@ class CheckpointStore:
             state: its other part, from ``resumable``.
 
         Returns:
-            The plan, and this rank's optimizer state by parameter name, that of frozen units included.
+            This rank's optimizer state by parameter name, that of frozen units included.
 
         Raises:
             UserError: if the checkpoint belongs to another model or optimizer, or is damaged.
@@ -199,7 +199,7 @@ class CheckpointStore:
                 f"run.resume: {path} does not fit this configuration, or is damaged ({_first_failure(error)}); "
                 "give the same model, or delete it"
             ) from error
-        return plan, optimizer_state
+        return optimizer_state
 
 
 def _renumbered(holders: Mapping[str, list[int]], *, old: Numbering, new: Numbering) -> dict[int, frozenset[int]]:

@@ -12,7 +12,7 @@ writes most of them to ``events.jsonl``, under these names:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pipetransformer.cache import Advance
@@ -20,6 +20,7 @@ from pipetransformer.engine import Move, StepInput
 from pipetransformer.freeze import FreezeDecision
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
+from pipetransformer.pipe.planner.choice import Choice
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.run.step_figures import StepFigures
 
@@ -121,13 +122,13 @@ class Adopted(Event):
         step: number of steps done.
         plan: the plan.
         reason: the cause, such as the freeze policy.
-        evidence: the figures behind the choice, by name.
+        choice: the figures behind the plan; None where AutoPipe has not chosen it.
     """
 
     step: int
     plan: ParallelPlan
     reason: str
-    evidence: Mapping[str, object] = field(default_factory=dict)
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class RunFolder:
 
     run_id: str
     path: Path
-    changes: tuple[str, ...] = ()
+    changes: tuple[str, ...]
 
 
 def find_run_folder(config: Config) -> RunFolder:

@@ -9,7 +9,6 @@ import torch
 from pipetransformer.engine import Engine, NotFinite
 from pipetransformer.errors import UserError
 from pipetransformer.process.collectives import first_of_ranks
-from pipetransformer.process.world import World
 from pipetransformer.run.checkpoint import CheckpointStore
 
 
@@ -19,25 +18,24 @@ class Guards:
 
     Attributes:
         engine: the engine; its objective notes the first step with a loss that is not finite.
-        world: this rank's place in the job.
+        rank: this rank.
         checkpoints: the checkpoints of the run; an error names the last one.
     """
 
     engine: Engine
-    world: World
+    rank: int
     checkpoints: CheckpointStore
 
     def check_loss(self) -> None:
         """Stops this rank if one of its losses was not finite."""
         bad = int(self.engine.objective.first_bad_step)
         if bad >= 0:
-            raise self._diverged(bad, rank=self.world.rank, what="the loss is not finite")
+            raise self._diverged(bad, rank=self.rank, what="the loss is not finite")
 
     def check_losses(self) -> None:
         """Collective. Stops all ranks if a loss was not finite on any rank: its gradients have reached all ranks."""
         bad = int(self.engine.objective.first_bad_step)
-        if (found := first_of_ranks(bad if bad >= 0 else None)) is not None:
-            raise self._diverged(found[0], rank=found[1], what="the loss is not finite")
+        self._stop_all(bad if bad >= 0 else None, what="the loss is not finite")
 
     def check_weights(self, *, last_step: int) -> None:
         """Collective. Stops all ranks if weights are not finite, before they are used or saved.
@@ -47,8 +45,7 @@ class Guards:
         """
         parameters = self.engine.layout.parameters
         finite = torch.stack([p.detach().isfinite().all() for p in parameters.values()]).all()
-        if (found := first_of_ranks(None if finite else last_step)) is not None:
-            raise self._diverged(found[0], rank=found[1], what="the update made weights that are not finite")
+        self._stop_all(None if finite else last_step, what="the update made weights that are not finite")
 
     def evaluate(self, *, last_step: int) -> dict[str, float]:
         """Collective. The metrics of an evaluation by name. Stops all ranks if a loss is not finite.
@@ -60,6 +57,11 @@ class Guards:
             return self.engine.evaluate()
         except NotFinite as error:
             raise self._diverged(last_step, rank=error.rank, what="the evaluation loss is not finite") from None
+
+    def _stop_all(self, bad_step: int | None, *, what: str) -> None:
+        """Collective. Stops all ranks if any rank gives a bad step."""
+        if (found := first_of_ranks(bad_step)) is not None:
+            raise self._diverged(found[0], rank=found[1], what=what)
 
     def _diverged(self, step: int, *, rank: int, what: str) -> UserError:
         latest = self.checkpoints.latest()

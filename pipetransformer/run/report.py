@@ -75,9 +75,9 @@ class Report:
     @hear.register
     def _opened(self, event: events.Opened) -> None:
         """Collective. Makes the run's folder and starts to write."""
-        config, folder = self._config, self.folder
-        self._lock = make_run_folder(folder, config)
-        self._tracker = Tracker(config, rank=self._world.rank, run_dir=folder.path, run_id=folder.run_id)
+        folder = self.folder
+        self._lock = make_run_folder(folder, self._config)
+        self._tracker = Tracker(self._config, rank=self._world.rank, run_dir=folder.path, run_id=folder.run_id)
         self._is_open = True
 
     @hear.register
@@ -161,7 +161,8 @@ class Report:
 
     @hear.register
     def _adopted(self, event: events.Adopted) -> None:
-        self._tracker.event("plan", step=event.step, plan=event.plan, reason=event.reason, **event.evidence)
+        evidence = {} if event.choice is None else {"choice": event.choice}
+        self._tracker.event("plan", step=event.step, plan=event.plan, reason=event.reason, **evidence)
 
     @hear.register
     def _moved(self, event: events.Moved) -> None:
@@ -281,11 +282,14 @@ class Report:
     @hear.register
     def _evaluated(self, event: events.Evaluated) -> None:
         """Records an evaluation. Its predictions replace those of the evaluation before."""
-        metrics, by = event.metrics, self._best_by
-        self.totals.add_evaluation(metrics, seconds=event.seconds, by=by)
+        totals, metrics, by = self.totals, event.metrics, self._best_by
+        if by not in totals.best_metrics or metrics[by] > totals.best_metrics[by]:
+            totals.best_metrics = metrics
+        totals.metrics = metrics
+        totals.eval_s += event.seconds
         if event.predictions is not None:
             self._tracker.predictions(event.predictions)
-        best = self.totals.best_metrics
+        best = totals.best_metrics
         self._tracker.event(
             "evaluation",
             step=event.step,
@@ -307,17 +311,14 @@ class Report:
     @hear.register
     def _finished(self, event: events.Finished) -> None:
         """Collective. Writes and shows the summary."""
+        config, totals = self._config, self.totals
         peaks = [0] * self._world.size
         dist.all_gather_object(peaks, peak_memory_bytes(self._world.device))
-        self._tracker.event("end", step=event.steps, metrics=self.totals.metrics, train_s=self.totals.train_s)
-        self._tracker.summarise(self._summary(steps=event.steps, peaks=tuple(peaks)))
-
-    def _summary(self, *, steps: int, peaks: tuple[int, ...]) -> Summary:
-        config, totals = self._config, self.totals
+        self._tracker.event("end", step=event.steps, metrics=totals.metrics, train_s=totals.train_s)
         totals.wall_s = self._wall_seconds()
         # The sums that the summary has under the same names.
         sums = {field.name: getattr(totals, field.name) for field in fields(totals) if field.name in Summary.__slots__}
-        return Summary(
+        summary = Summary(
             **sums,
             run_id=self.folder.run_id,
             task=config.task,
@@ -325,14 +326,15 @@ class Report:
             dataset=config.data.name,
             world_size=self._world.size,
             epochs=config.train.epochs,
-            steps=steps,
+            steps=event.steps,
             global_batch_size=config.train.batch_size,
             seed=config.train.seed,
-            peak_memory_bytes=peaks,
+            peak_memory_bytes=tuple(peaks),
             cache=CacheUse(hits=totals.hits, misses=totals.misses, bytes=CacheBytes(host=totals.cache_bytes)),
             compute_floor_s=totals.floor_s,
             resumed_from=self.resumed_from,
         )
+        self._tracker.summarise(summary)
 
     @hear.register
     def _closed(self, event: events.Closed) -> None:

@@ -37,7 +37,14 @@ class StepFigures:
 
     @classmethod
     def gather(
-        cls, objective: Objective, phases: PhaseSeconds, *, num_steps: int, seconds: float, hits: int, misses: int
+        cls,
+        objective: Objective,
+        phases: PhaseSeconds,
+        *,
+        num_steps: int,
+        seconds: float,
+        hits: int = 0,
+        misses: int = 0,
     ) -> StepFigures:
         """Collective. Gathers the figures of the last steps from all ranks.
 

@@ -69,7 +69,13 @@ class StepRunner:
                 self.guards.check_loss()
             if step % self.config.log.every == 0 or step == stop:
                 self.guards.check_losses()
-                self._log(step, counts=counts, seconds=clock() - paused)
+                figures = StepFigures.gather(
+                    engine.objective, engine.stepper.seconds, seconds=clock() - paused, **counts
+                )
+                self.tell(events.Logged(step, plan, figures))
+                self.autopipe.spent(engine.stepper.seconds)
+                engine.stepper.seconds = PhaseSeconds()
+                engine.objective.clear()
                 counts.clear()
                 paused = clock()
         incoming.close()
@@ -77,13 +83,3 @@ class StepRunner:
         self.guards.check_weights(last_step=stop - 1)
         epoch_samples = len(engine.datasets["train"]) if calendar.ends_epoch(stop) else None
         self.tell(events.Trained(clock() - start, epoch_samples))
-
-    def _log(self, step: int, *, counts: Counter[str], seconds: float) -> None:
-        """Collective. Tells the figures of the steps since the last pause."""
-        objective, phases = self.engine.objective, self.engine.stepper.seconds
-        num_steps, hits, misses = counts["num_steps"], counts["hits"], counts["misses"]
-        figures = StepFigures.gather(objective, phases, num_steps=num_steps, seconds=seconds, hits=hits, misses=misses)
-        self.tell(events.Logged(step, self.engine.plan, figures))
-        objective.clear()
-        self.autopipe.spent(phases)
-        self.engine.stepper.seconds = PhaseSeconds()

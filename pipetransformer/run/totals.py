@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipetransformer.run.tracking import Transition
@@ -55,18 +54,3 @@ class Totals:
         """Ends an epoch of ``num_samples`` samples."""
         self.samples_per_s.append(num_samples / self.epoch_train_s if self.epoch_train_s else 0.0)
         self.epoch_train_s = 0.0
-
-    def add_evaluation(self, metrics: dict[str, float], *, seconds: float, by: str) -> None:
-        """Adds an evaluation.
-
-        Args:
-            by: name of the metric that decides which evaluation is the best.
-        """
-        if self.is_best(metrics, by=by):
-            self.best_metrics = dict(metrics)
-        self.metrics = metrics
-        self.eval_s += seconds
-
-    def is_best(self, metrics: Mapping[str, float], *, by: str) -> bool:
-        """Whether ``metrics`` are better than those of all evaluations before."""
-        return by not in self.best_metrics or metrics[by] > self.best_metrics[by]
