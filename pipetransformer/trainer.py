@@ -10,7 +10,7 @@ The engine does the work between two decisions. Listeners are told every event, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -22,6 +22,7 @@ from pipetransformer.dp import AutoDP
 from pipetransformer.engine import Engine, Probe
 from pipetransformer.freeze import AutoFreeze
 from pipetransformer.pipe.controller import AutoPipe
+from pipetransformer.pipe.planner.choice import Choice
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.collectives import led_by
 from pipetransformer.process.device import reset_peak_memory
@@ -63,37 +64,37 @@ class Trainer:
         self.config, self.world, self.timed, self.step = config, world, timed, 0
         folder = find_run_folder(config)
         self.job = job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
-        chain, num_blocks = job.chain, job.chain.num_blocks
+        chain = job.chain
         calendar = self.calendar = Calendar.of(config, batches_per_epoch=len(self.job.train_batches(0)))
-        self.checkpoints = CheckpointStore.of(config, folder=folder.path, job=job, calendar=calendar, world=world)
-        self.origin = Origin.of(config, job=job, checkpoints=self.checkpoints, calendar=calendar, world=world)
+        self.checkpoints = CheckpointStore(config, run_dir=folder.path, job=job, calendar=calendar, world=world)
+        self.origin = Origin(config, job=job, checkpoints=self.checkpoints, calendar=calendar, world=world)
 
         self.autofreeze = AutoFreeze.of(
-            config.freeze, num_blocks=num_blocks, batches_per_epoch=calendar.batches_per_epoch
+            config.freeze, num_blocks=chain.num_blocks, batches_per_epoch=calendar.batches_per_epoch
         )
         self.autopipe = AutoPipe(config, chain=chain, world=world, calendar=calendar)
-        keeps_state = self.origin.is_replayed or self.autofreeze.may_unfreeze
+        keeps_state = bool(self.origin.replayed) or self.autofreeze.may_unfreeze
         self.autodp = AutoDP(config, chain=chain, world=world, keeps_frozen_state=keeps_state)
         self.autocache = AutoCache(config, chain=chain, datasets=job.datasets, world=world)
 
-        sums_norms, stores = self.autofreeze.needs_norms, self.autocache.store
         self.engine = Engine(
-            chain, job.datasets, config, world, autodp=self.autodp, stores=stores, probe=probe, sums_norms=sums_norms
-        )
-        self.guards = Guards(self.engine.objective, rank=world.rank, checkpoints=self.checkpoints)
-        self.steps = StepRunner(
+            chain,
+            job.datasets,
             config,
-            engine=self.engine,
-            calendar=calendar,
-            autopipe=self.autopipe,
-            autocache=self.autocache,
-            guards=self.guards,
-            tell=self._tell,
+            world,
+            autodp=self.autodp,
+            stores=self.autocache.store,
+            probe=probe,
+            sums_norms=self.autofreeze.needs_norms,
+        )
+        self.guards = Guards(self.engine, world.rank, self.checkpoints)
+        self.steps = StepRunner(
+            config, self.engine, calendar, self.autopipe, self.autocache, guards=self.guards, tell=self._tell
         )
         self.report = Report(
             config, world, folder=folder, total_steps=calendar.total_steps, started=started, best_by=job.best_by
         )
-        self.listeners: tuple[events.Listener, ...] = (self.report, *listeners)
+        self.listeners: tuple[events.Listener, ...] = (self.report.hear, *listeners)
 
     def run(self) -> None:
         """Trains to the end. The README describes the folder that a run leaves."""
@@ -120,18 +121,17 @@ class Trainer:
 
     def _decide(self) -> None:
         """Asks the controllers if a decision is due, and takes the job to their plan."""
-        self._tell(events.DecisionStarts())
-        if self.origin.is_replayed:
+        start = perf_counter()
+        if self.origin.replayed:
             plan = self.origin.replayed.get(self.step, self.engine.plan)
             if plan != self.engine.plan:
-                self._enter(plan, reason="replayed", evidence={})
+                self._enter(plan, reason="replayed")
         elif self.autofreeze.due(self.step):
             self._decide_live(self.engine.plan)
-        self._tell(events.DecisionEnds())
+        self._tell(events.DecisionEnds(perf_counter() - start))
 
     def _decide_live(self, current: ParallelPlan) -> None:
-        norm_sums, num_steps = self.engine.take_norms()
-        self.autofreeze.observe(norm_sums, num_steps=num_steps)
+        self._observe_norms()
         decision = self.autofreeze.decide(self.step, frozen=current.frozen)
         self._tell(events.Decided(decision))
         evaluations = self.calendar.evaluations_from(self.step)
@@ -145,14 +145,14 @@ class Trainer:
             self._tell(events.Held(self.step, settled.frozen, decision.frozen, settled.reason))
         if settled.choice is not None:
             reason: str = self.config.freeze.policy if settled.frozen != current.frozen else "measured"
-            self._enter(settled.choice.plan, reason=reason, evidence={"choice": settled.choice})
+            self._enter(settled.choice.plan, reason=reason, choice=settled.choice)
 
-    def _enter(self, plan: ParallelPlan, *, reason: str, evidence: Mapping[str, object]) -> None:
+    def _enter(self, plan: ParallelPlan, *, reason: str, choice: Choice | None = None) -> None:
         """Takes the job to ``plan`` (AutoDP moves weights and state) and the cache to its boundary (AutoCache)."""
         old = self.engine.plan
         self.autocache.follow(plan.frozen)
         plan = self._with_cache(plan)
-        self._tell(events.Adopted(self.step, plan, reason, evidence))
+        self._tell(events.Adopted(self.step, plan, reason, choice))
         move = self.engine.enter(plan)
         self._tell(events.Moved(self.step, self.epoch, old, plan, move, reason))
         if plan.cached is not None and plan.cached != self.autocache.boundary:
@@ -183,12 +183,11 @@ class Trainer:
     def _evaluate(self) -> None:
         """Evaluates every split but ``train``. Saves the model if it is the best so far."""
         start = perf_counter()
-        metrics = self.guards.evaluate(self.engine, last_step=self.step - 1)
+        metrics = self.guards.evaluate(last_step=self.step - 1)
         seconds, epoch = perf_counter() - start, self.calendar.epoch(self.step - 1)
-        is_best = self.report.totals.is_best(metrics, by=self.job.best_by)
         predictions = self.job.datasets["eval"].predictions
         self._tell(events.Evaluated(self.step, epoch, metrics, seconds, predictions))
-        if is_best:
+        if self.report.totals.best_metrics is metrics:
             self._save_model("best")
 
     # ---- beginning and saving --------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ class Trainer:
             self._tell(events.MeasuringStarts())
             self.autopipe.measure(self.engine, self.job.train_batches(0))
         origin = self.origin
-        self.step, evidence = origin.enter(self.engine, autofreeze=self.autofreeze, autopipe=self.autopipe)
+        self.step, choice = origin.enter(self.engine, autofreeze=self.autofreeze, autopipe=self.autopipe)
         self._tell(events.Opened())
         plan = self._with_cache(self.engine.plan)
         if plan != self.engine.plan:
@@ -208,24 +207,20 @@ class Trainer:
             self._tell(events.Measured(self.autopipe.layouts, self.autopipe.profile))
         if origin.checkpoint is not None:
             self._tell(events.Resumed(self.step, origin.checkpoint.name, origin.state["report"]))
-        self._tell(events.Adopted(self.step, plan, origin.reason, evidence))
+        self._tell(events.Adopted(self.step, plan, "resume" if origin.checkpoint else "start", choice))
         for boundary in origin.refill_path(plan.cached):
             self._advance(boundary, is_refill=True)
         reset_peak_memory(self.world.device)
-        self._tell(events.TrainingStarts(plan))
-        if self.autofreeze.never_freezes(self.calendar.total_steps):
-            self._tell(events.NeverFreezes())
+        self._tell(events.TrainingStarts(plan, self.autofreeze.never_freezes(self.calendar.total_steps)))
 
     def _save_checkpoint(self) -> None:
-        norm_sums, num_steps = self.engine.take_norms()
-        self.autofreeze.observe(norm_sums, num_steps=num_steps)
+        self._observe_norms()
         state = {
-            "step": self.step,
             "freeze": self.autofreeze.state_dict(),
             "cache": self.autocache.path,
             "report": self.report.state_dict(),
         }
-        self._tell(events.Saved(self.step, self.checkpoints.save(self.step, engine=self.engine, state=state)))
+        self._tell(events.Saved(self.step, str(self.checkpoints.save(self.step, engine=self.engine, state=state))))
 
     def _save_model(self, name: str) -> None:
         weights = self.engine.weights()
@@ -233,6 +228,11 @@ class Trainer:
             save_model(self.job.built, self.report.folder.path / "model" / name, weights)
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
+
+    def _observe_norms(self) -> None:
+        """Gives AutoFreeze the gradient norms of the steps since the last time."""
+        norm_sums, num_steps = self.engine.take_norms()
+        self.autofreeze.observe(norm_sums, num_steps=num_steps)
 
     def _tell(self, event: events.Event) -> None:
         for listener in self.listeners:

@@ -53,15 +53,15 @@ def all_wait_for_each_other() -> None:
     import torch
     import torch.distributed as dist
 
-    from pipetransformer.process.shutdown import register
+    from pipetransformer.process.shutdown import cleaned_up
 
     _join()
     here = Path(sys.argv[1])
     half_written = here / f"half_written_{RANK}"
     half_written.touch()
-    register(half_written.unlink)
-    (here / f"ready_{RANK}").write_text(str(os.getpid()))
-    dist.recv(torch.zeros(1), src=1 - RANK)
+    with cleaned_up(half_written.unlink):
+        (here / f"ready_{RANK}").write_text(str(os.getpid()))
+        dist.recv(torch.zeros(1), src=1 - RANK)
 
 
 def _mark() -> None:

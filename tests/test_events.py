@@ -9,5 +9,6 @@ from pipetransformer.run import events, report
 
 def test_the_report_hears_every_event() -> None:
     kinds = {kind for _, kind in inspect.getmembers(events, inspect.isclass) if issubclass(kind, events.Event)}
-    assert report._HEARD.keys() == kinds - {events.Event}
-    assert len(set(report._HEARD.values())) == len(report._HEARD), "two events share a note"
+    heard = vars(report.Report)["hear"].dispatcher.registry
+    assert heard.keys() - {object} == kinds - {events.Event}
+    assert len(set(heard.values())) == len(heard), "two events share a note"

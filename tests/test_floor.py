@@ -35,31 +35,27 @@ def floor() -> ComputeFloor:
     ],
 )
 def test_a_step(num_samples: int, first_active: int, enters: int, read_bytes: int, milliseconds: float) -> None:
-    total = floor()
-    total.add_step(length=16, num_samples=num_samples, first_active=first_active, enters=enters, read_bytes=read_bytes)
-    assert total.seconds * 1000 == pytest.approx(milliseconds)
+    seconds = floor().of_step(
+        length=16, num_samples=num_samples, first_active=first_active, enters=enters, read_bytes=read_bytes
+    )
+    assert seconds * 1000 == pytest.approx(milliseconds)
 
 
 @pytest.mark.parametrize(("first", "stop", "milliseconds"), [(0, 3, 600.0), (0, 1, 100.0), (1, 2, 200.0), (2, 2, 0.0)])
 def test_an_advance_of_400_samples(first: int, stop: int, milliseconds: float) -> None:
-    total = floor()
-    total.add_advance(length=16, num_samples=400, first=first, stop=stop)
-    assert total.seconds * 1000 == pytest.approx(milliseconds)
+    seconds = floor().of_advance(length=16, num_samples=400, first=first, stop=stop)
+    assert seconds * 1000 == pytest.approx(milliseconds)
 
 
 def test_it_adds_up() -> None:
-    total = floor()
-    for _ in range(3):
-        total.add_step(length=16, num_samples=8, first_active=0, enters=0, read_bytes=0)
-    total.add_advance(length=16, num_samples=400, first=0, stop=3)
-    assert total.seconds == pytest.approx(3 * 0.06 + 0.6)
+    parts = [floor().of_step(length=16, num_samples=8, first_active=0, enters=0, read_bytes=0) for _ in range(3)]
+    parts.append(floor().of_advance(length=16, num_samples=400, first=0, stop=3))
+    assert sum(parts) == pytest.approx(3 * 0.06 + 0.6)
 
 
 def test_a_length_that_was_not_timed_adds_nothing() -> None:
-    total = floor()
-    total.add_step(length=32, num_samples=8, first_active=0, enters=0, read_bytes=0)
-    total.add_advance(length=32, num_samples=8, first=0, stop=3)
-    assert total.seconds == 0.0
+    assert floor().of_step(length=32, num_samples=8, first_active=0, enters=0, read_bytes=0) == 0.0
+    assert floor().of_advance(length=32, num_samples=8, first=0, stop=3) == 0.0
 
 
 def test_costs_of_a_length_between_two_measured_ones_are_on_their_line() -> None:

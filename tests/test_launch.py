@@ -201,17 +201,17 @@ with installed():
 def test_a_process_that_does_not_unwind_is_ended() -> None:
     program = """
 import signal, time
-from pipetransformer.process.shutdown import installed, register
-register(lambda: print("cleaned", flush=True))
-register(lambda: print("not this", flush=True))()
-with installed(grace_seconds=0.2):
+from pipetransformer.process.shutdown import cleaned_up, installed
+with cleaned_up(lambda: print("once", flush=True)):
+    pass
+with cleaned_up(lambda: print("cleaned", flush=True)), installed(grace_seconds=0.2):
     try:
         signal.raise_signal(signal.SIGTERM)
     finally:
         time.sleep(60)
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout, done.stderr) == (143, "cleaned\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (143, "once\ncleaned\n", "")
 
 
 def test_handlers_come_back_and_a_forked_child_has_none() -> None:

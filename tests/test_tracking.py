@@ -18,8 +18,10 @@ import psutil
 import pytest
 from rich.console import Console
 
+from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.run.step_figures import StepFigures
 from pipetransformer.run.tracking import (
     CacheBytes,
     CacheUse,
@@ -33,8 +35,8 @@ from pipetransformer.run.tracking import (
     read_events,
     render,
     to_plain,
-    train_metrics,
 )
+from pipetransformer.run.tracking.summary import write_json
 
 PLAN = ParallelPlan(
     frozen=4, pp=2, dp=1, boundaries=(7,), num_microbatches=4, schedule="1f1b", cached=None, num_blocks=12
@@ -43,6 +45,14 @@ TRANSITION = Transition(
     step=412, epoch=1, frozen=4, pp=1, dp=2, microbatches=1, boundaries=(), seconds=0.09, bytes_moved=14_200_000,
     reason="froze [bold]4[/bold] blocks",
 )  # fmt: skip
+CONFIG = Config.model_validate(
+    {
+        "task": "image_classification",
+        "model": {"name": "m"},
+        "data": {"name": "digits"},
+        "train": {"epochs": 1, "batch_size": 1, "lr": 0.1},
+    }
+)
 SUMMARY = Summary(
     run_id="1000", task="text_classification", model="a[/b]", dataset="SST-2", world_size=2, epochs=3, steps=1234,
     global_batch_size=64, seed=0, metrics={"accuracy": 0.91}, best_metrics={"accuracy": 0.912}, wall_s=130.0,
@@ -219,7 +229,7 @@ TRANSITION_KEYS = [
 
 
 def test_the_summary_is_the_contract_to_the_letter(tmp_path: Path) -> None:
-    SUMMARY.write(tmp_path / "summary.json")
+    write_json(tmp_path / "summary.json", SUMMARY)
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
     written = json.loads((tmp_path / "summary.json").read_text())
     assert list(written) == SUMMARY_KEYS
@@ -265,11 +275,12 @@ def test_a_run_that_did_nothing_has_a_readable_summary_too() -> None:
 
 
 def test_metric_names_are_the_original_s() -> None:
-    metrics = train_metrics(
-        loss=0.5, accuracy=0.9, samples_per_second=1.0, synchronisations_per_second=1.0, forward_seconds=1.0,
-        backward_seconds=1.0, frozen_blocks=4, pp=1, dp=2, num_microbatches=1, transition_seconds=0.0,
-        cache_hit_rate=None,
+    phases = {"forward": [1.0, 2.0], "prefix": [0.0, 0.0], "backward": [1.0, 1.0]}
+    figures = StepFigures(
+        num_steps=1, seconds=1.0, loss=0.5, accuracy=0.9, samples_per_s=1.0, hits=0, misses=0,
+        phase_seconds_by_rank=phases,
     )  # fmt: skip
+    metrics = figures.metrics(PLAN, transition_seconds=0.0)
     assert set(metrics) == {
         "Train/Loss", "Train/Acc", "sample_throughput", "comm_frequency", "forward_time_per_batch",
         "backwards_time_per_batch", "frozen_blocks", "pp", "dp", "microbatches", "transition_seconds",
@@ -307,9 +318,13 @@ TRACKED = """
     import sys
     from pathlib import Path
     import psutil
+    from pipetransformer.config import Config
     from pipetransformer.run.tracking import Tracker
-    tracker = Tracker.for_rank(0, run_dir=Path("."), run_id="10/00", wandb="offline", project="p", name=None,
-                               config={"a": 1}, resumed=False)
+    config = Config.model_validate({
+        "task": "image_classification", "model": {"name": "m"}, "data": {"name": "digits"},
+        "train": {"epochs": 1, "batch_size": 1, "lr": 0.1}, "log": {"wandb": "offline"},
+    })
+    tracker = Tracker(config, rank=0, run_dir=Path("."), run_id="10/00")
     tracker.event("start", step=0)
     tracker.metrics({"Train/Loss": 0.5}, step=1)
     tracker.step(1, total_steps=2)
@@ -340,10 +355,7 @@ def test_no_wandb_process_outlives_a_killed_job(tmp_path: Path) -> None:
 def test_a_wandb_that_cannot_start_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     lines: list[str] = []
-    run = WandbRun(
-        run_dir=tmp_path, run_id="1", mode="offline", project="p", name=None, config={}, resumed=False,
-        report=lines.append,
-    )  # fmt: skip
+    run = WandbRun(CONFIG, run_dir=tmp_path, run_id="1", mode="offline", report=lines.append)
     run.log({"pp": 1}, step=1)
     run.finish()
     assert len(lines) == 1
@@ -358,9 +370,7 @@ def test_disabled_wandb_and_torch_are_never_imported(tmp_path: Path) -> None:
 
 
 def test_other_ranks_leave_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    tracker = Tracker.for_rank(
-        1, run_dir=tmp_path, run_id="1", wandb="offline", project="p", name=None, config={}, resumed=False
-    )
+    tracker = Tracker(CONFIG, rank=1, run_dir=tmp_path, run_id="1")
     tracker.event("start")
     tracker.line("a fact")
     tracker.step(1, total_steps=1)
@@ -372,9 +382,7 @@ def test_other_ranks_leave_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 
 def test_the_first_rank_s_summary_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tracker = Tracker.for_rank(
-        0, run_dir=tmp_path, run_id="1", wandb="disabled", project="p", name=None, config={}, resumed=False
-    )
+    tracker = Tracker(CONFIG.with_overrides({"log.wandb": "disabled"}), rank=0, run_dir=tmp_path, run_id="1")
     tracker.summarise(SUMMARY)
     tracker.close()
     assert (tmp_path / "summary.json").exists()

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipetransformer.process.failure import RankEnd, read_report
-from pipetransformer.process.shutdown import Interrupted, register
+from pipetransformer.process.shutdown import Interrupted, cleaned_up
 
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _PEER_FAILURES = re.compile(
@@ -59,8 +59,8 @@ def run_ranks(
 
     logging.disable(logging.CRITICAL)  # torchrun logs what the last line of a failed job says better
     _limit_stop_seconds(stop_seconds)
-    with tempfile.TemporaryDirectory(prefix="pipetransformer_") as folder:  # torchrun leaves its own behind
-        unregister = register(lambda: shutil.rmtree(folder, ignore_errors=True))
+    folder = tempfile.mkdtemp(prefix="pipetransformer_")  # torchrun leaves its own behind
+    with cleaned_up(functools.partial(shutil.rmtree, folder, ignore_errors=True)):
         # Note: timm imports wandb, which makes temporary folders at once; a rank that is ended cannot delete them. But
         # data loaders put sockets there, whose whole path may have 107 characters.
         if len(folder) < 70:
@@ -90,7 +90,6 @@ def run_ranks(
         except SignalException as error:
             raise Interrupted(error.sigval) from None
         finally:
-            unregister()
             for number, handler in handlers.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
     return {}

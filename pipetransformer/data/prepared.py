@@ -19,7 +19,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from pipetransformer.errors import UserError
-from pipetransformer.process.shutdown import register
+from pipetransformer.process.shutdown import cleaned_up
 
 Result = TypeVar("Result")
 _VERSION = 2
@@ -88,9 +88,7 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".part", dir=folder.parent))
-        remove = partial(shutil.rmtree, part, ignore_errors=True)
-        unregister = register(remove)
-        try:
+        with cleaned_up(partial(shutil.rmtree, part, ignore_errors=True)):
             digest = hashlib.sha256()
             for name, array in sorted(arrays.items()):
                 np.save(part / f"{name}.npy", array)
@@ -102,9 +100,6 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
             except OSError:
                 if not folder.is_dir():  # else another job was faster
                     raise
-        finally:
-            remove()
-            unregister()
     except OSError as error:
         raise UserError(
             f"PIPETRANSFORMER_CACHE: {folder.parent} cannot be written ({error.strerror}); name another folder"

@@ -30,8 +30,9 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {' '.join(self.format_usage().split())}")
 
 
-def count(text: str) -> int:
-    """A whole number of at least 1."""
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not allowed; give a whole number of at least 1")
+def count(text: str, *, least: int = 1, most: int | None = None) -> int:
+    """A whole number of at least ``least``."""
+    if not (text.isascii() and text.isdigit()) or int(text) < least or (most is not None and int(text) > most):
+        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise argparse.ArgumentTypeError(f"{text} is not allowed; give a whole number {allowed}")
     return int(text)

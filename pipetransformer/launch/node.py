@@ -11,18 +11,20 @@ import json
 import os
 import socket
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipetransformer.config import Config, load_config
 from pipetransformer.errors import UserError
+from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import ENTRIES
 from pipetransformer.launch.rollcall import call_the_roll
 from pipetransformer.process import failure, shutdown
 
 USAGE = "NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [key=value ...]"
-_LOCAL_KEYS = frozenset({("model", "name"), ("data", "path"), ("data", "num_workers"), ("cache", "host_budget")})
+_LOCAL_KEYS = {"model": {"name"}, "data": {"path", "num_workers"}, "cache": {"host_budget"}}
 _STOP_SECONDS = 7  # more than ranks give themselves (process.shutdown.GRACE_SECONDS); the whole job has 10
 
 
@@ -83,12 +85,11 @@ def parse_job(arguments: Sequence[str]) -> NodeJob:
 
 def common_settings(config: Config) -> dict[str, object]:
     """Settings that are the same on all nodes, by key: all but names and places, which may differ."""
-    values = config.model_dump(mode="json")
+    values = config.model_dump(mode="json", exclude=_LOCAL_KEYS)
     return {
         f"{section}.{key}": value
         for section in ("model", "data", "train", "freeze", "pipe", "dp", "cache", "checkpoint")
         for key, value in values[section].items()
-        if (section, key) not in _LOCAL_KEYS
     }
 
 
@@ -107,15 +108,7 @@ def launch(
     try:
         with shutdown.installed(grace_seconds=_STOP_SECONDS + 1):
             if job.num_nodes > 1:
-                call_the_roll(
-                    address=job.address,
-                    port=job.port,
-                    num_nodes=job.num_nodes,
-                    node_rank=job.node_rank,
-                    num_ranks=job.num_ranks,
-                    settings=settings or {},
-                    timeout_seconds=timeout_seconds,
-                )
+                call_the_roll(job, settings=settings or {}, timeout_seconds=timeout_seconds)
             return _run(job, entry=entry)
     except shutdown.Interrupted as interrupted:
         print(f"interrupted by {interrupted.signal.name}", file=sys.stderr)
@@ -156,10 +149,10 @@ def _run(job: NodeJob, *, entry: Path) -> int:
 
 
 def _whole(name: str, text: str, *, least: int, most: int | None = None) -> int:
-    allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
-    if not (text.isascii() and text.isdigit()) or int(text) < least or (most is not None and int(text) > most):
-        raise UserError(f"{name}: {text} is not allowed; give a whole number {allowed}")
-    return int(text)
+    try:
+        return count(text, least=least, most=most)
+    except ArgumentTypeError as error:
+        raise UserError(f"{name}: {error}") from None
 
 
 def _check_address(job: NodeJob) -> None:

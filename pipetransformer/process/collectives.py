@@ -63,16 +63,17 @@ def led_by(leader: int, action: Callable[[], Result]) -> Result:
         if is_ready:
             break
         pause = min(2 * pause, _LONGEST_PAUSE)
-    outcome: tuple[object, str | None] = (None, None)
+    outcome: object = None
     if answer is not None:
         try:
-            outcome = (answer.result(), None)
+            outcome = answer.result()
         except UserError as error:
-            outcome = (None, str(error))
+            outcome = error
     gathered = values_of_ranks(outcome)
-    if (error_line := next((line for _, line in gathered if line is not None), None)) is not None:
-        raise UserError(error_line)
-    return cast(Result, gathered[leader][0])
+    for told in gathered:
+        if isinstance(told, UserError):
+            raise told
+    return cast(Result, gathered[leader])
 
 
 def _fulfil(answer: Future[Result], action: Callable[[], Result]) -> None:

@@ -51,7 +51,7 @@ class RankEnd:
     report: Failure | None
 
 
-def describe(error: Exception, *, followed: bool = False) -> Failure:
+def describe(error: Exception, *, followed: bool) -> Failure:
     details = "" if isinstance(_root(error), UserError) else "".join(traceback.format_exception(error))
     return Failure(line=cause_line(error), details=details, followed=followed, time=now())
 

@@ -32,9 +32,9 @@ class Interrupted(SystemExit):
     """The exception of the first signal, in the main thread. Uncaught, it ends the process with 128 + signal."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(128 + signum)
         self.signal = signal.Signals(signum)
         self.exit_code = 128 + signum
+        super().__init__(self.exit_code)
 
     def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
         """Pickling: libraries that catch everything send it to other ranks."""
@@ -57,18 +57,18 @@ class Signals:
             raise self.interruption
 
 
-def register(cleanup: Callable[[], None]) -> Callable[[], None]:
-    """Register ``cleanup`` for an end without unwinding; returns the function that cancels this.
+@contextlib.contextmanager
+def cleaned_up(cleanup: Callable[[], None]) -> Iterator[None]:
+    """Runs ``cleanup`` at the end of the block, or at an end of the process without unwinding.
 
     Note: it may run in another thread while the main thread holds any lock, so let it remove files and no more.
     """
     _cleanups.append(cleanup)
-
-    def unregister() -> None:
-        with contextlib.suppress(ValueError):
-            _cleanups.remove(cleanup)
-
-    return unregister
+    try:
+        yield
+    finally:
+        cleanup()
+        _cleanups.remove(cleanup)
 
 
 def leave(exit_code: int) -> NoReturn:

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,58 +26,42 @@ from pipetransformer.engine import Engine
 from pipetransformer.errors import UserError, writing
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.units import Numbering
-from pipetransformer.process.shutdown import register
+from pipetransformer.process.shutdown import cleaned_up
 from pipetransformer.process.world import World
 
 if TYPE_CHECKING:
     from pipetransformer.config import Config
     from pipetransformer.config.calendar import Calendar
-    from pipetransformer.data import Dataset
     from pipetransformer.run.job import Job
 
 
 _PART = ".part"
 
 
-def _identity(config: Config, *, training_data: Dataset, total_steps: int, num_nodes: int) -> dict[str, object]:
-    """All facts that must not change between a checkpoint and its resumption, by name.
-
-    With a change, samples would be skipped or seen twice, or the optimizer's state would have no meaning.
-    """
-    train = config.train
-    return {
-        "steps": total_steps,
-        "train.seed": train.seed,
-        "train.batch_size": train.batch_size,
-        "train.optimizer": train.optimizer,
-        "nodes": num_nodes,
-        "training data": training_data.fingerprint,
-    }
-
-
 class CheckpointStore:
     """The checkpoints of one run. All methods are collective unless they say otherwise.
 
     Args:
+        run_dir: folder of the run.
+
+    Attributes:
         folder: the folder of all checkpoints of the run.
-        keep: number of checkpoints to keep; older ones are deleted.
-        identity: facts that must not change before a resumption, by name.
     """
 
-    def __init__(self, folder: Path, *, world: World, keep: int, identity: Mapping[str, object]) -> None:
-        self.folder = folder
-        self._world, self._keep, self._identity = world, keep, identity
-
-    @classmethod
-    def of(cls, config: Config, *, folder: Path, job: Job, calendar: Calendar, world: World) -> CheckpointStore:
-        """The checkpoints of the run in ``folder``."""
-        identity = _identity(
-            config,
-            training_data=job.datasets["train"],
-            total_steps=calendar.total_steps,
-            num_nodes=world.num_nodes,
-        )
-        return cls(folder / "checkpoints", world=world, keep=config.checkpoint.keep, identity=identity)
+    def __init__(self, config: Config, *, run_dir: Path, job: Job, calendar: Calendar, world: World) -> None:
+        train = config.train
+        self.folder = run_dir / "checkpoints"
+        self._world, self._keep = world, config.checkpoint.keep
+        # Facts that must not change before a resumption: samples would be skipped or seen twice, or the optimizer's
+        # state would have no meaning.
+        self._identity: dict[str, object] = {
+            "steps": calendar.total_steps,
+            "train.seed": train.seed,
+            "train.batch_size": train.batch_size,
+            "train.optimizer": train.optimizer,
+            "nodes": world.num_nodes,
+            "training data": job.datasets["train"].fingerprint,
+        }
 
     def latest(self) -> Path | None:
         """The last complete checkpoint. Not collective."""
@@ -90,7 +75,7 @@ class CheckpointStore:
 
         Args:
             step: number of steps done.
-            state: values that JSON can hold, by name; ``resumable`` gives them back.
+            state: further values that JSON can hold, by name; ``resumable`` gives them back, with the step.
 
         Returns:
             The folder of the checkpoint.
@@ -101,8 +86,7 @@ class CheckpointStore:
         rank = self._world.rank
         final = self.folder / f"step-{step:08d}"
         part = final.with_name(final.name + _PART)
-        unregister = register(lambda: _discard(part))
-        try:
+        with cleaned_up(lambda: _discard(part)):
             if rank == 0:
                 for left_behind in self.folder.glob(f"*{_PART}"):
                     shutil.rmtree(left_behind, ignore_errors=True)
@@ -114,11 +98,11 @@ class CheckpointStore:
             except CheckpointException as error:
                 raise UserError(f"checkpoint: {part} could not be written ({_first_failure(error)})") from error
             if rank == 0:
-                holders = {str(unit): sorted(ranks) for unit, ranks in engine.state_holders().items()}
                 record = {
                     "plan": engine.plan.as_dict(),
-                    "state_holders": holders,
+                    "state_holders": {str(unit): sorted(ranks) for unit, ranks in engine.state_holders().items()},
                     "identity": self._identity,
+                    "step": step,
                     **state,
                 }
                 with writing(part), (part / "state.json").open("w") as file:
@@ -131,9 +115,6 @@ class CheckpointStore:
                 for old in self._complete()[: -self._keep]:
                     _discard(old)
             dist.barrier()
-        finally:
-            _discard(part)
-            unregister()
         return final
 
     def _owned_tensors(self, engine: Engine) -> dict[str, Tensor]:
@@ -151,7 +132,9 @@ class CheckpointStore:
         return tensors
 
     def resumable(self, *, numbering: Numbering) -> tuple[Path, dict[str, Any]]:
-        """The last complete checkpoint and its JSON part, in the units of ``numbering``. Not collective.
+        """The last complete checkpoint and its JSON part, with its plan and holders in the units of ``numbering``.
+
+        Not collective.
 
         Raises:
             UserError: if there is no checkpoint; if it belongs to another job (by its saved identity), or to another
@@ -184,28 +167,28 @@ class CheckpointStore:
         renumbered = plan.renumbered(numbering.units_per_block)
         if renumbered is None:
             raise UserError(f"run.resume: the plan of {path} cuts blocks in halves; give pipe.units=half")
-        state["plan"] = renumbered.as_dict()
+        state["plan"] = renumbered
         state["state_holders"] = _renumbered(state["state_holders"], old=plan.numbering, new=numbering)
         return path, state
 
-    def load(self, path: Path, *, state: Mapping[str, Any], engine: Engine) -> tuple[ParallelPlan, OptimizerState]:
+    def load(self, path: Path, *, state: Mapping[str, Any], engine: Engine) -> OptimizerState:
         """Reads the weights into the engine's chain, and gives the holders of optimizer state to AutoDP.
 
         Args:
             path: the folder of the checkpoint.
-            state: its JSON part, from ``resumable``.
+            state: its other part, from ``resumable``.
 
         Returns:
-            The plan, and this rank's optimizer state by parameter name, that of frozen units included.
+            This rank's optimizer state by parameter name, that of frozen units included.
 
         Raises:
             UserError: if the checkpoint belongs to another model or optimizer, or is damaged.
         """
-        plan, chain, world = ParallelPlan.from_dict(state["plan"]), engine.chain, self._world
-        holders = {int(unit): frozenset(ranks) for unit, ranks in state["state_holders"].items()}
-        needed = [u for u in range(plan.num_units) if u < plan.first_active or u in plan.units_of(world.rank)]
-        parameters = chain.named_parameters(needed)
-        optimizer_state = engine.autodp.restore(holders)
+        plan: ParallelPlan = state["plan"]
+        own_units = plan.units_of(self._world.rank)
+        needed = [u for u in range(plan.num_units) if u < plan.first_active or u in own_units]
+        parameters = engine.chain.named_parameters(needed)
+        optimizer_state = engine.autodp.restore(state["state_holders"])
         tensors: dict[str, Any] = {f"model.{name}": p.data for name, p in parameters.items()}
         for name, entries in optimizer_state.items():
             tensors |= {f"optimizer.{name}.{key}": value for key, value in entries.items()}
@@ -216,10 +199,10 @@ class CheckpointStore:
                 f"run.resume: {path} does not fit this configuration, or is damaged ({_first_failure(error)}); "
                 "give the same model, or delete it"
             ) from error
-        return plan, optimizer_state
+        return optimizer_state
 
 
-def _renumbered(holders: Mapping[str, list[int]], *, old: Numbering, new: Numbering) -> dict[str, list[int]]:
+def _renumbered(holders: Mapping[str, list[int]], *, old: Numbering, new: Numbering) -> dict[int, frozenset[int]]:
     """Holders by unit, in another numbering: each new unit gets all holders of its part's old units.
 
     This is enough, because tensors are loaded by name: any rank can read what any other rank has written.
@@ -228,7 +211,7 @@ def _renumbered(holders: Mapping[str, list[int]], *, old: Numbering, new: Number
     for unit, ranks in holders.items():
         of_part.setdefault(old.part_of(int(unit)), set()).update(ranks)
     parts = ((unit, new.part_of(unit)) for unit in range(new.num_units))
-    return {str(unit): sorted(of_part[part]) for unit, part in parts if part in of_part}
+    return {unit: frozenset(of_part[part]) for unit, part in parts if part in of_part}
 
 
 def _discard(folder: Path) -> None:
@@ -237,14 +220,9 @@ def _discard(folder: Path) -> None:
     It is renamed first: then no rank can write into it, and a half-deleted folder does not look like a checkpoint.
     """
     doomed = folder.with_name(f"{folder.stem}.{os.getpid()}{_PART}")
-    unregister = register(lambda: shutil.rmtree(doomed, ignore_errors=True))
-    try:
-        with contextlib.suppress(OSError):
-            folder.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
-    finally:  # a signal may have interrupted the lines above
-        shutil.rmtree(doomed, ignore_errors=True)
-        unregister()
+    with cleaned_up(partial(shutil.rmtree, doomed, ignore_errors=True)), contextlib.suppress(OSError):
+        folder.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)  # once more at the end: a signal may interrupt this one
 
 
 def _first_failure(error: CheckpointException) -> str:

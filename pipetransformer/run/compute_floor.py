@@ -11,14 +11,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pipetransformer.pipe.planner.costs import UnitCosts
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ComputeFloor:
-    """Adds up the compute floor of a run.
+    """Gives the parts of a run's compute floor, in seconds: 0 for lengths that were not timed, as all are by default.
 
     Attributes:
         step_seconds: t0 by padded length: seconds of a full step of the best static layout, measured before training.
@@ -26,18 +26,16 @@ class ComputeFloor:
         timed_samples: number of samples of the step that t0 belongs to.
         world_size: number of ranks.
         memcpy_bytes_per_second: speed of copies in the host's memory, of one rank.
-        seconds: the floor so far.
     """
 
-    step_seconds: Mapping[int, float]
-    costs: Mapping[int, UnitCosts]
-    timed_samples: int
-    world_size: int
-    memcpy_bytes_per_second: float
-    seconds: float = 0.0
+    step_seconds: Mapping[int, float] = field(default_factory=dict)
+    costs: Mapping[int, UnitCosts] = field(default_factory=dict)
+    timed_samples: int = 1
+    world_size: int = 1
+    memcpy_bytes_per_second: float = 1.0
 
-    def add_step(self, *, length: int, num_samples: int, first_active: int, enters: int, read_bytes: int) -> None:
-        """Adds one step of all replicas.
+    def of_step(self, *, length: int, num_samples: int, first_active: int, enters: int, read_bytes: int) -> float:
+        """The part of one step of all replicas.
 
         Args:
             length: padded length of the samples.
@@ -47,14 +45,15 @@ class ComputeFloor:
             read_bytes: bytes read from the cache for the global batch.
         """
         if length not in self.step_seconds:
-            return
+            return 0.0
         costs = self.costs[length]
         share = sum(costs.step_ns[first_active:]) / sum(costs.step_ns)
-        self.seconds += self.step_seconds[length] * num_samples / self.timed_samples * share
-        self.seconds += costs.prefix_seconds(enters, first_active, num_samples=num_samples) / self.world_size
-        self.seconds += read_bytes / self.memcpy_bytes_per_second / self.world_size
+        step = self.step_seconds[length] * num_samples / self.timed_samples * share
+        prefix = costs.prefix_seconds(enters, first_active, num_samples=num_samples)
+        return step + (prefix + read_bytes / self.memcpy_bytes_per_second) / self.world_size
 
-    def add_advance(self, *, length: int, num_samples: int, first: int, stop: int) -> None:
-        """Adds the forward of units first .. stop - 1 for ``num_samples`` samples, in an advance pass."""
-        if length in self.costs:
-            self.seconds += self.costs[length].prefix_seconds(first, stop, num_samples=num_samples) / self.world_size
+    def of_advance(self, *, length: int, num_samples: int, first: int, stop: int) -> float:
+        """The part of the forward of units first .. stop - 1 for ``num_samples`` samples, in an advance pass."""
+        if length not in self.costs:
+            return 0.0
+        return self.costs[length].prefix_seconds(first, stop, num_samples=num_samples) / self.world_size

@@ -12,16 +12,17 @@ writes most of them to ``events.jsonl``, under these names:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from pipetransformer.cache import Advance
-from pipetransformer.engine import Move, PhaseSeconds, StepInput
+from pipetransformer.engine import Move, StepInput
 from pipetransformer.freeze import FreezeDecision
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
+from pipetransformer.pipe.planner.choice import Choice
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.run.step_figures import StepFigures
 
 
 class Event:
@@ -64,7 +65,7 @@ class Resumed(Event):
     Attributes:
         step: number of steps done.
         checkpoint: name of the checkpoint's folder.
-        totals: totals of the run at the checkpoint, as ``Totals.state_dict`` gives them.
+        totals: totals of the run at the checkpoint, as ``Report.state_dict`` gives them.
     """
 
     step: int
@@ -78,19 +79,11 @@ class TrainingStarts(Event):
 
     Attributes:
         plan: the plan to start with.
+        never_freezes: whether the freeze policy takes too few decisions in this run to freeze anything.
     """
 
     plan: ParallelPlan
-
-
-@dataclass(frozen=True, slots=True)
-class NeverFreezes(Event):
-    """The freeze policy takes too few decisions in this run to freeze anything."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionStarts(Event):
-    """A decision may be due."""
+    never_freezes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +122,13 @@ class Adopted(Event):
         step: number of steps done.
         plan: the plan.
         reason: the cause, such as the freeze policy.
-        evidence: the figures behind the choice, by name.
+        choice: the figures behind the plan; None where AutoPipe has not chosen it.
     """
 
     step: int
     plan: ParallelPlan
     reason: str
-    evidence: Mapping[str, object] = field(default_factory=dict)
+    choice: Choice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +186,13 @@ class CacheDeclined(Event):
 
 @dataclass(frozen=True, slots=True)
 class DecisionEnds(Event):
-    """A decision and its transition, if any, are done."""
+    """A decision that may have been due is done, with its transition and advance pass, if any.
+
+    Attributes:
+        seconds: wall-clock seconds of all of them.
+    """
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,20 +221,12 @@ class Logged(Event):
     Attributes:
         step: number of steps done.
         plan: the plan of the steps.
-        loss_sum: sum of the losses of this rank's samples since the last pause.
-        num_correct: number of this rank's correct answers since then; 0 for tasks with scores.
-        num_samples: number of this rank's samples since then.
-        phases: this rank's seconds by phase since then.
-        seconds: wall-clock seconds since then.
+        figures: the figures of the steps since the last such event.
     """
 
     step: int
     plan: ParallelPlan
-    loss_sum: float
-    num_correct: float
-    num_samples: float
-    phases: PhaseSeconds
-    seconds: float
+    figures: StepFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +271,7 @@ class Saved(Event):
     """
 
     step: int
-    path: Path
+    path: str
 
 
 @dataclass(frozen=True, slots=True)

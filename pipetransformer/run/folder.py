@@ -24,14 +24,12 @@ class RunFolder:
     Attributes:
         run_id: id of the run, the name of its folder.
         path: the folder.
-        is_resumed: whether it exists and the run continues in it.
         changes: one text for each setting that affects the weights and has changed since the run's start.
     """
 
     run_id: str
     path: Path
-    is_resumed: bool
-    changes: tuple[str, ...] = ()
+    changes: tuple[str, ...]
 
 
 def find_run_folder(config: Config) -> RunFolder:
@@ -81,7 +79,7 @@ def _find_run_folder(config: Config) -> RunFolder:
         raise UserError(f"run.dir: {path} cannot be read ({error.strerror})") from error
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise UserError(f"run.dir: {path} cannot be made, because {there} is no folder that this user may write to")
-    return RunFolder(run_id, path, is_resumed=run.resume, changes=_changes(path, config) if run.resume else ())
+    return RunFolder(run_id, path, changes=_changes(path, config) if run.resume else ())
 
 
 def _changes(path: Path, config: Config) -> tuple[str, ...]:

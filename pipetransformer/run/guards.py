@@ -2,64 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from pipetransformer.engine import Engine, NotFinite, Objective
+from pipetransformer.engine import Engine, NotFinite
 from pipetransformer.errors import UserError
 from pipetransformer.process.collectives import first_of_ranks
 from pipetransformer.run.checkpoint import CheckpointStore
 
 
+@dataclass(frozen=True, slots=True)
 class Guards:
     """Checks losses and weights. All methods raise UserError, which names step, rank and remedy.
 
-    Args:
-        objective: the loss, which notes the first step with a value that is not finite.
+    Attributes:
+        engine: the engine; its objective notes the first step with a loss that is not finite.
         rank: this rank.
         checkpoints: the checkpoints of the run; an error names the last one.
     """
 
-    def __init__(self, objective: Objective, *, rank: int, checkpoints: CheckpointStore) -> None:
-        self._objective, self._rank, self._checkpoints = objective, rank, checkpoints
+    engine: Engine
+    rank: int
+    checkpoints: CheckpointStore
 
     def check_loss(self) -> None:
         """Stops this rank if one of its losses was not finite."""
-        bad = int(self._objective.first_bad_step)
+        bad = int(self.engine.objective.first_bad_step)
         if bad >= 0:
-            raise self._diverged(bad, rank=self._rank, what="the loss is not finite")
+            raise self._diverged(bad, rank=self.rank, what="the loss is not finite")
 
     def check_losses(self) -> None:
         """Collective. Stops all ranks if a loss was not finite on any rank: its gradients have reached all ranks."""
-        bad = int(self._objective.first_bad_step)
-        if (found := first_of_ranks(bad if bad >= 0 else None)) is not None:
-            raise self._diverged(found[0], rank=found[1], what="the loss is not finite")
+        bad = int(self.engine.objective.first_bad_step)
+        self._stop_all(bad if bad >= 0 else None, what="the loss is not finite")
 
-    def check_weights(self, parameters: Iterable[Tensor], *, last_step: int) -> None:
+    def check_weights(self, *, last_step: int) -> None:
         """Collective. Stops all ranks if weights are not finite, before they are used or saved.
 
         Args:
-            parameters: this rank's parameters.
             last_step: number of the last step, from 0, whose update made the weights.
         """
-        finite = torch.stack([p.detach().isfinite().all() for p in parameters]).all()
-        if (found := first_of_ranks(None if finite else last_step)) is not None:
-            raise self._diverged(found[0], rank=found[1], what="the update made weights that are not finite")
+        parameters = self.engine.layout.parameters
+        finite = torch.stack([p.detach().isfinite().all() for p in parameters.values()]).all()
+        self._stop_all(None if finite else last_step, what="the update made weights that are not finite")
 
-    def evaluate(self, engine: Engine, *, last_step: int) -> dict[str, float]:
+    def evaluate(self, *, last_step: int) -> dict[str, float]:
         """Collective. The metrics of an evaluation by name. Stops all ranks if a loss is not finite.
 
         Args:
             last_step: number of the last step, from 0.
         """
         try:
-            return engine.evaluate()
+            return self.engine.evaluate()
         except NotFinite as error:
             raise self._diverged(last_step, rank=error.rank, what="the evaluation loss is not finite") from None
 
+    def _stop_all(self, bad_step: int | None, *, what: str) -> None:
+        """Collective. Stops all ranks if any rank gives a bad step."""
+        if (found := first_of_ranks(bad_step)) is not None:
+            raise self._diverged(found[0], rank=found[1], what=what)
+
     def _diverged(self, step: int, *, rank: int, what: str) -> UserError:
-        latest = self._checkpoints.latest()
+        latest = self.checkpoints.latest()
         good = f"the last good checkpoint is {latest}" if latest else "there is no checkpoint"
         return UserError(f"step {step}, rank {rank}: {what}; {good}; lower train.lr, or set train.max_grad_norm")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from pipetransformer.config.calendar import Calendar
 from pipetransformer.engine import Engine
 from pipetransformer.freeze import AutoFreeze
 from pipetransformer.pipe.controller import AutoPipe
+from pipetransformer.pipe.planner.choice import Choice
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
 from pipetransformer.run.checkpoint import CheckpointStore
@@ -19,64 +19,49 @@ from pipetransformer.run.job import Job
 from pipetransformer.run.replay import read_plans
 
 
-@dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a run, the same on every rank.
+    """The origin of a run, the same on every rank: the one that the configuration asks for.
 
     Attributes:
-        checkpoints: the checkpoints of the run.
         checkpoint: the checkpoint to continue from; None without one.
         state: the JSON part of this checkpoint; empty without one.
         replayed: plans of a recorded run by step, taken instead of decisions; empty in any other run.
+
+    Raises:
+        UserError: if there is nothing to resume or replay, or if it belongs to another job.
     """
 
-    checkpoints: CheckpointStore
-    checkpoint: Path | None = None
-    state: Mapping[str, Any] = field(default_factory=dict)
-    replayed: Mapping[int, ParallelPlan] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, config: Config, *, job: Job, checkpoints: CheckpointStore, calendar: Calendar, world: World) -> Origin:
-        """The origin that the configuration asks for.
-
-        Raises:
-            UserError: if there is nothing to resume or replay, or if it belongs to another job.
-        """
-        run, numbering, total_steps = config.run, job.chain.numbering, calendar.total_steps
-        checkpoint, state = checkpoints.resumable(numbering=numbering) if run.resume else (None, {})
-        replayed: Mapping[int, ParallelPlan] = {}
+    def __init__(
+        self, config: Config, *, job: Job, checkpoints: CheckpointStore, calendar: Calendar, world: World
+    ) -> None:
+        run, numbering = config.run, job.chain.numbering
+        self._checkpoints = checkpoints
+        self.checkpoint: Path | None = None
+        self.state: Mapping[str, Any] = {}
+        self.replayed: Mapping[int, ParallelPlan] = {}
+        if run.resume:
+            self.checkpoint, self.state = checkpoints.resumable(numbering=numbering)
         if run.replay:
-            replayed = read_plans(run.replay, world=world, numbering=numbering, total_steps=total_steps)
-        return cls(checkpoints, checkpoint, state, replayed)
+            self.replayed = read_plans(run.replay, world=world, numbering=numbering, total_steps=calendar.total_steps)
 
-    def enter(self, engine: Engine, *, autofreeze: AutoFreeze, autopipe: AutoPipe) -> tuple[int, dict[str, object]]:
+    def enter(self, engine: Engine, *, autofreeze: AutoFreeze, autopipe: AutoPipe) -> tuple[int, Choice | None]:
         """Collective. Takes the engine to the first plan, or to the state of the checkpoint.
 
         Returns:
-            The number of steps done, and the figures behind the choice of the plan, by name.
+            The number of steps done, and AutoPipe's choice of the plan; None where it has made none.
         """
         if self.checkpoint is not None:
             engine.forget()
-            plan, optimizer_state = self.checkpoints.load(self.checkpoint, state=self.state, engine=engine)
+            optimizer_state = self._checkpoints.load(self.checkpoint, state=self.state, engine=engine)
             autofreeze.load_state_dict(self.state["freeze"])
-            engine.enter(plan, state=optimizer_state)
-            return int(self.state["step"]), {}
-        if self.is_replayed:
+            engine.enter(self.state["plan"], state=optimizer_state)
+            return int(self.state["step"]), None
+        if self.replayed:
             engine.enter(self.replayed[0])
-            return 0, {}
+            return 0, None
         choice = autopipe.first_plan()
         engine.enter(choice.plan)
-        return 0, {"choice": choice}
-
-    @property
-    def is_replayed(self) -> bool:
-        """Whether the plans are those of a recorded run."""
-        return bool(self.replayed)
-
-    @property
-    def reason(self) -> str:
-        """The reason of the first plan, for its event."""
-        return "start" if self.checkpoint is None else "resume"
+        return 0, choice
 
     def refill_path(self, cached: int | None) -> Sequence[int]:
         """The boundaries of the advance passes that fill the cache as it was at the checkpoint, in order.

@@ -28,17 +28,18 @@ def read_plans(path: str, *, world: World, numbering: Numbering, total_steps: in
     except UserError as error:
         raise UserError(f"run.replay: {error}") from error
     for event in events:
-        if event.get("event") == "run" and event.get("total_steps", total_steps) != total_steps:
+        kind, recorded_steps = event["event"], event.get("total_steps", total_steps)
+        if kind == "run" and recorded_steps != total_steps:
             raise UserError(
-                f"run.replay: {path} was recorded with {event.get('total_steps')} steps and this job has "
+                f"run.replay: {path} was recorded with {recorded_steps} steps and this job has "
                 f"{total_steps}; give the same data, batch size and epochs"
             )
-        if event.get("event") == "plan":
+        if kind == "plan":
             try:
                 plans[int(event["step"])] = ParallelPlan.from_dict(event["plan"])
             except (KeyError, TypeError, ValueError, AssertionError) as error:
                 raise UserError(f"run.replay: {path} holds a plan that cannot be read ({error!r})") from error
-        elif event.get("event") == "resume":  # the steps after the checkpoint were trained again
+        elif kind == "resume":  # the steps after the checkpoint were trained again
             plans = {step: plan for step, plan in plans.items() if step <= int(event.get("step", 0))}
     if 0 not in plans:
         raise UserError(f"run.replay: {path} holds no plan for step 0; give the events.jsonl of a whole run")

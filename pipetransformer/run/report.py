@@ -5,12 +5,13 @@ It decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from functools import singledispatchmethod
 from time import perf_counter
 from typing import IO, Any
 
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
 from pipetransformer.config import Config
 from pipetransformer.process.device import peak_memory_bytes
@@ -18,16 +19,8 @@ from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.run.compute_floor import ComputeFloor
 from pipetransformer.run.folder import RunFolder, make_run_folder
-from pipetransformer.run.step_figures import gather_steps
 from pipetransformer.run.totals import Totals
-from pipetransformer.run.tracking import (
-    CacheBytes,
-    CacheUse,
-    Summary,
-    Tracker,
-    Transition,
-    evaluation_metrics,
-)
+from pipetransformer.run.tracking import CacheBytes, CacheUse, Summary, Tracker, Transition, evaluation_metrics
 
 
 class Report:
@@ -43,6 +36,8 @@ class Report:
         resumed_from: name of the checkpoint that the run continued from; None without one.
     """
 
+    _tracker: Tracker
+
     def __init__(
         self, config: Config, world: World, *, folder: RunFolder, total_steps: int, started: float, best_by: str
     ) -> None:
@@ -51,49 +46,41 @@ class Report:
         self.resumed_from: str | None = None
         self._config, self._world, self._total_steps = config, world, total_steps
         self._started, self._best_by = started, best_by
-        self._floor: ComputeFloor | None = None
-        self._hits = self._misses = self._since_steps = 0
+        self._floor = ComputeFloor()  # until the costs are measured
         self._wall_before = self._last_transition_s = 0.0
-        self._decision_started = self._booked_before = 0.0
-        self._has_declined = False
+        self._is_open = self._has_declined = False
         self._held = (0, 0)
         self._lock: IO[str] | None = None
-        self._tracker = Tracker(None)
 
-    def __call__(self, event: events.Event) -> None:
-        """Records an event. Collective for ``Opened``, ``Logged`` and ``Finished``."""
-        _HEARD[type(event)](self, event)
+    @singledispatchmethod
+    def hear(self, event: events.Event) -> None:
+        """Records an event, as the methods below say. Collective for ``Opened`` and ``Finished``."""
+        raise NotImplementedError(f"{type(event).__name__} is not heard")
 
     def state_dict(self) -> dict[str, Any]:
         """The report's part of a checkpoint."""
-        self.totals.floor_s = self._floor.seconds if self._floor is not None else 0.0
         self.totals.wall_s = self._wall_seconds()
-        return self.totals.state_dict()
+        return asdict(self.totals)
 
     def _wall_seconds(self) -> float:
         return self._wall_before + perf_counter() - self._started
 
     # ---- set-up ----------------------------------------------------------------------------------------------------
 
+    @hear.register
     def _measuring_starts(self, event: events.MeasuringStarts) -> None:
         if self._world.rank == 0:
             print("measuring the model's units and the step time of every static layout ...", flush=True)
 
+    @hear.register
     def _opened(self, event: events.Opened) -> None:
         """Collective. Makes the run's folder and starts to write."""
-        config, folder = self._config, self.folder
-        self._lock = make_run_folder(folder, config)
-        self._tracker = Tracker.for_rank(
-            self._world.rank,
-            run_dir=folder.path,
-            run_id=folder.run_id,
-            wandb=config.log.wandb,
-            project=config.log.project,
-            name=config.log.name,
-            config=config.model_dump(mode="json"),
-            resumed=folder.is_resumed,
-        )
+        folder = self.folder
+        self._lock = make_run_folder(folder, self._config)
+        self._tracker = Tracker(self._config, rank=self._world.rank, run_dir=folder.path, run_id=folder.run_id)
+        self._is_open = True
 
+    @hear.register
     def _measured(self, event: events.Measured) -> None:
         """Records the measurements, and starts the compute floor from them."""
         layouts, profile = event.layouts, event.profile
@@ -112,25 +99,25 @@ class Report:
         self._tracker.event(
             "calibration",
             static_seconds=layouts.seconds,
-            static_plans={pp: plan.as_dict() for pp, plan in layouts.plans.items()},
+            static_plans=layouts.plans,
             best_pp=layouts.best_pp,
             corrections=layouts.corrections,
             unit_costs=profile.measured,
             job_costs=profile.job,
         )
 
+    @hear.register
     def _resumed(self, event: events.Resumed) -> None:
         """Continues from a checkpoint's totals, and records the settings that have changed since."""
         changes = self.folder.changes
         self._tracker.event("resume", step=event.step, resumed_from=event.checkpoint, changes=changes)
         for change in changes:
             self._tracker.line(f"resumed with another setting: {change}")
-        self.totals = Totals.from_state_dict(event.totals)
+        self.totals = TypeAdapter(Totals).validate_python(event.totals)
         self.resumed_from = event.checkpoint
         self._wall_before = self.totals.wall_s
-        if self._floor is not None:
-            self._floor.seconds = self.totals.floor_s
 
+    @hear.register
     def _training_starts(self, event: events.TrainingStarts) -> None:
         self.totals.setup_s += perf_counter() - self._started
         config, plan = self._config, event.plan
@@ -139,7 +126,7 @@ class Report:
             "run",
             run_id=self.folder.run_id,
             world_size=self._world.size,
-            plan=plan.as_dict(),
+            plan=plan,
             total_steps=self._total_steps,
             resumed_from=self.resumed_from,
         )
@@ -149,37 +136,37 @@ class Report:
             f"{' (pipe.initial_length)' if isinstance(config.pipe.initial_length, int) else ''}, "
             f"{plan.frozen} blocks frozen; set-up took {self.totals.setup_s:.1f} s"
         )
-
-    def _never_freezes(self, event: events.NeverFreezes) -> None:
-        self._tracker.line(
-            "nothing will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this run"
-        )
+        if event.never_freezes:
+            self._tracker.line(
+                "nothing will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this "
+                "run"
+            )
 
     # ---- decisions and transitions ---------------------------------------------------------------------------------
 
-    def _decision_starts(self, event: events.DecisionStarts) -> None:
-        self._decision_started, self._booked_before = perf_counter(), self.totals.train_s
-
+    @hear.register
     def _decided(self, event: events.Decided) -> None:
         self._tracker.event("freeze_decision", **asdict(event.decision))
 
+    @hear.register
     def _held_back(self, event: events.Held) -> None:
         """Prints one line for each new pair of numbers; every event is recorded."""
         frozen, wanted = event.frozen, event.wanted
-        self._tracker.event("held", step=event.step, frozen=frozen, wanted=wanted, reason=event.reason)
+        self._tracker.event("held", **asdict(event))
         if (frozen, wanted) != self._held:
             self._held = (frozen, wanted)
             self._tracker.line(
                 f"step {event.step}: {frozen} blocks are frozen where AutoFreeze wants {wanted}: {event.reason}"
             )
 
+    @hear.register
     def _adopted(self, event: events.Adopted) -> None:
-        self._tracker.event("plan", step=event.step, plan=event.plan.as_dict(), reason=event.reason, **event.evidence)
+        evidence = {} if event.choice is None else {"choice": event.choice}
+        self._tracker.event("plan", step=event.step, plan=event.plan, reason=event.reason, **evidence)
 
+    @hear.register
     def _moved(self, event: events.Moved) -> None:
         old, plan, move = event.old, event.plan, event.move
-        self.totals.add_train(move.seconds)
-        self.totals.transition_s += move.seconds
         self._last_transition_s = move.seconds
         self.totals.transitions.append(
             Transition(
@@ -199,7 +186,7 @@ class Report:
             "transition",
             step=event.step,
             epoch=event.epoch,
-            plan=plan.as_dict(),
+            plan=plan,
             seconds=move.seconds,
             bytes_moved=move.num_bytes,
             reason=event.reason,
@@ -210,15 +197,17 @@ class Report:
             f"moved {move.num_bytes / 1e6:.1f} MB in {move.seconds:.3f} s ({event.reason})"
         )
 
+    @hear.register
     def _advanced(self, event: events.Advanced) -> None:
         advance, num_bytes = event.advance, event.num_bytes
         self.totals.cache_bytes = max(self.totals.cache_bytes, num_bytes)
         if not event.is_refill:
-            self.totals.add_train(advance.seconds)
             self.totals.cache_advance_s += advance.seconds
-        if self._floor is not None and not event.is_refill:
+            self.totals.transition_s -= advance.seconds  # a part of the decision's seconds, which are added later
             for (first, length), count in advance.samples.items():
-                self._floor.add_advance(length=length, num_samples=count, first=first, stop=advance.stop)
+                self.totals.floor_s += self._floor.of_advance(
+                    length=length, num_samples=count, first=first, stop=advance.stop
+                )
         self._tracker.event(
             "advance", step=event.step, boundary=event.boundary, seconds=advance.seconds, samples=advance.num_samples
         )
@@ -227,39 +216,34 @@ class Report:
             f"in {advance.seconds:.2f} s ({num_bytes / 1e6:.0f} MB of host memory a node)"
         )
 
+    @hear.register
     def _cache_declined(self, event: events.CacheDeclined) -> None:
         """Records the first such event only."""
         if self._has_declined:
             return
         self._has_declined = True
-        self._tracker.event("cache_declined", step=event.step, reason=event.reason)
+        self._tracker.event("cache_declined", **asdict(event))
         self._tracker.line(f"step {event.step}: no cache: {event.reason}; frozen blocks are computed in each step")
 
+    @hear.register
     def _decision_ends(self, event: events.DecisionEnds) -> None:
-        """Adds the time of the decision itself, beside move and advance pass: it is a cost of being elastic too."""
-        seconds = perf_counter() - self._decision_started - (self.totals.train_s - self._booked_before)
-        self.totals.add_train(seconds)
-        self.totals.transition_s += seconds
+        """Adds the time of the decision itself with that of its move: it is a cost of being elastic too."""
+        self.totals.add_train(event.seconds)
+        self.totals.transition_s += event.seconds
 
     # ---- steps and evaluations -------------------------------------------------------------------------------------
 
+    @hear.register
     def _stepped(self, event: events.Stepped) -> None:
         """Moves the bar, which costs a microsecond. The last step is shown later, with its figures."""
         plan, batch = event.plan, event.batch
-        if batch.hidden is not None and plan.cached is not None:
-            if batch.enters:
-                self._hits += batch.num_real
-            else:
-                self._misses += batch.num_real
-        self._since_steps += 1
-        if self._floor is not None:
-            self._floor.add_step(
-                length=batch.length,
-                num_samples=batch.global_count,
-                first_active=plan.first_active,
-                enters=batch.enters,
-                read_bytes=event.read_bytes,
-            )
+        self.totals.floor_s += self._floor.of_step(
+            length=batch.length,
+            num_samples=batch.global_count,
+            first_active=plan.first_active,
+            enters=batch.enters,
+            read_bytes=event.read_bytes,
+        )
         if event.step < self._total_steps:
             self._tracker.step(
                 event.step,
@@ -271,44 +255,41 @@ class Report:
                 dp=plan.dp,
             )
 
+    @hear.register
     def _logged(self, event: events.Logged) -> None:
-        """Collective. Records the steps since the last pause."""
-        found = gather_steps(event, num_steps=self._since_steps, hits=self._hits, misses=self._misses)
+        """Records the steps since the last pause."""
+        found = event.figures
         self.totals.hits += found.hits
         self.totals.misses += found.misses
-        self._tracker.event(
-            "steps",
-            step=event.step,
-            num_steps=found.num_steps,
-            seconds=found.seconds,
-            loss=found.loss,
-            accuracy=found.accuracy,
-            samples_per_s=found.samples_per_s,
-            hits=found.hits,
-            misses=found.misses,
-            phase_seconds_by_rank=found.by_phase,
-        )
+        self._tracker.event("steps", step=event.step, **asdict(found))
         metrics = found.metrics(event.plan, transition_seconds=self._last_transition_s)
         self._tracker.metrics(metrics, step=event.step)
-        fields: dict[str, Any] = {"loss": found.loss, "samples_per_second": found.samples_per_s}
-        if found.hit_rate is not None:
-            fields["cache_hit_rate"] = found.hit_rate
-        self._tracker.step(event.step, total_steps=self._total_steps, **fields)
-        self._hits = self._misses = self._since_steps = 0
+        self._tracker.step(
+            event.step,
+            total_steps=self._total_steps,
+            loss=found.loss,
+            samples_per_second=found.samples_per_s,
+            cache_hit_rate=found.hit_rate,
+        )
         self._last_transition_s = 0.0
 
+    @hear.register
     def _trained(self, event: events.Trained) -> None:
         self.totals.add_train(event.seconds)
         if event.epoch_samples is not None:
             self.totals.end_epoch(event.epoch_samples)
 
+    @hear.register
     def _evaluated(self, event: events.Evaluated) -> None:
         """Records an evaluation. Its predictions replace those of the evaluation before."""
-        metrics, by = event.metrics, self._best_by
-        self.totals.add_evaluation(metrics, seconds=event.seconds, by=by)
+        totals, metrics, by = self.totals, event.metrics, self._best_by
+        if by not in totals.best_metrics or metrics[by] > totals.best_metrics[by]:
+            totals.best_metrics = metrics
+        totals.metrics = metrics
+        totals.eval_s += event.seconds
         if event.predictions is not None:
             self._tracker.predictions(event.predictions)
-        best = self.totals.best_metrics
+        best = totals.best_metrics
         self._tracker.event(
             "evaluation",
             step=event.step,
@@ -321,72 +302,43 @@ class Report:
         told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self._tracker.line(f"step {event.step}: evaluation {told} (best {by} {best[by]:.4f}), {event.seconds:.1f} s")
 
+    @hear.register
     def _saved(self, event: events.Saved) -> None:
-        self._tracker.event("checkpoint", step=event.step, path=str(event.path))
+        self._tracker.event("checkpoint", **asdict(event))
 
     # ---- the end ---------------------------------------------------------------------------------------------------
 
+    @hear.register
     def _finished(self, event: events.Finished) -> None:
         """Collective. Writes and shows the summary."""
+        config, totals = self._config, self.totals
         peaks = [0] * self._world.size
         dist.all_gather_object(peaks, peak_memory_bytes(self._world.device))
-        self._tracker.event("end", step=event.steps, metrics=self.totals.metrics, train_s=self.totals.train_s)
-        self._tracker.summarise(self._summary(steps=event.steps, peaks=tuple(peaks)))
-
-    def _summary(self, *, steps: int, peaks: tuple[int, ...]) -> Summary:
-        config, totals = self._config, self.totals
-        return Summary(
+        self._tracker.event("end", step=event.steps, metrics=totals.metrics, train_s=totals.train_s)
+        totals.wall_s = self._wall_seconds()
+        # The sums that the summary has under the same names.
+        sums = {field.name: getattr(totals, field.name) for field in fields(totals) if field.name in Summary.__slots__}
+        summary = Summary(
+            **sums,
             run_id=self.folder.run_id,
             task=config.task,
             model=config.model.name,
             dataset=config.data.name,
             world_size=self._world.size,
             epochs=config.train.epochs,
-            steps=steps,
+            steps=event.steps,
             global_batch_size=config.train.batch_size,
             seed=config.train.seed,
-            metrics=totals.metrics,
-            best_metrics=totals.best_metrics,
-            wall_s=self._wall_seconds(),
-            train_s=totals.train_s,
-            eval_s=totals.eval_s,
-            transition_s=totals.transition_s,
-            cache_advance_s=totals.cache_advance_s,
-            setup_s=totals.setup_s,
-            samples_per_s=tuple(totals.samples_per_s),
-            peak_memory_bytes=peaks,
-            transitions=tuple(totals.transitions),
+            peak_memory_bytes=tuple(peaks),
             cache=CacheUse(hits=totals.hits, misses=totals.misses, bytes=CacheBytes(host=totals.cache_bytes)),
-            compute_floor_s=self._floor.seconds if self._floor is not None else 0.0,
+            compute_floor_s=totals.floor_s,
             resumed_from=self.resumed_from,
         )
+        self._tracker.summarise(summary)
 
+    @hear.register
     def _closed(self, event: events.Closed) -> None:
-        self._tracker.close(exit_code=event.exit_code)
+        if self._is_open:
+            self._tracker.close(exit_code=event.exit_code)
         if self._lock is not None:
             self._lock.close()
-
-
-_HEARD: Mapping[type[events.Event], Callable[[Report, Any], None]] = {
-    events.MeasuringStarts: Report._measuring_starts,
-    events.Opened: Report._opened,
-    events.Measured: Report._measured,
-    events.Resumed: Report._resumed,
-    events.TrainingStarts: Report._training_starts,
-    events.NeverFreezes: Report._never_freezes,
-    events.DecisionStarts: Report._decision_starts,
-    events.Decided: Report._decided,
-    events.Held: Report._held_back,
-    events.Adopted: Report._adopted,
-    events.Moved: Report._moved,
-    events.Advanced: Report._advanced,
-    events.CacheDeclined: Report._cache_declined,
-    events.DecisionEnds: Report._decision_ends,
-    events.Stepped: Report._stepped,
-    events.Logged: Report._logged,
-    events.Trained: Report._trained,
-    events.Evaluated: Report._evaluated,
-    events.Saved: Report._saved,
-    events.Finished: Report._finished,
-    events.Closed: Report._closed,
-}

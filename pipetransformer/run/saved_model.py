@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipetransformer.errors import writing
 from pipetransformer.models import BuiltModel
-from pipetransformer.process.shutdown import register
+from pipetransformer.process.shutdown import cleaned_up
 
 _PART = ".part"
 
@@ -47,8 +47,7 @@ def save_model(built: BuiltModel, folder: Path, weights: Mapping[str, Tensor]) -
         for path in (part, old):
             shutil.rmtree(path, ignore_errors=True)
 
-    unregister = register(tidy)
-    try:
+    with cleaned_up(tidy):
         tidy()
         with writing(folder):
             part.mkdir(parents=True)
@@ -57,6 +56,3 @@ def save_model(built: BuiltModel, folder: Path, weights: Mapping[str, Tensor]) -
             if folder.exists():
                 folder.rename(old)
             part.rename(folder)
-    finally:
-        tidy()
-        unregister()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from time import perf_counter
 
 from pipetransformer.cache import AutoCache
@@ -14,29 +16,24 @@ from pipetransformer.engine.optim import learning_rate
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.run import events
 from pipetransformer.run.guards import Guards
+from pipetransformer.run.step_figures import StepFigures
 
 
+@dataclass(frozen=True, slots=True)
 class StepRunner:
     """Runs steps of ``engine``, gives their times to AutoPipe, lets the guards check them, and tells their events.
 
-    Args:
+    Attributes:
         tell: gives an event to all listeners.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        engine: Engine,
-        calendar: Calendar,
-        autopipe: AutoPipe,
-        autocache: AutoCache,
-        guards: Guards,
-        tell: Callable[[events.Event], None],
-    ) -> None:
-        self._train, self._log_every = config.train, config.log.every
-        self._engine, self._calendar, self._guards, self._tell = engine, calendar, guards, tell
-        self._autopipe, self._autocache = autopipe, autocache
+    config: Config
+    engine: Engine
+    calendar: Calendar
+    autopipe: AutoPipe
+    autocache: AutoCache
+    guards: Guards
+    tell: events.Listener
 
     def run(self, batches: Sequence[Batch], *, first_step: int) -> None:
         """Collective. Runs one step on each batch.
@@ -48,39 +45,41 @@ class StepRunner:
         Raises:
             UserError: if a loss or a weight is not finite.
         """
-        engine, plan, clock = self._engine, self._engine.plan, perf_counter
-        calendar, step, stop = self._calendar, first_step, first_step + len(batches)
+        engine, plan, clock = self.engine, self.engine.plan, perf_counter
+        calendar, step, stop = self.calendar, first_step, first_step + len(batches)
         epoch = calendar.epoch(first_step)
         incoming = engine.feed("train").batches(batches, epoch=epoch)
         engine.chain.train()
         on_cpu = engine.chain.device.type == "cpu"
         paused = start = clock()
+        counts: Counter[str] = Counter()
         for batch_plan in batches:
             waiting = clock()
             batch = next(incoming)
             engine.stepper.seconds.data += clock() - waiting
-            lr = learning_rate(self._train, step=step, total_steps=calendar.total_steps)
+            lr = learning_rate(self.config.train, step=step, total_steps=calendar.total_steps)
             engine.step(batch, step=step, lr=lr)
             step += 1
-            read_bytes = self._autocache.read_bytes(batch_plan.ids) if batch.enters else 0
-            self._tell(events.Stepped(step, epoch, plan, batch, read_bytes))
+            counts["num_steps"] += 1
+            if batch.hidden is not None and plan.cached is not None:
+                counts["hits" if batch.enters else "misses"] += batch.num_real
+            read_bytes = self.autocache.read_bytes(batch_plan.ids) if batch.enters else 0
+            self.tell(events.Stepped(step, epoch, plan, batch, read_bytes))
             if on_cpu:  # on a GPU, the check would wait for the device after every step
-                self._guards.check_loss()
-            if step % self._log_every == 0 or step == stop:
-                self._guards.check_losses()
-                self._log(step, seconds=clock() - paused)
+                self.guards.check_loss()
+            if step % self.config.log.every == 0 or step == stop:
+                self.guards.check_losses()
+                figures = StepFigures.gather(
+                    engine.objective, engine.stepper.seconds, seconds=clock() - paused, **counts
+                )
+                self.tell(events.Logged(step, plan, figures))
+                self.autopipe.spent(engine.stepper.seconds)
+                engine.stepper.seconds = PhaseSeconds()
+                engine.objective.clear()
+                counts.clear()
                 paused = clock()
         incoming.close()
-        self._autopipe.trained(plan, batches)
-        self._guards.check_weights(engine.layout.parameters.values(), last_step=stop - 1)
+        self.autopipe.trained(plan, batches)
+        self.guards.check_weights(last_step=stop - 1)
         epoch_samples = len(engine.datasets["train"]) if calendar.ends_epoch(stop) else None
-        self._tell(events.Trained(clock() - start, epoch_samples))
-
-    def _log(self, step: int, *, seconds: float) -> None:
-        """Collective. Tells the figures of the steps since the last pause."""
-        objective, phases = self._engine.objective, self._engine.stepper.seconds
-        sums = float(objective.loss_sum), float(objective.num_correct), float(objective.num_samples)
-        self._tell(events.Logged(step, self._engine.plan, *sums, phases, seconds))
-        objective.clear()
-        self._autopipe.spent(phases)
-        self._engine.stepper.seconds = PhaseSeconds()
+        self.tell(events.Trained(clock() - start, epoch_samples))

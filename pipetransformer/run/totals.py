@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from pipetransformer.run.tracking import Transition
 
@@ -56,29 +54,3 @@ class Totals:
         """Ends an epoch of ``num_samples`` samples."""
         self.samples_per_s.append(num_samples / self.epoch_train_s if self.epoch_train_s else 0.0)
         self.epoch_train_s = 0.0
-
-    def add_evaluation(self, metrics: dict[str, float], *, seconds: float, by: str) -> None:
-        """Adds an evaluation.
-
-        Args:
-            by: name of the metric that decides which evaluation is the best.
-        """
-        if self.is_best(metrics, by=by):
-            self.best_metrics = dict(metrics)
-        self.metrics = metrics
-        self.eval_s += seconds
-
-    def is_best(self, metrics: Mapping[str, float], *, by: str) -> bool:
-        """Whether ``metrics`` are better than those of all evaluations before."""
-        return by not in self.best_metrics or metrics[by] > self.best_metrics[by]
-
-    def state_dict(self) -> dict[str, Any]:
-        """The totals as values for JSON, by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Totals:
-        """The inverse of ``state_dict``."""
-        values = dict(state)
-        moves = [Transition(**{**t, "boundaries": tuple(t["boundaries"])}) for t in values.pop("transitions", [])]
-        return cls(**values, transitions=moves)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from pydantic import TypeAdapter
 
 from pipetransformer.errors import UserError, writing
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts, at_length
+from pipetransformer.process.files import write_whole
 
 _VERSION = 6
 
@@ -62,7 +62,7 @@ def save_profile(profile: Profile, path: Path, *, key: str = "PIPETRANSFORMER_CA
 
 
 def write_profile(path: Path, fields: Mapping[str, object], *, key: str = "PIPETRANSFORMER_CACHE") -> None:
-    """Writes the fields of a profile: the whole file or nothing, because another job may write it too.
+    """Writes the fields of a profile, as the whole file or not at all.
 
     Args:
         key: the setting that an error names.
@@ -72,9 +72,7 @@ def write_profile(path: Path, fields: Mapping[str, object], *, key: str = "PIPET
     """
     with writing(path, key=key):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps({"version": _VERSION, **fields}, indent=1))
-        part.replace(path)
+    write_whole(path, json.dumps({"version": _VERSION, **fields}, indent=1), key=key)
 
 
 def load_profile(path: Path) -> Profile:

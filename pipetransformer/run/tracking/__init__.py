@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipetransformer.run.tracking.events import EventLog, read_events, to_plain
-from pipetransformer.run.tracking.names import evaluation_metrics, train_metrics
-from pipetransformer.run.tracking.progress import Progress, ProgressFields
+from pipetransformer.run.tracking.names import evaluation_metrics
+from pipetransformer.run.tracking.progress import Progress
 from pipetransformer.run.tracking.render import render
 from pipetransformer.run.tracking.summary import CacheBytes, CacheUse, Summary, Transition
 from pipetransformer.run.tracking.tracker import Tracker
@@ -15,7 +15,6 @@ __all__ = [
     "CacheUse",
     "EventLog",
     "Progress",
-    "ProgressFields",
     "Summary",
     "Tracker",
     "Transition",
@@ -24,5 +23,4 @@ __all__ = [
     "read_events",
     "render",
     "to_plain",
-    "train_metrics",
 ]

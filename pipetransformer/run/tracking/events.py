@@ -76,26 +76,23 @@ def read_events(path: Path) -> list[dict[str, Any]]:
         lines = Path(path).read_bytes().split(b"\n")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); give the events.jsonl of a run") from None
-    *whole, last = lines
-    events = [_parsed(line, where=f"{path}:{number}") for number, line in enumerate(whole, start=1)]
-    if _is_event(last):
-        events.append(json.loads(last))
+    events = []
+    for number, line in enumerate(lines, start=1):
+        event = _parsed(line)
+        if event is not None:
+            events.append(event)
+        elif number < len(lines):
+            raise UserError(f'{path}:{number}: not an event; each line must be one JSON object with an "event" key')
     return events
 
 
-def _parsed(line: bytes, *, where: str) -> dict[str, Any]:
-    if not _is_event(line):
-        raise UserError(f'{where}: not an event; each line must be one JSON object with an "event" key')
-    event: dict[str, Any] = json.loads(line)
-    return event
-
-
-def _is_event(line: bytes) -> bool:
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The event of a line; None if it is not a whole event."""
     try:
         event = json.loads(line)
     except ValueError:
-        return False
-    return isinstance(event, dict) and isinstance(event.get("event"), str)
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
 
 
 def _mend_last_line(path: Path) -> None:
@@ -106,7 +103,7 @@ def _mend_last_line(path: Path) -> None:
     last_start = content.rfind(b"\n") + 1
     if last_start == len(content):
         return
-    if _is_event(content[last_start:]):
+    if _parsed(content[last_start:]) is not None:
         with path.open("ab") as file:
             file.write(b"\n")
     else:

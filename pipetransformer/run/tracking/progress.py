@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, SupportsFloat, TextIO, TypedDict
+from collections.abc import Mapping
+from typing import Any, SupportsFloat, TextIO
 
 from rich import progress as rich_progress
 from rich.console import Console, RenderableType
 from rich.table import Column
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-
 _SECONDS_BETWEEN_DRAWS = 0.1
 _SECONDS_BETWEEN_LINES = 10.0
-
-
-class ProgressFields(TypedDict, total=False):
-    """The figures beside the step on the bar. ``loss`` may be a tensor: it is read only when the bar is drawn."""
-
-    total_steps: int
-    epoch: int  # counted from 1
-    num_epochs: int
-    loss: SupportsFloat
-    samples_per_second: float
-    frozen: int
-    pp: int
-    dp: int
-    cache_hit_rate: float | None  # 0..1
 
 
 class Progress:
@@ -44,44 +27,50 @@ class Progress:
     Args:
         out: standard output, if not given.
         err: standard error, if not given.
+        quiet: whether nothing is shown at all.
     """
 
-    def __init__(self, *, out: TextIO | None = None, err: TextIO | None = None) -> None:
+    def __init__(self, *, out: TextIO | None = None, err: TextIO | None = None, quiet: bool = False) -> None:
         out = out or sys.stdout
         err = err or sys.stderr
-        self._out = Console(file=out, highlight=False, markup=False, emoji=False)
-        self._bar = _new_bar(out=out, err=err, facts=self._out)
+        self._out = Console(file=out, highlight=False, markup=False, emoji=False, quiet=quiet)
+        self._bar = None if quiet else _new_bar(out=out, err=err, facts=self._out)
         self._task: rich_progress.TaskID | None = None
-        self._fields: ProgressFields = {}
+        self._figures: dict[str, Any] = {}
         self._next_draw = 0.0 if self._bar else time.monotonic() + _SECONDS_BETWEEN_LINES
 
-    def update(self, step: int, **fields: Unpack[ProgressFields]) -> None:
-        """Shows that ``step`` steps are done. A field that is not given keeps its last value."""
-        self._fields.update(fields)
-        total_steps = self._fields["total_steps"]
+    def update(self, step: int, **figures: SupportsFloat | None) -> None:
+        """Shows that ``step`` steps are done.
+
+        Args:
+            figures: ``total_steps``, ``epoch`` (counted from 1), ``num_epochs``, ``loss``, ``samples_per_second``,
+                ``frozen``, ``pp``, ``dp`` and ``cache_hit_rate`` (0 to 1). One that is None, or not given, keeps its
+                last value. ``loss`` may be a tensor: it is read only when the bar is drawn.
+        """
+        self._figures |= {name: value for name, value in figures.items() if value is not None}
+        total_steps = self._figures["total_steps"]
         now = time.monotonic()
         if now < self._next_draw and step != total_steps:
             return
         if self._bar is None:
             self._next_draw = now + _SECONDS_BETWEEN_LINES
-            self.line(f"step {step}/{total_steps}: {_status(self._fields, wide=True)}")
+            self.line(f"step {step}/{total_steps}: {_status(self._figures, wide=True)}")
             return
         self._next_draw = now + _SECONDS_BETWEEN_DRAWS
         if self._task is None:
             self._bar.start()
             self._task = self._bar.add_task("", total=total_steps, completed=step, status="")
-        status = _status(self._fields, wide=self._bar.console.width >= 110)
+        status = _status(self._figures, wide=self._bar.console.width >= 110)
         self._bar.update(self._task, completed=step, total=total_steps, status=status)
         self._bar.refresh()
 
     def line(self, text: str) -> None:
         """Prints a fact, above the bar."""
-        self._out.print(Text(text), soft_wrap=True)
-        self._out.file.flush()
+        self.show(Text(text), soft_wrap=True)
 
-    def show(self, renderable: RenderableType) -> None:
+    def show(self, renderable: RenderableType, *, soft_wrap: bool = False) -> None:
         """Prints a renderable of rich, such as a table, above the bar."""
-        self._out.print(renderable)
+        self._out.print(renderable, soft_wrap=soft_wrap)
         self._out.file.flush()
 
     def close(self) -> None:
@@ -116,9 +105,8 @@ def _new_bar(*, out: TextIO, err: TextIO, facts: Console) -> rich_progress.Progr
     )
 
 
-def _status(fields: ProgressFields, *, wide: bool) -> str:
-    """The fields in one phrase: about 90 characters if ``wide``, about 60 otherwise."""
-    values: dict[str, Any] = dict(fields)
+def _status(values: Mapping[str, Any], *, wide: bool) -> str:
+    """The figures in one phrase: about 90 characters if ``wide``, about 60 otherwise."""
     shown = [f"epoch {values['epoch']}/{values['num_epochs']}"] if "epoch" in values else []
     if "loss" in values:
         shown.append(f"loss {float(values['loss']):.3f}")
@@ -128,6 +116,6 @@ def _status(fields: ProgressFields, *, wide: bool) -> str:
         shown.append(f"{'frozen' if wide else 'n'} {values['frozen']}")
     if "pp" in values:
         shown.append(f"pp {values['pp']} x dp {values['dp']}" if wide else f"pp {values['pp']} dp {values['dp']}")
-    if values.get("cache_hit_rate") is not None:
+    if "cache_hit_rate" in values:
         shown.append(f"cache {100 * values['cache_hit_rate']:.0f} %")
     return ", ".join(shown) if wide else " ".join(shown)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.rule import Rule
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from pipetransformer.run.tracking.summary import Summary
@@ -77,8 +78,7 @@ def _cache(summary: Summary) -> str:
     lookups = cache.hits + cache.misses
     if not lookups:
         return "not used"
-    sizes = {"device": cache.bytes.device, "host": cache.bytes.host, "disk": cache.bytes.disk}
-    held = ", ".join(f"{_megabytes(size)} on {tier}" for tier, size in sizes.items() if size)
+    held = ", ".join(f"{_megabytes(size)} on {tier}" for tier, size in asdict(cache.bytes).items() if size)
     rate = f"{cache.hits:,} hits, {cache.misses:,} misses ({100 * cache.hits / lookups:.1f} % hit)"
     return f"{rate}; {held}" if held else rate
 
@@ -96,10 +96,8 @@ def _times(summary: Summary) -> Table:
         ("other", other_s),
         ("wall", summary.wall_s),
     ]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("time")
-    table.add_column("seconds", justify="right")
-    table.add_column("share", justify="right")
+    figures = (Column(title, justify="right") for title in ("seconds", "share"))
+    table = Table("time", *figures, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name, seconds in rows:
         share = seconds / summary.wall_s if summary.wall_s > 0 else 0.0
         table.add_row(name, f"{seconds:,.2f}", f"{100 * share:.1f} %")

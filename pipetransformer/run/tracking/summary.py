@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipetransformer.errors import writing
+from pipetransformer.process.files import write_whole
 from pipetransformer.run.tracking.events import to_plain
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes or replaces ``path``: a reader sees the old file or the whole new one, also after a crash.
+    """Writes or replaces ``path``, as the whole file or not at all.
 
     Raises:
         UserError: if the file cannot be written.
     """
-    part = path.with_name(path.name + ".part")
-    with writing(path):
-        with part.open("w", encoding="ascii") as file:
-            file.write(json.dumps(to_plain(value), indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+    write_whole(path, json.dumps(to_plain(value), indent=2) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +127,9 @@ class Summary:
     transition_s: float
     cache_advance_s: float
     setup_s: float
-    samples_per_s: tuple[float, ...]
+    samples_per_s: Sequence[float]
     peak_memory_bytes: tuple[int, ...]
-    transitions: tuple[Transition, ...]
+    transitions: Sequence[Transition]
     cache: CacheUse
     compute_floor_s: float
     resumed_from: str | None
-
-    def write(self, path: Path) -> None:
-        """Writes the summary to ``path``; see ``write_json``."""
-        write_json(path, self)

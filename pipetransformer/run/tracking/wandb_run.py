@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipetransformer.config import Config
 from pipetransformer.run.tracking.events import to_plain
 
 _ONLINE_INIT_SECONDS = 30
@@ -25,22 +26,12 @@ class WandbRun:
     segment of it, which ``wandb sync --append`` joins. With ``mode="disabled"``, wandb is never imported.
 
     Args:
+        config: the resolved configuration, shown on the dashboard.
         mode: offline, online or disabled.
         report: called with one line after a failure of wandb.
     """
 
-    def __init__(
-        self,
-        *,
-        run_dir: Path,
-        run_id: str,
-        mode: str,
-        project: str,
-        name: str | None,
-        config: Mapping[str, Any],
-        resumed: bool,
-        report: Callable[[str], None],
-    ) -> None:
+    def __init__(self, config: Config, *, run_dir: Path, run_id: str, mode: str, report: Callable[[str], None]) -> None:
         self._report = report
         self._run: Any = None
         if mode == "disabled":
@@ -53,10 +44,10 @@ class WandbRun:
                     mode=mode,  # type: ignore[arg-type]
                     dir=str(run_dir),
                     id=re.sub(r"[^A-Za-z0-9_.-]", "-", run_id),
-                    project=project,
-                    name=name or run_id,
-                    config=to_plain(config),
-                    resume="allow" if resumed and mode == "online" else None,
+                    project=config.log.project,
+                    name=config.log.name or run_id,
+                    config=config.model_dump(mode="json"),
+                    resume="allow" if config.run.resume and mode == "online" else None,
                     settings=wandb.Settings(
                         console="off",
                         silent=True,

@@ -1,0 +1,30 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pipetransformer.errors import writing
+
+
+def write_whole(path: Path, text: str, *, key: str = "run.dir") -> None:
+    """Writes or replaces ``path``: a reader sees the old file or the whole new one, also after a crash.
+
+    Args:
+        text: ASCII only.
+        key: the setting that an error names.
+
+    Raises:
+        UserError: if the file cannot be written.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # another job may write the same file
+    try:
+        with writing(path, key=key):
+            with part.open("w", encoding="ascii") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
