@@ -220,6 +220,45 @@ def test_a_signal_ends_an_entry_that_runs_alone(folder: Path) -> None:
     assert_nothing_is_left(folder, family=family, shared_memory=shared_memory)
 
 
+SAVE = """
+import os, signal, sys
+from contextlib import contextmanager
+from pathlib import Path
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystem
+from pipetransformer.adapter import save_tensors
+from pipetransformer.launch.entry import run_guarded
+
+class Interrupting:
+    def __init__(self, stream):
+        self.stream = stream
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def write(self, data):
+        os.kill(os.getpid(), signal.SIGINT)
+        return self.stream.write(data)
+
+opened = FileSystem.create_stream
+
+@contextmanager
+def interrupting(self, path, mode):
+    with opened(self, path, mode) as stream:
+        yield Interrupting(stream) if mode == "wb" else stream
+
+FileSystem.create_stream = interrupting
+sys.exit(run_guarded(lambda: save_tensors({"weight": torch.ones(1000)}, Path(sys.argv[1]), is_alone=True)))
+"""
+
+
+def test_a_signal_inside_a_write_of_torch_waits_for_its_end(tmp_path: Path) -> None:
+    """Else its writer aborts the process: "terminate called ...", exit code -6."""
+    command = [sys.executable, "-c", SAVE, str(tmp_path)]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGINT, "interrupted by SIGINT\n")
+
+
 @pytest.mark.parametrize(
     ("name", "rank"),
     [

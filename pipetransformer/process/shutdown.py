@@ -46,15 +46,37 @@ class Signals:
 
     Attributes:
         interruption: the raised exception, should a library have made another of it.
+        is_held: whether it only notes the exception, which ``held`` raises later.
     """
 
     def __init__(self) -> None:
         self.interruption: Interrupted | None = None
+        self.is_held = False
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         if self.interruption is None:
             self.interruption = Interrupted(signum)
-            raise self.interruption
+            if not self.is_held:
+                raise self.interruption
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Holds a signal's exception back until the block ends. The watcher does not wait longer for that.
+
+    For C++ that calls Python and cannot bear an exception from it.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    if not isinstance(handler, Signals):
+        yield
+        return
+    handler.is_held = True
+    try:
+        yield
+    finally:
+        handler.is_held = False
+    if handler.interruption is not None:
+        raise handler.interruption
 
 
 @contextlib.contextmanager
