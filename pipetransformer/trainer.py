@@ -65,13 +65,12 @@ class Trainer:
         folder = find_run_folder(config)
         self.job = job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
         chain = job.chain
-        calendar = self.calendar = Calendar.of(config, batches_per_epoch=len(self.job.train_batches(0)))
+        batches_per_epoch = len(job.train_batches(0))
+        calendar = self.calendar = Calendar.of(config, batches_per_epoch=batches_per_epoch)
         self.checkpoints = CheckpointStore(config, run_dir=folder.path, job=job, calendar=calendar, world=world)
         self.origin = Origin(config, job=job, checkpoints=self.checkpoints, calendar=calendar, world=world)
 
-        self.autofreeze = AutoFreeze.of(
-            config.freeze, num_blocks=chain.num_blocks, batches_per_epoch=calendar.batches_per_epoch
-        )
+        self.autofreeze = AutoFreeze.of(config, num_blocks=chain.num_blocks, batches_per_epoch=batches_per_epoch)
         self.autopipe = AutoPipe(config, chain=chain, world=world, calendar=calendar)
         keeps_state = bool(self.origin.replayed) or self.autofreeze.may_unfreeze
         self.autodp = AutoDP(config, chain=chain, world=world, keeps_frozen_state=keeps_state)

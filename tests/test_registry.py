@@ -153,7 +153,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_policy_is_found_in_the_working_directory_and_given_its_options(minimal: Path, module: str) -> None:
     override = (f"freeze.policy={module}:Fixed", "freeze.options.count=3", "freeze.max_frozen=2")
     config = load_config(minimal, override)
-    autofreeze = AutoFreeze.of(config.freeze, num_blocks=4, batches_per_epoch=5)
+    autofreeze = AutoFreeze.of(config, num_blocks=4, batches_per_epoch=5)
     assert autofreeze.may_unfreeze and not autofreeze.needs_norms
     assert autofreeze.decide(5, frozen=0).frozen == 2
     assert Config.model_validate(config.model_dump()) == config

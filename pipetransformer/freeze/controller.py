@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipetransformer.config import FreezeConfig
+from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.policy import Policy, build_policy
 
@@ -50,14 +50,15 @@ class AutoFreeze:
         self._answers: list[int] = []
 
     @classmethod
-    def of(cls, config: FreezeConfig, *, num_blocks: int, batches_per_epoch: int) -> AutoFreeze:
-        """Raises UserError for what a model of ``num_blocks`` blocks cannot do."""
+    def of(cls, config: Config, *, num_blocks: int, batches_per_epoch: int) -> AutoFreeze:
+        """The controller for a job of this configuration. Raises UserError for what so many blocks cannot do."""
+        freeze = config.freeze
         return cls(
-            build_policy(config, num_blocks=num_blocks),
-            every_steps=config.every.steps(batches_per_epoch),
-            warmup_steps=config.warmup.steps(batches_per_epoch),
-            max_frozen=num_blocks if config.max_frozen is None else config.max_frozen,
-            patience=config.patience,
+            build_policy(freeze, num_blocks=num_blocks),
+            every_steps=freeze.every.steps(batches_per_epoch),
+            warmup_steps=freeze.warmup.steps(batches_per_epoch),
+            max_frozen=num_blocks if freeze.max_frozen is None else freeze.max_frozen,
+            patience=freeze.patience,
         )
 
     @property
