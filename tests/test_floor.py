@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from collections import Counter
+from pathlib import Path
+from unittest import mock
 
+import pytest
+from laws import configuration_file
+
+from pipetransformer.cache import Advance
+from pipetransformer.config import load_config
 from pipetransformer.pipe.planner.costs import UnitCosts, at_length, line
+from pipetransformer.plan import ParallelPlan
 from pipetransformer.run.compute_floor import ComputeFloor
+from pipetransformer.run.events import Advanced, DecisionEnds, Stepped, Trained
+from pipetransformer.run.folder import RunFolder
+from pipetransformer.run.report import Report
 
 MS = 10**6
 
@@ -47,10 +58,27 @@ def test_an_advance_of_400_samples(first: int, stop: int, milliseconds: float) -
     assert seconds * 1000 == pytest.approx(milliseconds)
 
 
-def test_it_adds_up() -> None:
-    parts = [floor().of_step(length=16, num_samples=8, first_active=0, enters=0, read_bytes=0) for _ in range(3)]
-    parts.append(floor().of_advance(length=16, num_samples=400, first=0, stop=3))
-    assert sum(parts) == pytest.approx(3 * 0.06 + 0.6)
+def test_a_run_adds_up_its_floor_and_its_seconds(tmp_path: Path) -> None:
+    """Two steps, a decision of 5 s of which an advance pass takes 3, and another pass that belongs to set-up."""
+    config = load_config(configuration_file("vit"), (f"run.dir={tmp_path}",))
+    folder = RunFolder(run_id="x", path=tmp_path, changes=())
+    report = Report(config, mock.Mock(), folder=folder, total_steps=2, started=0.0, best_by="accuracy")
+    report._tracker, report._floor = mock.Mock(), floor()
+    plan = ParallelPlan(0, 1, 2, (), 1, "1f1b", None, 1)
+    batch = mock.Mock(length=16, global_count=8, enters=0)
+    advance = Advance(stop=3, seconds=3.0, samples=Counter({(0, 16): 400}))
+    for event in (
+        Advanced(0, 1, advance, 0, is_refill=True),
+        Stepped(1, 0, plan, batch, read_bytes=0),
+        Advanced(1, 1, advance, 0, is_refill=False),
+        DecisionEnds(5.0),
+        Stepped(2, 0, plan, batch, read_bytes=10**6),
+        Trained(7.0, epoch_samples=None),
+    ):
+        report.hear(event)
+    totals = report.totals
+    assert totals.floor_s == pytest.approx(0.06 + 0.6 + 0.06 + 0.0005)
+    assert (totals.train_s, totals.transition_s, totals.cache_advance_s) == (12.0, 2.0, 3.0)
 
 
 def test_a_length_that_was_not_timed_adds_nothing() -> None:

@@ -186,6 +186,8 @@ def test_a_node_that_nobody_counts_on_is_told_and_the_others_train(config: Path)
     assert [path.name for path in (config.parent / "runs").iterdir()] == ["a"]
     summary = json.loads((config.parent / "runs" / "a" / "summary.json").read_text())
     assert summary["world_size"] == 2
+    assert [move["frozen"] for move in summary["transitions"]] == [2, 3, 4]
+    assert "run a" in ended[2][1] and "run a" not in ended[0][1]
 
 
 def test_nodes_with_other_files_are_named(tmp_path: Path, texts: str) -> None:

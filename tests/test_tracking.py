@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -238,6 +240,19 @@ def test_the_summary_is_the_contract_to_the_letter(tmp_path: Path) -> None:
     assert list(written["cache"]["bytes"]) == ["device", "host", "disk"]
     assert written["metrics"] == {"accuracy": 0.91}
     assert written["resumed_from"] is None
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENAMETOOLONG])
+def test_a_place_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(path: Path, *arguments: object, **settings: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(UserError, match=rf"\Arun.dir: .*summary.json cannot be written \({os.strerror(number)}\)\Z"):
+        write_json(tmp_path / "summary.json", SUMMARY)
 
 
 def _rendered(summary: Summary, *, width: int) -> str:

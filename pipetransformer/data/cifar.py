@@ -137,7 +137,7 @@ class CifarReader(PictureReader):
             try:
                 with pq.ParquetFile(path) as file:
                     require_columns(file.schema_arrow.names, columns, source=path)
-                    table = file.read(columns=columns).slice(0, max_samples)
+                    table = _leading_rows(file, columns, max_samples)
             except (pa.ArrowInvalid, OSError) as error:
                 raise _unreadable(path, error) from error
             yield str(path), table
@@ -221,6 +221,15 @@ def _unpickled(content: bytes, *, source: str) -> dict[bytes, Any]:
     if not isinstance(loaded, dict):
         raise UserError(f"{source}: is not as CIFAR's archives are (no dictionary)")
     return loaded
+
+
+def _leading_rows(file: pq.ParquetFile, columns: list[str], max_samples: int | None) -> pa.Table:
+    """Row groups behind the last of these rows are not read."""
+    num_groups = file.num_row_groups
+    if max_samples is not None:
+        ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(num_groups)])
+        num_groups = min(num_groups, int(np.searchsorted(ends, max_samples)) + 1)
+    return file.read_row_groups(range(num_groups), columns=columns).slice(0, max_samples)
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:

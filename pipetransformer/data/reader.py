@@ -149,7 +149,9 @@ class TokenReader(Reader, ABC):
     def place(self, split: str) -> str:
         """The place of a split, to begin a message with."""
         file = self.file(split)
-        return self.on_hub(split) if file is None else str(file)
+        if file is not None:
+            return str(file)
+        return self.on_hub(split) if self.hub_id else self.data.name
 
     def digest(self, split: str) -> str | None:
         """SHA-256 of what ``read`` depends on, without reading the samples; None: what is read counts, each time anew.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipetransformer.config import FreezeConfig, Section
@@ -18,7 +17,6 @@ from pipetransformer.config.policies import chosen_policy
 from pipetransformer.errors import UserError
 
 
-@dataclass(frozen=True)
 class Policy(ABC):
     """Made as ``Class(num_blocks, options=Options(...))``; a class of a user's own need not derive from it.
 
@@ -32,8 +30,8 @@ class Policy(ABC):
     needs_norms: ClassVar[bool] = False
     may_unfreeze: ClassVar[bool] = False
 
-    num_blocks: int
-    options: Any
+    def __init__(self, num_blocks: int, *, options: Any) -> None:
+        self.num_blocks, self.options = num_blocks, options
 
     @abstractmethod
     def decide(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -27,4 +28,5 @@ def write_whole(path: Path, text: str, *, key: str = "run.dir") -> None:
                 os.fsync(file.fileno())
             part.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink()
