@@ -28,6 +28,28 @@ def test_as_many_blocks_freeze_as_are_wanted() -> None:
     assert settled(controller, 2, replace(plan, frozen=4)) == (2, "", True), "blocks thaw"
 
 
+def test_only_new_costs_change_the_plan_of_the_same_blocks_and_only_where_it_pays() -> None:
+    controller = make_planner()
+    best, slow = controller.first_plan(JOB, {}).plan, make_planner(pipe={"initial_length": 4}).first_plan(JOB, {}).plan
+    assert best != slow
+
+    def chosen(current: ParallelPlan, *, has_news: bool, remaining_steps: int = 10**6) -> ParallelPlan | None:
+        found = controller.settle(
+            0,
+            current=current,
+            options=lambda n: {None: 0.0},
+            outlook=Outlook(JOB, remaining_steps),
+            has_news=has_news,
+        )
+        assert (found.frozen, found.reason) == (0, "")
+        return None if found.choice is None else found.choice.plan
+
+    assert chosen(slow, has_news=False) is None
+    assert chosen(slow, has_news=True) == best
+    assert chosen(slow, has_news=True, remaining_steps=0) is None, "the move takes longer than the rest of the run"
+    assert chosen(best, has_news=True) is None
+
+
 def test_a_kept_pipeline_keeps_a_unit_for_each_stage() -> None:
     controller = make_planner(pipe={"initial_length": 4}, dp={"enabled": False})
     plan = controller.first_plan(JOB, {}).plan
