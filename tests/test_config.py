@@ -247,6 +247,7 @@ def test_keys_that_contradict_each_other_are_refused(minimal: Path, overrides: l
 @example(key="model.kwargs", value="&a {a: *a}")
 @example(key="train.lr", value="\ud800")
 @example(key="run.id", value="a\x85b\u2028c\nd")
+@example(key="data.label_column", value="0\x85")
 @example(key="a\nb", value="1")
 def test_any_override_gives_a_configuration_or_one_line(minimal: Path, key: str, value: str) -> None:
     try:

@@ -31,8 +31,14 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what ``_Loader`` would not read as text."""
+    """Quotes what ``_Loader`` would not read as the same text."""
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # Note: PyYAML folds a NEL (U+0085) between single quotes, and reads it as a space.
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style='"' if "\x85" in data else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
 
 for _yaml_class in (_Loader, _Dumper):
     # Note: PyYAML follows YAML 1.1, where a float needs a point and a signed exponent: 1e-3 would be text.
