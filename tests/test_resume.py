@@ -87,6 +87,17 @@ def test_a_narrower_cache_is_filled_through_the_same_boundaries(ranks: RankPool,
     assert deviation(exact, undisturbed) > 1e-7, "bfloat16 rounded nothing"
 
 
+def test_an_optimizer_without_state_resumes(ranks: RankPool, tmp_path: Path) -> None:
+    """SGD without momentum keeps no tensors: there is nothing to park, to move or to save."""
+    case, extra = Case("vit", 2, TWO_RANKS, 2, optimizer="sgd"), ["train.momentum=0", "checkpoint.every=7 steps"]
+    undisturbed = ranks.run(2, interrupted_run, case, str(folder_of(tmp_path, "a")), extra, None, False)[0][0]
+    folder = str(folder_of(tmp_path, "b"))
+    ranks.run(2, interrupted_run, case, folder, extra, 12, False)
+    resumed, resumed_from = ranks.run(2, interrupted_run, case, folder, extra, None, True)[0]
+    assert resumed_from is not None
+    assert deviation(resumed, undisturbed) < 1e-10
+
+
 def folder_of(path: Path, name: str) -> Path:
     (path / name).mkdir()
     return path / name

@@ -86,6 +86,8 @@ class AutoDP:
         Args:
             active: the present plan, if a step was taken under it; None before the first step.
         """
+        if not state_keys(self._train):
+            return {}
         return {**self._state, **(active.ranks_by_unit() if active is not None else {})}
 
     def enter(self, plan: ParallelPlan, *, state: OptimizerState, stepped: ParallelPlan | None) -> Arrival:
