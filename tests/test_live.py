@@ -6,6 +6,7 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -152,6 +153,18 @@ def advanced_twice(world: World, folder: str) -> tuple[float, float]:
 def test_the_cache_depends_on_its_batch_by_rounding_only(ranks: RankPool, tmp_path: Path) -> None:
     difference, largest = ranks.run(1, advanced_twice, str(tmp_path))[0]
     assert difference <= 1e-5 * largest
+
+
+def memory_limit(world: World, folder: str) -> int | None:
+    """The planner's limit where the ranks' devices differ by two bytes."""
+    overrides = [*Case("vit", 2, STATIC[2]).overrides(""), f"run.dir={folder}", "run.id=a"]
+    with mock.patch("pipetransformer.pipe.controller.device_memory", lambda device: 10**9 - 2 * world.rank):
+        trainer = Trainer(configuration("vit", overrides), world, timed=False)
+    return trainer.autopipe._planner.first.memory_limit
+
+
+def test_all_ranks_plan_for_the_smallest_device(ranks: RankPool, tmp_path: Path) -> None:
+    assert ranks.run(2, memory_limit, str(tmp_path)) == [10**9 - 2] * 2
 
 
 def bfloat16_run(world: World, folder: str, precision: str) -> Weights | None:

@@ -22,6 +22,7 @@ from pipetransformer.pipe.planner.choice import Choice, Outlook, Planner, Settle
 from pipetransformer.pipe.planner.search import predict
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import PrefixWork
+from pipetransformer.process.collectives import smallest
 from pipetransformer.process.device import device_memory
 from pipetransformer.process.world import World
 
@@ -62,7 +63,7 @@ class AutoPipe:
             num_blocks=chain.num_blocks,
             world_size=world.size,
             local_size=world.local_size,
-            device_memory=device_memory(world.device),
+            device_memory=smallest(device_memory(world.device)),
         )
 
     def measure(self, engine: Engine, batches: Sequence[Batch]) -> None:

@@ -31,6 +31,11 @@ def values_of_ranks(value: Result) -> list[Result]:
     return values
 
 
+def smallest(number: int | None) -> int | None:
+    """Collective. The smallest of the numbers that ranks give; None if no rank gives one."""
+    return min((given for given in values_of_ranks(number) if given is not None), default=None)
+
+
 def slowest(seconds: float) -> float:
     """Collective. The most seconds of any rank."""
     most = torch.tensor(seconds, dtype=torch.float64)

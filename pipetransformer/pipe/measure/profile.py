@@ -30,6 +30,7 @@ from pipetransformer.pipe.measure.units import Microbatch, profile_units
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.choice import schedules_of
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
+from pipetransformer.process.collectives import smallest
 from pipetransformer.process.device import device_memory, device_name, synchronize
 from pipetransformer.process.world import World
 
@@ -138,7 +139,7 @@ def _measure(
         recompute=config.pipe.recompute,
     )
     measured = {length: found[length, workload.share] for length in workload.lengths}
-    return Profile(key, job, measured, 1.0 / memcpy_s, device_memory(world.device))
+    return Profile(key, job, measured, 1.0 / memcpy_s, smallest(device_memory(world.device)))
 
 
 def _microbatch(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int) -> Microbatch:
