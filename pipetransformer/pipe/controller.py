@@ -38,6 +38,8 @@ Offers = Callable[[int], Mapping[int | None, Sequence[PrefixWork]]]
 class AutoPipe:
     """Chooses the plan for n frozen blocks, with costs measured before and during training.
 
+    Making it is collective: all ranks plan for the smallest device.
+
     Attributes:
         layouts: timed static layouts, with corrections that follow the profile.
         profile: costs of units, links and updates of weights. During training, unit costs are scaled to the measured
