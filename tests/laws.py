@@ -252,6 +252,7 @@ def plain_run(
                 parameter.grad = None
         inputs = data.inputs(batch.ids, length=batch.length, epoch=epoch)
         loss = plain_loss(network, inputs, data.labels[batch.ids], train.label_smoothing, dtype)
+        loss = loss * (len(batch.ids) / train.batch_size)  # a short batch counts by its share
         optimizer.zero_grad()
         loss.backward()
         if step in (0, len(batches) - 1):

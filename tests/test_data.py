@@ -33,6 +33,7 @@ from pipetransformer.data import (
     replica_share,
 )
 from pipetransformer.data.cifar import CIFAR100_NAMES
+from pipetransformer.data.reading import drawn
 from pipetransformer.errors import UserError
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -160,8 +161,8 @@ def test_resizing_is_pillows(tmp_path: Path, size: int, interpolation: str) -> N
 def test_augmentation_depends_on_seed_epoch_and_sample_alone(size: int) -> None:
     preprocessing = ImagePreprocessing(size, 1, mean=(0.5,), std=(0.5,), interpolation="bilinear")
 
-    def load(seed: int, count: int = 64) -> Dataset:
-        settings = _settings("digits", augment="basic", max_train_samples=count)
+    def load(seed: int) -> Dataset:
+        settings = _settings("digits", augment="basic", max_train_samples=64)
         return load_image_data(settings, preprocessing=preprocessing, seed=seed)["train"]
 
     train = load(seed=3)
@@ -170,7 +171,6 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(size: int) -> None:
     for batch_size in (1, 5, 32):
         ids = random.choice(64, batch_size, replace=False)
         assert torch.equal(_pixels(train, ids, epoch=5), together[ids])
-    assert torch.equal(_pixels(load(seed=3, count=10), np.arange(10), epoch=5), together[:10])
     assert not torch.equal(_pixels(train, np.arange(64), epoch=6), together)
     assert not torch.equal(_pixels(load(seed=4), np.arange(64), epoch=5), together)
     assert train.augmented
@@ -210,22 +210,41 @@ def test_timm_preprocessing() -> None:
     assert (grey.channels, grey.size, grey.mean, grey.std) == (1, 32, (pytest.approx(0.3),), (0.5,))
 
 
+# Draws
+
+
+def test_a_draw_is_a_fixed_fair_part_of_the_file() -> None:
+    blocks = np.repeat(np.arange(10), 1000)  # a file that is sorted by class
+    rows = drawn(10_000, max_samples=200)
+    assert len(set(rows)) == 200 and (np.diff(rows) > 0).all()
+    assert np.bincount(blocks[rows]).min() >= 10  # of 20 that are expected
+    assert rows.tolist() == drawn(10_000, max_samples=200).tolist()
+    assert set(rows) < set(drawn(10_000, max_samples=300))
+    for most in (7, 8, None):
+        assert drawn(7, max_samples=most).tolist() == list(range(7))
+
+
 # CIFAR-100 files
 
 
-def test_cifar_reads_the_leading_rows_of_several_files(tmp_path: Path) -> None:
+def test_cifar_draws_from_several_files(tmp_path: Path) -> None:
     _cifar(tmp_path, [1, 2], file="train-00000-of-00002.parquet", names=["a", "b", "c", "d"])
-    _cifar(tmp_path, [3, 0, 99], file="train-00001-of-00002.parquet")
+    _cifar(tmp_path, [3, 0, 2], file="train-00001-of-00002.parquet")
     _cifar(tmp_path, [0], split="test")
-    settings = _settings("cifar100", tmp_path, max_train_samples=4)
-    train, _ = load_image_data(settings, preprocessing=GREY, seed=0).values()
-    assert train.labels.tolist() == [1, 2, 3, 0]
+    labels = np.array([1, 2, 3, 0, 2])
+    for count in range(1, 6):
+        settings = _settings("cifar100", tmp_path, max_train_samples=count)
+        train, _ = load_image_data(settings, preprocessing=GREY, seed=0).values()
+        assert train.labels.tolist() == labels[drawn(5, max_samples=count)].tolist()
     assert describe(settings).label_names == ("a", "b", "c", "d")
 
 
-def test_cifar_rows_beyond_the_wanted_are_not_decoded(tmp_path: Path) -> None:
+def test_cifar_rows_that_are_not_drawn_are_not_decoded(tmp_path: Path) -> None:
+    (wanted,) = drawn(2, max_samples=1)
     for split in ("train", "test"):
-        _cifar(tmp_path, [0, 1], split=split, pictures=[_png(0), b"broken"])
+        pictures = [b"broken", b"broken"]
+        pictures[wanted] = _png(0)
+        _cifar(tmp_path, [0, 1], split=split, pictures=pictures)
     settings = _settings("cifar100", tmp_path, max_train_samples=1, max_eval_samples=1)
     assert [len(split) for split in load_image_data(settings, preprocessing=COLOUR, seed=0).values()] == [1, 1]
 
@@ -306,10 +325,12 @@ def test_texts_are_tokenized_truncated_and_padded(tmp_path: Path, tokenizer: Pre
 
 
 def test_text_columns_are_found_by_name_and_rows_limited(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    _sst2(tmp_path, "id\tlabel\tsentence\n7\t1\tgood\n8\t0\tbad\n9\tbroken")
+    _sst2(tmp_path, "id\tlabel\tsentence\n7\t1\tgood\n8\t0\tbad\n9\t0\tgood film")
     settings = _settings("sst2", tmp_path, max_train_samples=2)
     train, _ = load_text_data(settings, tokenizer=tokenizer).values()
-    assert train.labels.tolist() == [1, 0]
+    rows = drawn(3, max_samples=2)
+    assert train.labels.tolist() == np.array([1, 0, 0])[rows].tolist()
+    assert train.num_tokens.tolist() == np.array([3, 3, 4])[rows].tolist()
 
 
 def test_text_fingerprint_follows_contents_and_padding(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -404,7 +425,8 @@ def test_texts_from_the_hub(monkeypatch: pytest.MonkeyPatch, tokenizer: PreTrain
     requests = _hub(monkeypatch, {"idx": [0, 1], "sentence": ["good", "bad film"], "label": [1, 0]})
     settings = _settings("sst2", max_eval_samples=1)
     train, evaluation = load_text_data(settings, tokenizer=tokenizer).values()
-    assert (train.num_tokens.tolist(), evaluation.labels.tolist()) == ([3, 4], [1])
+    (row,) = drawn(2, max_samples=1)
+    assert (train.num_tokens.tolist(), evaluation.labels.tolist()) == ([3, 4], [[1, 0][row]])
     assert requests == [("nyu-mll/glue", "sst2", "train"), ("nyu-mll/glue", "sst2", "validation")]
 
 
@@ -418,7 +440,8 @@ def test_pictures_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", lambda hub_id, config_name, *, split: pictures)
     settings = _settings("cifar100", "owner/pictures", max_train_samples=2)
     train, evaluation = load_image_data(settings, preprocessing=COLOUR, seed=0).values()
-    assert (train.labels.tolist(), evaluation.labels.tolist()) == ([5, 6], [5, 6, 7])
+    assert train.labels.tolist() == np.array([5, 6, 7])[drawn(3, max_samples=2)].tolist()
+    assert evaluation.labels.tolist() == [5, 6, 7]
 
 
 @pytest.mark.parametrize(

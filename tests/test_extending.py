@@ -136,7 +136,7 @@ def test_a_dataset_is_one_entry_and_one_reader(npz: Path, tmp_path: Path) -> Non
     data = load_config(path, ["data.name=npz", f"data.path={npz}", "data.max_train_samples=5"]).data
     assert (describe(data).label_names, describe(data).channels, known_classes(data)) == (("cat", "dog"), 3, None)
     splits = load(data)
-    assert splits["train"].labels.tolist() == [0, 1, 0, 1, 0] and len(splits["eval"]) == 4
+    assert splits["train"].labels.tolist() == [0, 1, 0, 1, 1] and len(splits["eval"]) == 4
     assert splits["train"].inputs(np.arange(5), length=8, epoch=0)["pixel_values"].shape == (5, 3, 8, 8)
     assert load(data, channels=1)["train"].inputs(np.arange(2), length=8, epoch=0)["pixel_values"].shape[1] == 1
     with np.load(npz / "eval.npz") as arrays:

@@ -164,7 +164,7 @@ def test_a_table_of_any_format_is_read_by_its_columns(suffix: str, tmp_path: Pat
     splits = texts("table", tmp_path, **COLUMNS, max_train_samples=2)
     data = DataConfig(name="table", path=str(tmp_path), **COLUMNS)
     assert describe(data).label_names == ("bad", "good", "so so")
-    assert [splits[name].labels.tolist() for name in ("train", "eval")] == [[1, 0], [0, 2]]
+    assert [splits[name].labels.tolist() for name in ("train", "eval")] == [[0, 2], [0, 2]]
     assert splits["train"].inputs(np.array([0]), length=16, epoch=0)["token_type_ids"].any()
 
 

@@ -112,7 +112,7 @@ def probe_frozen(world: World, trial: Trial) -> Probe:
         times = [perf_counter()]
         batch = next(incoming)
         times.append(perf_counter())
-        own.objective.begin(step=number, global_count=trial.batch)
+        own.objective.begin(step=number, batch_size=trial.batch)
         layout.reducer.begin(num_microbatches=1)
         feed.enter(batch)
         loss = own.objective(head(batch.hidden), batch.labels)
@@ -201,7 +201,7 @@ class RankJob:
         def step(batch: StepInput) -> None:
             feed.enter(batch)
             # The mean over its own rows: DDP takes the mean over the replicas.
-            self.objective.begin(step=0, global_count=batch.rows)
+            self.objective.begin(step=0, batch_size=batch.rows)
             optimizer.zero_grad()
             with chain.autocast():
                 outputs = model(batch.hidden)

@@ -141,7 +141,7 @@ class Bench:
                 self.plan = plan
                 self.batch = next(iter(self.engine.feed("train").batches([self.batches[0]], epoch=0)))
             layout = self.engine.layout
-            self.objective.begin(step=0, global_count=self.batch.global_count)
+            self.objective.begin(step=0, batch_size=self.batch.global_count)
             layout.reducer.begin(num_microbatches=plan.num_microbatches)
             layout.executor.train(self.batch)
             layout.reducer.finish()
@@ -152,7 +152,7 @@ class Bench:
         """Both stages at once, each on inputs and gradients of its own."""
         (units,) = plan.active_units_of(self.world.rank)
         stage, rows = Stage(self.alone, units), BATCH // plan.num_microbatches
-        self.objective.begin(step=0, global_count=BATCH)
+        self.objective.begin(step=0, batch_size=BATCH)
         for number in range(plan.num_microbatches):
             part = slice(number * rows, (number + 1) * rows)
             if units.start == 0:
@@ -169,7 +169,7 @@ class Bench:
     def by_rank_0(self, forward: Callable[[Tensor], Tensor], *, num_threads: int) -> None:
         if self.world.rank == 0:
             with threads(num_threads):
-                self.objective.begin(step=0, global_count=BATCH)
+                self.objective.begin(step=0, batch_size=BATCH)
                 torch.autograd.backward(self.objective(forward(self.inputs), self.labels))
             self.alone.model.zero_grad()
         dist.barrier()

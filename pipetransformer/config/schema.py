@@ -78,10 +78,12 @@ class DataConfig(Section):
         description="A local folder, or a hub id; null takes the dataset's usual place on the hub.",
     )
     max_train_samples: Count | None = Field(
-        default=None, description="Train on the first so many samples (of SQuAD: questions); null takes all."
+        default=None,
+        description="Train on so many samples (of SQuAD: questions), drawn once and for all; null takes all.",
     )
     max_eval_samples: Count | None = Field(
-        default=None, description="Evaluate on the first so many samples (of SQuAD: questions); null takes all."
+        default=None,
+        description="Evaluate on so many samples (of SQuAD: questions), drawn once and for all; null takes all.",
     )
     max_length: Count = Field(
         default=128, description="Texts are cut after so many tokens; contexts of questions into windows of as many."
@@ -104,7 +106,8 @@ class DataConfig(Section):
 class TrainConfig(Section):
     epochs: Count = Field(description="Passes over the training data.")
     batch_size: Count = Field(
-        description="Global batch: samples (of SQuAD: windows) a step over all ranks, whatever the layout."
+        description="Global batch: samples (of SQuAD: windows) a step over all ranks, whatever the layout. A shorter "
+        "batch counts by its share of it."
     )
     lr: Positive = Field(description="Peak learning rate.")
     weight_decay: NotNegative = Field(default=0.01, description="Weight decay; biases and norms have none.")

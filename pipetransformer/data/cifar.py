@@ -37,7 +37,7 @@ CIFAR100_NAMES = tuple(
 
 
 class CifarReader(PictureReader):
-    """CIFAR-10. Files are shuffled already, so that leading rows are a fair sample; rows after them are not decoded.
+    """CIFAR-10. Rows that are not wanted are not decoded.
 
     Attributes:
         label: the column of the class on the hub and in parquet files.
@@ -76,9 +76,9 @@ class CifarReader(PictureReader):
         label, num_labels = self.label, len(wanted.label_names)
         pictures: list[np.ndarray] = []
         labels: list[np.ndarray] = []
-        for source, table in self._tables(wanted):
-            labels.append(table_labels(table[label], name=label, num_labels=num_labels, source=source))
-            for row, encoded in enumerate(_encoded(table["img"], source=source)):
+        for source, table, rows in self._tables(wanted):
+            labels.append(table_labels(table[label], name=label, num_labels=num_labels, source=source)[rows])
+            for row, encoded in zip(rows.tolist(), _encoded(table["img"].take(rows), source=source)):
                 if encoded is None:
                     raise UserError(f"{source}: row {row}: there is no picture")
                 # Threads do not help: at this size most of the time is Python's own.
@@ -97,9 +97,9 @@ class CifarReader(PictureReader):
         if isinstance(self.location, Path):
             return tuple(file_digest(path) for path in self._files(wanted.split) if path.is_file())
         digest = hashlib.sha256()
-        for source, table in self._tables(wanted):
-            digest.update(repr(table[self.label].to_pylist()).encode())
-            for encoded in _encoded(table["img"], source=source):
+        for source, table, rows in self._tables(wanted):
+            digest.update(repr(table[self.label].take(rows).to_pylist()).encode())
+            for encoded in _encoded(table["img"].take(rows), source=source):
                 digest.update(encoded or b"")
         return digest.hexdigest()
 
@@ -127,31 +127,29 @@ class CifarReader(PictureReader):
             )
         return files
 
-    def _tables(self, wanted: PictureSplit) -> Iterator[tuple[str, pa.Table]]:
-        """The first rows, of the hub or file by file, with their place."""
-        columns, max_samples = ["img", self.label], wanted.max_samples
+    def _tables(self, wanted: PictureSplit) -> Iterator[tuple[str, pa.Table, np.ndarray]]:
+        """The hub's table or those of the files, each with its place and the rows of it that are wanted."""
+        columns = ["img", self.label]
         if isinstance(self.location, str):
-            yield self.on_hub(wanted.split), self.hub_table(wanted.split, columns, max_samples=max_samples)
+            table = self.hub_table(wanted.split, columns)
+            yield self.on_hub(wanted.split), table, wanted.rows(len(table))
             return
-        for path in self._files(wanted.split):
+        files = self._files(wanted.split)
+        edges = np.cumsum([0, *(_num_rows(path) for path in files)])
+        rows = wanted.rows(int(edges[-1]))
+        for path, first, stop in zip(files, edges, edges[1:]):
             try:
                 with pq.ParquetFile(path) as file:
                     require_columns(file.schema_arrow.names, columns, source=path)
-                    table = _leading_rows(file, columns, max_samples)
+                    table = file.read(columns)
             except (pa.ArrowInvalid, OSError) as error:
                 raise _unreadable(path, error) from error
-            yield str(path), table
-            if max_samples is not None:
-                max_samples -= len(table)
-                if not max_samples:
-                    return
+            yield str(path), table, rows[(first <= rows) & (rows < stop)] - first
 
     def _from_archive(self, archive: Path, wanted: PictureSplit) -> dict[str, np.ndarray]:
         pictures: list[np.ndarray] = []
         labels: list[int] = []
         for batch in self.batches[wanted.split]:
-            if wanted.max_samples is not None and len(labels) >= wanted.max_samples:
-                break
             source = f"{archive}/{batch}"
             content = _unpickled(self._batch_bytes(archive, batch), source=source)
             try:
@@ -164,13 +162,14 @@ class CifarReader(PictureReader):
             if not all(0 <= number < len(self.names) for number in numbers):
                 raise UserError(f"{source}: a label is not allowed; give 0 to {len(self.names) - 1}")
             labels += numbers
-        table = np.concatenate(pictures)[: wanted.max_samples]
+        rows = wanted.rows(len(labels))
+        table = np.concatenate(pictures)[rows]
         if not len(table):
             raise UserError(f"{archive} ({wanted.split}): holds no samples; at least 1 is needed")
         if wanted.channels == 1:
             colours = (Image.fromarray(picture.transpose(1, 2, 0)) for picture in table)
             table = np.stack([channels_first(picture.convert("L")) for picture in colours])
-        return {"pictures": table, "labels": np.array(labels[: wanted.max_samples], dtype=np.int64)}
+        return {"pictures": table, "labels": np.array(labels, dtype=np.int64)[rows]}
 
     def _batch_bytes(self, archive: Path, batch: str) -> bytes:
         try:
@@ -223,13 +222,11 @@ def _unpickled(content: bytes, *, source: str) -> dict[bytes, Any]:
     return loaded
 
 
-def _leading_rows(file: pq.ParquetFile, columns: list[str], max_samples: int | None) -> pa.Table:
-    """Row groups behind the last of these rows are not read."""
-    num_groups = file.num_row_groups
-    if max_samples is not None:
-        ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(num_groups)])
-        num_groups = min(num_groups, int(np.searchsorted(ends, max_samples)) + 1)
-    return file.read_row_groups(range(num_groups), columns=columns).slice(0, max_samples)
+def _num_rows(path: Path) -> int:
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:

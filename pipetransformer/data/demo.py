@@ -64,16 +64,16 @@ _FACTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 class DemoTextReader(TextReader):
     names = ("negative", "positive")
 
-    def read(self, split: str, *, label_names: tuple[str, ...], max_samples: int | None) -> Texts:
+    def read(self, split: str, *, label_names: tuple[str, ...]) -> Texts:
         refuse_path(self.data)
-        return demo_reviews(split, max_samples=max_samples)
+        return demo_reviews(split)
 
     def tokenizer(self) -> str:
         return demo_tokenizer(demo_reviews("train").first)
 
 
 class DemoQuestionReader(QuestionReader):
-    def read(self, split: str, *, max_samples: int | None) -> list[Question]:
+    def read(self, split: str) -> list[Question]:
         refuse_path(self.data)
         return demo_questions(split)
 
@@ -81,10 +81,10 @@ class DemoQuestionReader(QuestionReader):
         return demo_tokenizer(f"{q.question} {q.context}" for q in demo_questions("train"))
 
 
-def demo_reviews(split: str, *, max_samples: int | None = None) -> Texts:
+def demo_reviews(split: str) -> Texts:
     """4,000 reviews to train on or 800 others to evaluate on, negative (0) or positive (1)."""
     first = _NUM_SAMPLES["train"]
-    reviews = (_reviews()[:first] if split == "train" else _reviews()[first:])[:max_samples]
+    reviews = _reviews()[:first] if split == "train" else _reviews()[first:]
     return Texts(np.array([label for _, label in reviews], dtype=np.int64), [text for text, _ in reviews])
 
 

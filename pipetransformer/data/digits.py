@@ -17,17 +17,18 @@ class DigitsReader(PictureReader):
 
     def read(self, wanted: PictureSplit) -> dict[str, np.ndarray]:
         refuse_path(self.data)
-        pictures, labels = read_digits(train=wanted.split == "train", max_samples=wanted.max_samples)
-        return {"pictures": np.repeat(pictures, wanted.channels, axis=1), "labels": labels}
+        pictures, labels = read_digits(train=wanted.split == "train")
+        rows = wanted.rows(len(labels))
+        return {"pictures": np.repeat(pictures[rows], wanted.channels, axis=1), "labels": labels[rows]}
 
 
-def read_digits(*, train: bool, max_samples: int | None) -> tuple[np.ndarray, np.ndarray]:
+def read_digits(*, train: bool) -> tuple[np.ndarray, np.ndarray]:
     """Pictures uint8 ``[num_samples, 1, 8, 8]`` and labels int64 of the training part (1,437) or the rest (360)."""
     from sklearn.datasets import load_digits  # Costs a second, and only this function needs it.
 
     digits = load_digits()
     # RandomState, because its stream is frozen for good: the split is the same under every version of numpy.
     order = np.random.RandomState(0).permutation(len(digits.target))
-    ids = (order[:_NUM_TRAIN] if train else order[_NUM_TRAIN:])[:max_samples]
+    ids = order[:_NUM_TRAIN] if train else order[_NUM_TRAIN:]
     pictures = np.rint(digits.images[ids] * (255 / 16)).astype(np.uint8)
     return pictures[:, None], digits.target[ids].astype(np.int64)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -107,25 +106,25 @@ class GlueReader(TextReader):
             raise UserError(f"data.path: {folder} holds no {name}")
         return folder / name
 
-    def read(self, split: str, *, label_names: tuple[str, ...], max_samples: int | None) -> Texts:
-        """The training files are shuffled already. A message names the file and the line."""
+    def read(self, split: str, *, label_names: tuple[str, ...]) -> Texts:
+        """A message names the file and the line."""
         task, path = self._task, self.file(split)
         if path is not None:
-            return _read_tsv(path, task, max_samples=max_samples)
+            return _read_tsv(path, task)
         # GLUE is many datasets under one id; an id of its own needs no configuration.
         config_name = self.data.name if self.location == self.hub_id else None
         columns, source = task.hub_columns or task.columns, self.on_hub(split)
-        table = self.hub_table(split, (*columns, "label"), max_samples=max_samples, config_name=config_name)
+        table = self.hub_table(split, (*columns, "label"), config_name=config_name)
         texts = [table_texts(table[column], name=column, source=source) for column in columns]
         labels = table_labels(table["label"], name="label", num_labels=len(task.names), source=source)
         return Texts(labels, *texts)
 
 
-def _read_tsv(path: Path, task: GlueTask, *, max_samples: int | None) -> Texts:
+def _read_tsv(path: Path, task: GlueTask) -> Texts:
     """GLUE quotes nothing: a line is a row, a tab is a column. Lines are counted from 1 in messages, as editors do."""
     texts: list[list[str]] = [[] for _ in task.columns]
     labels: list[float] = []
-    for source, fields in islice(_rows(path, task), max_samples):
+    for source, fields in _rows(path, task):
         labels.append(_label(fields[task.label].strip(), task, source=source))
         for column, values in zip(task.columns, texts):
             values.append(fields[column])

@@ -43,7 +43,7 @@ class FolderReader(PictureReader):
         return (stats, wanted.size, wanted.interpolation)
 
     def _files(self, wanted: PictureSplit) -> list[tuple[Path, int]]:
-        """The first pictures with their class, in an order that mixes the classes and is always the same."""
+        """The pictures to read with their class, class by class."""
         root = self._folder(wanted.split)
         found: list[tuple[Path, int]] = []
         for directory in _class_folders(root):
@@ -55,8 +55,7 @@ class FolderReader(PictureReader):
             found += [(path, wanted.label_names.index(directory.name)) for path in files]
         if not found:
             raise UserError(f"{root}: holds no pictures; at least 1 is needed")
-        order = np.random.RandomState(0).permutation(len(found))  # a leading part is then a fair sample
-        return [found[index] for index in order[: wanted.max_samples]]
+        return [found[row] for row in wanted.rows(len(found))]
 
     def _folder(self, split: str) -> Path:
         if self.data.path is None:

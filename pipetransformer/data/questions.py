@@ -15,7 +15,7 @@ import numpy as np
 from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.prepared import Lead, Prepared, alone
 from pipetransformer.data.reader import QuestionReader, reader_of
-from pipetransformer.data.reading import Question
+from pipetransformer.data.reading import Question, drawn
 from pipetransformer.data.tokens import TokenDataset, check_tokenizer, ragged, token_arrays
 from pipetransformer.errors import UserError
 
@@ -130,17 +130,15 @@ def load_squad(data: DataConfig, *, tokenizer: PreTrainedTokenizerFast, lead: Le
 
 
 def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> list[Question]:
-    """The first ``max_samples`` questions of a split.
+    """The questions of a split, or ``max_samples`` drawn from them.
 
     Raises:
         UserError: naming the file and the question; for an answer, too, that is not where it says it is.
     """
     reader: QuestionReader = reader_of(data)
-    found, source = reader.read(split, max_samples=max_samples), reader.place(split)
+    found, source = list(reader.read(split)), reader.place(split)
     questions, names = list[Question](), set[str]()
-    for question in found:
-        if len(questions) == max_samples:
-            break
+    for question in (found[row] for row in drawn(len(found), max_samples=max_samples)):
         if not question.answers:
             raise UserError(f"{source}: question {question.id} has no answer; give SQuAD 1.1, where each has one")
         for text, start in question.answers:

@@ -17,7 +17,7 @@ from pipetransformer.config import DataConfig
 from pipetransformer.config.datasets import DATASETS
 from pipetransformer.config.registry import resolve
 from pipetransformer.data.prepared import file_digest
-from pipetransformer.data.reading import Question, Texts, one_line, require_columns
+from pipetransformer.data.reading import Question, Texts, drawn, one_line, require_columns
 from pipetransformer.errors import UserError
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -54,7 +54,7 @@ class Reader:
         return None
 
     def max_samples(self, split: str) -> int | None:
-        """The number of leading samples of a split to read; None for all."""
+        """The number of samples of a split to draw; None for all."""
         return self.data.max_train_samples if split == "train" else self.data.max_eval_samples
 
     @property
@@ -76,10 +76,8 @@ class Reader:
         """A split on the hub, to begin a message with."""
         return f"{self.location or self.data.name} ({self.hub_splits[split]})"
 
-    def hub_table(
-        self, split: str, columns: Sequence[str], *, max_samples: int | None, config_name: str | None = None
-    ) -> pa.Table:
-        """The first ``max_samples`` rows of a split on the hub, pictures still encoded."""
+    def hub_table(self, split: str, columns: Sequence[str], *, config_name: str | None = None) -> pa.Table:
+        """A split on the hub, pictures still encoded."""
         import datasets  # Costs a second, and only this method needs it.
 
         try:
@@ -92,8 +90,7 @@ class Reader:
         require_columns(dataset.column_names, columns, source=self.on_hub(split))
         if not len(dataset):
             raise UserError(f"{self.on_hub(split)}: holds no samples; at least 1 is needed")
-        num_samples = len(dataset) if max_samples is None else min(len(dataset), max_samples)
-        return dataset.select_columns(list(columns)).with_format("arrow")[:num_samples]
+        return dataset.select_columns(list(columns)).with_format("arrow")[:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ class PictureSplit:
     Attributes:
         split: ``train`` or ``eval``.
         label_names: the classes, in the order of their numbers.
-        max_samples: number of leading samples to read; None for all.
+        max_samples: number of samples to draw; None for all.
         channels: 1 (grey) or 3.
         size: height and width of the model's input in pixels, for a dataset whose pictures differ in size.
         interpolation: the way of resizing, for such a dataset.
@@ -116,6 +113,10 @@ class PictureSplit:
     size: int
     interpolation: str
 
+    def rows(self, num_samples: int) -> np.ndarray:
+        """The rows to read of all, int64, ascending."""
+        return drawn(num_samples, max_samples=self.max_samples)
+
 
 class PictureReader(Reader, ABC):
     """Of task image_classification."""
@@ -124,7 +125,10 @@ class PictureReader(Reader, ABC):
 
     @abstractmethod
     def read(self, wanted: PictureSplit) -> dict[str, np.ndarray]:
-        """``pictures`` uint8 ``[num_samples, channels, height, width]`` and ``labels`` int64. Raises UserError."""
+        """``pictures`` uint8 ``[num_samples, channels, height, width]`` and ``labels`` int64 of ``wanted.rows``.
+
+        Raises UserError.
+        """
 
     def digest(self, wanted: PictureSplit) -> object:
         """Whatever tells in its ``repr`` what ``read`` depends on beside the name, ``split``, ``label_names``,
@@ -168,8 +172,8 @@ class TextReader(TokenReader):
     metrics: tuple[str, ...] = ("accuracy",)
 
     @abstractmethod
-    def read(self, split: str, *, label_names: tuple[str, ...], max_samples: int | None) -> Texts:
-        """The first ``max_samples`` samples of a split. Raises UserError."""
+    def read(self, split: str, *, label_names: tuple[str, ...]) -> Texts:
+        """All samples of a split. Raises UserError."""
 
 
 class QuestionReader(TokenReader):
@@ -179,8 +183,8 @@ class QuestionReader(TokenReader):
     metrics = ("f1", "exact_match")
 
     @abstractmethod
-    def read(self, split: str, *, max_samples: int | None) -> Iterable[Question]:
-        """At least the first ``max_samples`` questions of a split. Raises UserError."""
+    def read(self, split: str) -> Iterable[Question]:
+        """All questions of a split. Raises UserError."""
 
 
 def reader_of(data: DataConfig) -> Any:

@@ -25,6 +25,12 @@ class Texts:
     first: list[str]
     second: list[str] | None = None
 
+    def rows(self, rows: np.ndarray) -> Texts:
+        """Some of the samples."""
+        first, second = (None if texts is None else [texts[row] for row in rows] for texts in (self.first, self.second))
+        assert first is not None
+        return Texts(self.labels[rows], first, second)
+
     def digest(self) -> str:
         """SHA-256 of everything, in hex."""
         content = json.dumps([self.first, self.second]).encode() + self.labels.tobytes()
@@ -42,6 +48,18 @@ class Question:
 
 
 _LONGEST_REASON = 200
+
+
+def drawn(num_samples: int, *, max_samples: int | None) -> np.ndarray:
+    """The rows of a split that a job takes, int64, ascending: all, or the first ``max_samples`` of a permutation that
+    is the same in every run, since a file's leading rows may be of one kind.
+
+    A larger draw holds the smaller one.
+    """
+    if max_samples is None or max_samples >= num_samples:
+        return np.arange(num_samples)
+    # RandomState, because its stream is frozen for good: the draw is the same under every version of numpy.
+    return np.sort(np.random.RandomState(0).permutation(num_samples)[:max_samples])
 
 
 def refuse_path(data: DataConfig) -> None:

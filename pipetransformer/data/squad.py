@@ -15,9 +15,9 @@ from pipetransformer.errors import UserError
 class SquadReader(QuestionReader):
     hub_id = "rajpurkar/squad"
 
-    def read(self, split: str, *, max_samples: int | None) -> Iterator[Question]:
+    def read(self, split: str) -> Iterator[Question]:
         path = self.file(split)
-        return self._hub_questions(split, max_samples) if path is None else _json_questions(path)
+        return self._hub_questions(split) if path is None else _json_questions(path)
 
     def file(self, split: str) -> Path | None:
         """The one ``train*.json`` or ``dev*.json`` of a local folder."""
@@ -30,8 +30,8 @@ class SquadReader(QuestionReader):
             raise UserError(f"data.path: {folder} holds {len(found)} files {name}*.json; one is needed")
         return found[0]
 
-    def _hub_questions(self, split: str, max_samples: int | None) -> Iterator[Question]:
-        table = self.hub_table(split, ("id", "question", "context", "answers"), max_samples=max_samples)
+    def _hub_questions(self, split: str) -> Iterator[Question]:
+        table = self.hub_table(split, ("id", "question", "context", "answers"))
         for number, row in enumerate(table.to_pylist()):
             try:
                 answers = row["answers"]

@@ -31,9 +31,9 @@ class TableReader(TextReader):
         numeric = all(re.fullmatch(r"-?[0-9]+", value) for value in values)
         return tuple(sorted(values, key=lambda value: (int(value), value) if numeric else (0, value)))
 
-    def read(self, split: str, *, label_names: tuple[str, ...], max_samples: int | None) -> Texts:
+    def read(self, split: str, *, label_names: tuple[str, ...]) -> Texts:
         """A message names the file and the row (from 0)."""
-        table, source = self._table(split).slice(0, max_samples), self.place(split)
+        table, source = self._table(split), self.place(split)
         texts = [table_texts(table[column], name=column, source=source) for column in self.data.text_columns]
         numbers = {name: number for number, name in enumerate(label_names)}
         labels = []
@@ -63,7 +63,7 @@ class TableReader(TextReader):
         """The columns that are needed."""
         columns, path = (*self.data.text_columns, self.data.label_column), self.file(split)
         if path is None:
-            return self.hub_table(split, columns, max_samples=None)
+            return self.hub_table(split, columns)
         try:
             table = _read(path)
         except (pa.ArrowException, OSError, ValueError) as error:

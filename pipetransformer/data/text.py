@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,7 @@ from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.info import DataInfo
 from pipetransformer.data.prepared import Lead, alone
 from pipetransformer.data.reader import TextReader, reader_of
-from pipetransformer.data.reading import Texts
+from pipetransformer.data.reading import Texts, drawn
 from pipetransformer.data.tokens import TokenDataset, check_tokenizer, ragged, token_arrays
 
 if TYPE_CHECKING:
@@ -29,11 +28,16 @@ def load_text_data(
     splits: dict[str, Dataset] = {}
     for split in reader.splits:
         max_samples = reader.max_samples(split)
+
+        def read(split: str = split, max_samples: int | None = max_samples) -> Texts:
+            texts = reader.read(split, label_names=info.label_names)
+            return texts.rows(drawn(len(texts.labels), max_samples=max_samples))
+
         arrays = token_arrays(
             "texts",
             reader,
             split,
-            read=partial(reader.read, split, label_names=info.label_names, max_samples=max_samples),
+            read=read,
             content=Texts.digest,
             build=lambda texts: _tokenized(texts, tokenizer, max_length=data.max_length),
             tokenizer=tokenizer,

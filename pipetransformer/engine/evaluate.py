@@ -46,11 +46,12 @@ def evaluate(
     mine: list[tuple[np.ndarray, np.ndarray]] = []
     with torch.no_grad():
         for batch in feed.batches(batches, epoch=0):
-            objective.begin(step=-1, global_count=batch.global_count)
+            objective.begin(step=-1, batch_size=batch.global_count)
             feed.enter(batch)
             outputs = executor.evaluate(batch)
             if outputs is not None and batch.num_real:
-                mine.append((batch.ids[: batch.num_real], outputs[: batch.num_real].float().cpu().numpy()))
+                outputs = outputs if outputs.dtype == torch.float64 else outputs.float()  # numpy has no bfloat16
+                mine.append((batch.ids[: batch.num_real], outputs[: batch.num_real].cpu().numpy()))
     figures = torch.stack([objective.loss_sum, objective.num_samples.double()])
     objective.clear()
     if (found := first_of_ranks(None if figures.isfinite().all() else 0)) is not None:

@@ -15,10 +15,11 @@ from pipetransformer.data import IGNORED, Kind
 
 
 class Objective:
-    """The loss of a micro-batch: the sum over its samples, divided by the number of real samples of the *global* batch.
+    """The loss of a micro-batch: the sum over its samples, divided by the *global* batch size of the job.
 
-    The sum of these over micro-batches and replicas is the mean over the global batch, for every (pp, dp, M) and for
-    short batches. No other code divides the loss or the gradients.
+    The sum of these over micro-batches and replicas is the mean over the global batch, for every (pp, dp, M). A batch
+    that is short, as a length's last one often is, counts by its share of that size: each sample of an epoch weighs the
+    same. No other code divides the loss or the gradients.
 
     Args:
         kind: form of outputs and labels: ``classes``, ``scores`` or ``spans``.
@@ -35,7 +36,7 @@ class Objective:
     def __init__(self, kind: Kind, *, label_smoothing: float, device: torch.device) -> None:
         self._kind = kind
         self._label_smoothing = label_smoothing
-        self._scale = 1.0
+        self._batch_size = 1
         self._device = device
         self._step = torch.zeros((), dtype=torch.int64, device=device)
         self.first_bad_step = torch.full((), -1, dtype=torch.int64, device=device)
@@ -47,15 +48,14 @@ class Objective:
         self.num_correct = torch.zeros((), dtype=torch.int64, device=self._device)
         self.num_samples = torch.zeros((), dtype=torch.int64, device=self._device)
 
-    def begin(self, *, step: int, global_count: int) -> None:
+    def begin(self, *, step: int, batch_size: int) -> None:
         """Prepares for one global batch.
 
         Args:
             step: number of the optimizer step, from 0; -1 for an evaluation batch.
-            global_count: number of real samples of the batch, over all replicas.
+            batch_size: number of samples, over all replicas, of a batch that is not short.
         """
-        self._scale = 1.0 / global_count
-        self._global_count = global_count
+        self._batch_size = batch_size
         self._step.fill_(step)
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -75,11 +75,11 @@ class Objective:
             real = labels != IGNORED
             loss = self._cross_entropy(outputs, labels)
             correct = outputs.argmax(dim=-1) == labels
-        loss = loss * self._scale
+        loss = loss / self._batch_size
         with torch.no_grad():
             is_first_bad = ~torch.isfinite(loss) & (self.first_bad_step < 0)
             self.first_bad_step = torch.where(is_first_bad, self._step, self.first_bad_step)
-            self.loss_sum += loss * self._global_count
+            self.loss_sum += loss * self._batch_size
             self.num_correct += correct.sum()
             self.num_samples += real.sum()
         return loss

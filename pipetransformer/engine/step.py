@@ -91,7 +91,7 @@ class Stepper:
         clock, seconds, executor = perf_counter, self.seconds, layout.executor
         start = clock()
         torch.manual_seed(_mix(self._train.seed, step, self._rank))
-        self._objective.begin(step=step, global_count=batch.global_count)
+        self._objective.begin(step=step, batch_size=self._train.batch_size)
         layout.reducer.begin(num_microbatches=layout.plan.num_microbatches)
         feed.enter(batch)
         entered = clock()

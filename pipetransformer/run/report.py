@@ -283,9 +283,7 @@ class Report:
     def _evaluated(self, event: events.Evaluated) -> None:
         """Records an evaluation. Its predictions replace those of the evaluation before."""
         totals, metrics, by = self.totals, event.metrics, self._best_by
-        if by not in totals.best_metrics or metrics[by] > totals.best_metrics[by]:
-            totals.best_metrics = metrics
-        totals.metrics = metrics
+        totals.add_evaluation(metrics, by=by)
         totals.eval_s += event.seconds
         if event.predictions is not None:
             self._tracker.predictions(event.predictions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from pipetransformer.run.tracking import Transition
@@ -49,6 +50,20 @@ class Totals:
         """Adds seconds of training."""
         self.train_s += seconds
         self.epoch_train_s += seconds
+
+    def add_evaluation(self, metrics: dict[str, float], *, by: str) -> None:
+        """Keeps the metrics as the last and, if they are better, as the best.
+
+        The larger value of metric ``by`` is better, whatever is a number than whatever is none, and of equal ones the
+        smaller loss.
+        """
+
+        def rank(found: dict[str, float]) -> tuple[float, float]:
+            return (-math.inf if math.isnan(found[by]) else found[by], -found["loss"])
+
+        self.metrics = metrics
+        if not self.best_metrics or rank(metrics) > rank(self.best_metrics):
+            self.best_metrics = metrics
 
     def end_epoch(self, num_samples: int) -> None:
         """Ends an epoch of ``num_samples`` samples."""
