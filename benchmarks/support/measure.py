@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -17,12 +16,12 @@ from statistics import median
 import psutil
 import torch
 
+from benchmarks.support.git import ROOT, git
 from pipetransformer.process.device import device_name
 
 __all__ = ["CONFIGS", "RESULTS", "environment", "measured_commit", "save", "spread"]
 
-_BENCHMARKS = Path(__file__).resolve().parent.parent
-RESULTS, CONFIGS = _BENCHMARKS / "results", _BENCHMARKS.parent / "config"
+RESULTS, CONFIGS = ROOT / "benchmarks" / "results", ROOT / "config"
 
 
 def environment() -> dict[str, object]:
@@ -84,22 +83,13 @@ def _line(value: object) -> str:
 def measured_commit() -> str:
     """The commit of the code, "-dirty" behind it where files differ from it; another result that was written anew does
     not make it another. Of the first call: a benchmark calls it when it starts (``bench_parser``)."""
-    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
-    return (_git("rev-parse", "--short", "HEAD") or "unknown") + ("-dirty" if changes else "")
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("-dirty" if changes else "")
 
 
 def _command(argv: Sequence[str]) -> str:
     """The command line as typed: all scripts of a benchmark's folder are started by its name."""
     script = Path(argv[0]).resolve()
-    if script.parent.parent != _BENCHMARKS:
+    if script.parent.parent != RESULTS.parent:
         return shlex.join([script.name, *argv[1:]])
     return shlex.join(["pipetransformer", "bench", script.parent.name.replace("_", "-"), *argv[1:]])
-
-
-def _git(*arguments: str) -> str:
-    """Its answer; nothing where there is no git or no repository."""
-    try:
-        ended = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
-    except FileNotFoundError:
-        return ""
-    return ended.stdout.strip()

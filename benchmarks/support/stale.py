@@ -3,9 +3,9 @@
     pipetransformer bench --stale
 
 A result depends on its benchmark's folder and on every module of this project that it imports, from there on and
-inside functions too, and on the files that those name (configurations, the script of jobs). What starts, reads and
-keeps a benchmark changes no figure and is left out (``launch/``, command line, tables, this). The commit is the one in
-the result's ``environment``; lines are added and deleted ones between it and the files as they lie here.
+inside functions too, and on the files that those name (configurations, the script of jobs). What starts a benchmark and
+keeps its result changes no figure and is left out (``launch/``, the command line, tables, this). The commit is the one
+in the result's ``environment``; lines are added and deleted ones between it and the files as they lie here.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ import ast
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from benchmarks.support.git import ROOT, git
 from pipetransformer.commands.tables import make_console, make_table
 from pipetransformer.errors import UserError
 from pipetransformer.launch.entry import run_guarded
 
-ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"  # not measure's: that imports torch, which takes seconds
-_LEFT_OUT = re.compile(r"pipetransformer/launch/.*|benchmarks/support/(command_line|measure|stale|table)\.py")
+_LEFT_OUT = re.compile(r"pipetransformer/launch/.*|benchmarks/support/(command_line|measure|stale|git|table)\.py")
 _JOBS = {"run_pipetransformer.sh": "pipetransformer/trainer.py"}  # a script, and what the ranks that it starts run
 _WORST = 2
 
@@ -62,14 +61,14 @@ def main() -> None:
 
 def ages_of(results: Sequence[Path]) -> list[Age]:
     """Most changed first. Raises UserError where there is no git, or no repository."""
-    if _git("rev-parse", "--git-dir") is None:
+    if git("rev-parse", "--git-dir", folder=ROOT) is None:
         raise UserError("bench --stale: it asks git for what changed; run it in a clone, where git is installed")
     ages = []
     for path in results:
         environment = json.loads(path.read_text()).get("environment", {})
         commit, command = environment.get("commit", "unknown"), environment.get("command", "")
         changed, code = changed_lines(commit.removesuffix("-dirty")), code_of(command)
-        found = None if changed is None else {file: changed[file] for file in changed if file in code}
+        found = None if changed is None else {file: lines for file, lines in changed.items() if lines and file in code}
         ages.append(Age(path.relative_to(RESULTS).as_posix(), commit, environment.get("date", "unknown"), found))
     return sorted(ages, key=lambda age: -sum(age.changes.values()) if age.changes is not None else -sys.maxsize)
 
@@ -77,7 +76,7 @@ def ages_of(results: Sequence[Path]) -> list[Age]:
 @cache
 def changed_lines(commit: str) -> dict[str, int] | None:
     """By file of today, most first; a file that was moved counts for what changed in it. None: no such commit."""
-    told = _git("diff", "--numstat", "-M", "-z", commit, "--")
+    told = git("diff", "--numstat", "-M", "-z", commit, "--", folder=ROOT)
     if told is None:
         return None
     fields, lines = iter(told.split("\0")), dict[str, int]()
@@ -148,15 +147,6 @@ def _files(node: ast.JoinedStr | ast.Constant) -> list[Path]:
     if text in _JOBS:
         return [ROOT / text]
     return list((ROOT / "config").glob(text)) if re.fullmatch(r"[\w*]+\.yaml", text) else []
-
-
-def _git(*arguments: str) -> str | None:
-    """Its answer; None where it fails or is not installed."""
-    try:
-        ended = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
-    except FileNotFoundError:
-        return None
-    return None if ended.returncode else ended.stdout
 
 
 if __name__ == "__main__":
