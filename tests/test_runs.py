@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from laws import REPOSITORY
+from rich.console import Console
 
 sys.path.insert(0, str(REPOSITORY))
 
@@ -17,6 +19,9 @@ import benchmarks.runs.__main__ as runs
 from benchmarks.support import measure, stale
 from pipetransformer.commands import bench, main
 from pipetransformer.errors import UserError
+from pipetransformer.run.tracking import Transition
+from pipetransformer.run.tracking.render import render
+from pipetransformer.run.tracking.summary import CacheUse, Summary
 
 SUMMARY = {
     "metrics": {"accuracy": 0.9},
@@ -117,13 +122,30 @@ def test_configurations_of_pairs_are_there(name: str) -> None:
 
 @pytest.mark.full
 def test_a_pair_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    small = ["train.epochs=8", "checkpoint.every=null", "log.wandb=disabled", "freeze.warmup=1 epoch"]
+    small = ["train.epochs=3", "data.max_train_samples=256", "checkpoint.every=null", "log.wandb=disabled"]
+    small += ["freeze.every=1 epoch", "freeze.warmup=1 epoch"]
     monkeypatch.setattr(sys, "argv", ["__main__.py", "digits", "--output", str(tmp_path), *small])
     monkeypatch.chdir(tmp_path)
     runs.main()
     rows = json.loads((tmp_path / "runs-digits.json").read_text())["rows"]
     assert [row["summary"]["run_id"] for row in rows] == ["bench-digits-no_freeze", "bench-digits-all_in_one"]
     assert rows[0]["frozen at step"] is None and rows[1]["frozen at step"] is not None
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_share_of_the_floor_is_called_what_it_is(moved: bool) -> None:
+    """A run that is elastic in nothing has one too."""
+    move = Transition(500, 0, 3, 1, 2, 1, (), 0.1, 10, "schedule")
+    fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(Summary)}
+    fields |= {**SUMMARY, "best_metrics": {}, "transitions": [move] * moved, "cache": CacheUse(), "samples_per_s": []}
+    fields |= dict.fromkeys([name for name in fields if name.endswith("_s") and fields[name] is None], 1.0)
+    fields |= dict.fromkeys(["epochs", "steps", "global_batch_size", "world_size"], 1)
+    console = Console(width=120)
+    with console.capture() as captured:
+        console.print(render(Summary(**fields)))
+    told = " ".join(captured.get().split())
+    assert "83.0 s of 100.0 s trained = 0.83: against its own calibrated static step" in told
+    assert ("compare the share of a no_freeze run" in told) == moved
 
 
 # ---- results whose code has changed ----------------------------------------------------------------------------------
