@@ -23,7 +23,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,12 +50,17 @@ class Number:
     text: str
     unit: str | None
 
-    def is_rounded(self, value: float) -> bool:
+    @cached_property
+    def bounds(self) -> list[tuple[float, float]]:
+        """Of a file's values that this is, rounded."""
         digits = self.text.replace(",", "")
         shown = float(digits)
         half = 0.5 * 10.0 ** -len(digits.partition(".")[2]) if "e" not in digits else 0.05 * abs(shown)
         factors = (1.0, *UNITS.get(self.unit or "", ()))
-        return any(abs(value * factor - shown) <= half * (1 + 1e-6) for factor in factors)
+        return [((shown - half * 1.000001) / factor, (shown + half * 1.000001) / factor) for factor in factors]
+
+    def stands_in(self, values: Sequence[float]) -> bool:
+        return any(low <= value <= high for low, high in self.bounds for value in values)
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Record:
     words: frozenset[str]
 
     def lacks(self, numbers: Sequence[Number]) -> list[str]:
-        return [number.text for number in numbers if not any(map(number.is_rounded, self.numbers))]
+        return [number.text for number in numbers if not number.stands_in(self.numbers)]
 
 
 def numbers_of(text: str, *, head: str | None = None) -> list[Number]:
