@@ -5,34 +5,41 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from statistics import median
 
+import psutil
 import torch
 
+from benchmarks.support.git import ROOT, git
 from pipetransformer.process.device import device_name
 
-__all__ = ["CONFIGS", "RESULTS", "environment", "save", "spread"]
+__all__ = ["CONFIGS", "RESULTS", "environment", "measured_commit", "save", "spread"]
 
-_BENCHMARKS = Path(__file__).resolve().parent.parent
-RESULTS, CONFIGS = _BENCHMARKS / "results", _BENCHMARKS.parent / "config"
+RESULTS, CONFIGS = ROOT / "benchmarks" / "results", ROOT / "config"
 
 
 def environment() -> dict[str, object]:
-    """All that a figure depends on beside the code."""
+    """The origin of a figure: machine, libraries, commit, command and day."""
     import timm
     import transformers
 
     found: dict[str, object] = {
+        "command": _command(sys.argv),
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "commit": measured_commit(),
         "cpu": device_name(torch.device("cpu")),
         "cores": os.cpu_count(),
+        "memory GiB": round(psutil.virtual_memory().total / 2**30, 1),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "timm": timm.__version__,
-        "commit": _commit(),
     }
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name()
@@ -72,12 +79,17 @@ def _line(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _commit() -> str:
-    """Of the code; another result that was written anew does not make it another."""
-    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
-    return _git("rev-parse", "--short", "HEAD") + ("-dirty" if changes else "")
+@cache
+def measured_commit() -> str:
+    """The commit of the code, "-dirty" behind it where files differ from it; another result that was written anew does
+    not make it another. Of the first call: a benchmark calls it when it starts (``bench_parser``)."""
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("-dirty" if changes else "")
 
 
-def _git(*arguments: str) -> str:
-    ended = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True)
-    return ended.stdout.strip()
+def _command(argv: Sequence[str]) -> str:
+    """The command line as typed: all scripts of a benchmark's folder are started by its name."""
+    script = Path(argv[0]).resolve()
+    if script.parent.parent != RESULTS.parent:
+        return shlex.join([script.name, *argv[1:]])
+    return shlex.join(["pipetransformer", "bench", script.parent.name.replace("_", "-"), *argv[1:]])

@@ -1,11 +1,13 @@
-"""The compute floor: the least training time that a run's own freeze schedule allows, in seconds.
+"""The compute floor: a run's training time at the speed of its own calibrated static step, in seconds.
 
   sum over steps of  t0 x (real samples / samples of the timed step) x active share of forward + backward
 + one forward for every (sample, unit) of the advance passes that were made, shared by all ranks
 + the forward of the prefix in steps that computed it, shared by all ranks
 + reads of the cache at memcpy speed
 
-"The compute floor" in ``docs/architecture.md`` gives the definition and its reasons.
+"The compute floor" in ``docs/architecture.md`` gives the definition and its reasons. t0 is of the same code on the same
+ranks: what slows all steps alike lowers no share of the floor in the time trained, and a run without freezing has a
+share below 1 too (noise, data, the steps' bookkeeping). Only both runs' shares together tell what being elastic cost.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def _floor(summary: Summary) -> str:
     if summary.compute_floor_s > summary.train_s:
         return "the machine was slower while the floor was measured, before training; it tells nothing"
     if not summary.transitions:
-        return "what the best static layout would have taken"
-    return "the least that this freeze schedule allows; the rest is what being elastic cost"
+        return "against its own calibrated static step"
+    return "against its own calibrated static step; compare the share of a no_freeze run"
 
 
 def _count(number: int, thing: str) -> str:

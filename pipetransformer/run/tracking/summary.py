@@ -106,7 +106,7 @@ class Summary:
         peak_memory_bytes: the most memory in use, one figure for each rank.
         transitions: all transitions, in order.
         cache: the use of the cache.
-        compute_floor_s: the compute floor, the least that the run's own freeze schedule allows.
+        compute_floor_s: the compute floor, the run at the speed of its own calibrated static step.
         resumed_from: name of the checkpoint that the run continued from; None without one.
     """
 
