@@ -129,7 +129,7 @@ def probe_frozen(world: World, trial: Trial) -> Probe:
             sums += (slowest(data + forward + backward + rest), slowest(data), slowest(forward), slowest(backward))
     own.cache.close()
     seconds, data, forward, backward = map(float, sums / trial.steps)
-    return Probe(seconds, data, forward, backward, reduced_bytes=layout.reducer.num_bytes)
+    return Probe(seconds, data, forward, backward, reduced_bytes=layout.reducer.sent_bytes)
 
 
 def measure_costs(world: World, trial: Trial) -> JobCosts:
