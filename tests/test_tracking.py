@@ -300,7 +300,7 @@ def test_metric_names_are_the_original_s() -> None:
         "Train/Loss": 0.5, "Train/Acc": 0.9, "sample_throughput": 12.0, "comm_frequency": 0.25,
         "size_params_ddp_sum": 160.0, "bandwidth": 40.0, "data_time_per_batch": 0.5, "forward_time_per_batch": 3.0,
         "backwards_time_per_batch": 2.0, "reduction_time_per_batch": 4.0,
-        "frozen_blocks": PLAN.frozen, "pp": 1, "dp": 2, "microbatches": PLAN.num_microbatches, "transition_seconds": 7.0,
+        "frozen_blocks": PLAN.frozen, "pp": 1, "dp": 2, "microbatches": 4, "transition_seconds": 7.0,
     }  # fmt: skip
     metrics, best = {"loss": 0.5, "accuracy": 0.9}, {"loss": 0.4, "accuracy": 0.95}
     assert evaluation_metrics("image_classification", metrics, best=best) == {
