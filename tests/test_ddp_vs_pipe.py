@@ -22,6 +22,7 @@ sys.path.insert(0, str(REPOSITORY))
 import benchmarks.ddp_vs_pipe.__main__ as ddp_vs_pipe
 from benchmarks.ddp_vs_pipe.fresh_ranks import FreshRanks, OutOfMemory
 from benchmarks.ddp_vs_pipe.largest import largest_batch
+from benchmarks.ddp_vs_pipe.report import DDP, Line, speed_table
 from benchmarks.ddp_vs_pipe.scales import CONFIG, Shape
 from benchmarks.ddp_vs_pipe.speed import chunks_of, step_of
 from benchmarks.ddp_vs_pipe.state import even_plan
@@ -228,6 +229,29 @@ def test_a_rank_that_fails_ends_its_waiting_peers_and_the_next_ranks_are_new(
 
 
 # ---- the benchmark ---------------------------------------------------------------------------------------------------
+
+
+def test_each_row_of_the_original_stands_beside_one_of_ours(tmp_path: Path) -> None:
+    """And beside no method that the original does not have, such as DDP with micro-batches."""
+    published = []
+    for length, m in ((3, 4), (4, 8)):
+        shape = Shape(length, nodes=2)
+        methods = [(DDP, None, None), (DDP, m, None), ("ours", None, None), ("ours", m, None), ("Pipe+DDP", m, 0.2)]
+        lines = [
+            Line("largest", name, chunks, bubble, 2, 48 * number, fits, 10**6, (3.0, 4.0) if fits else ())
+            for number, (name, chunks, bubble) in enumerate(methods, start=1)
+            for fits in (False, True)
+        ]
+        path = speed_table(lines, shape=shape, device="cpu", scale="small", folder=tmp_path, notes=[])
+        table = json.loads(path.read_text())
+        for row, line in zip(table["rows"], lines, strict=True):
+            assert (row["published"] is not None) == ((line.method, line.chunks) in ((DDP, None), ("Pipe+DDP", m)))
+            published.append(row["published"])
+        assert f"Largest global batches at M {m}: {DDP} 96; ours 192; Pipe+DDP 240." in table["notes"]
+    assert [row for row in published if row] == [
+        "3 GPUs: 128 OOM", "3 GPUs: 64, 14G, 260/s, 85 min", "3 GPUs: 256 OOM", "3 GPUs: 240, 15G, 294/s, 77 min",
+        "4 GPUs: 64 OOM", "4 GPUs: 60, 16G, 416/s, 58 min", "4 GPUs: 330 OOM", "4 GPUs: 320, 15.5G, 326/s, 61 min",
+    ]  # fmt: skip
 
 
 @pytest.mark.full
