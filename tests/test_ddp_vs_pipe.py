@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import sleep
@@ -21,7 +22,20 @@ sys.path.insert(0, str(REPOSITORY))
 import benchmarks.ddp_vs_pipe.__main__ as ddp_vs_pipe
 from benchmarks.ddp_vs_pipe.fresh_ranks import FreshRanks, OutOfMemory
 from benchmarks.ddp_vs_pipe.largest import largest_batch
-from benchmarks.ddp_vs_pipe.trials import Probe, RankJob, Trial, probe_frozen, time_steps
+from benchmarks.ddp_vs_pipe.report import DDP, Line, speed_table
+from benchmarks.ddp_vs_pipe.scales import CONFIG, Shape
+from benchmarks.ddp_vs_pipe.speed import chunks_of, step_of
+from benchmarks.ddp_vs_pipe.state import even_plan
+from benchmarks.ddp_vs_pipe.trials import (
+    Probe,
+    RankJob,
+    State,
+    Trial,
+    hold_state,
+    probe_frozen,
+    time_in_turn,
+    time_steps,
+)
 from pipetransformer.config import load_config
 from pipetransformer.errors import UserError
 from pipetransformer.launch.entry import run_guarded
@@ -31,7 +45,7 @@ from pipetransformer.process.world import World
 NUM_BLOCKS = 2
 TINY = Trial(
     load_config(
-        ddp_vs_pipe.CONFIG,
+        CONFIG,
         ["model.kwargs={patch_size: 4, embed_dim: 16, depth: 2, num_heads: 2}", "data.max_train_samples=64"],
     ),
     ParallelPlan(0, 1, 2, (), 1, "1f1b", None, NUM_BLOCKS),
@@ -39,9 +53,12 @@ TINY = Trial(
     batch=8,
     steps=1,
 )
+CUT = replace(TINY, plan=replace(TINY.plan, num_microbatches=4))
 TRIALS = {
     "DDP": replace(TINY, ddp_bucket_mb=1),
+    "DDP, M 4": replace(CUT, ddp_bucket_mb=1),
     "our plan": TINY,
+    "our plan, M 4": CUT,
     "pipeline": replace(TINY, plan=ParallelPlan(0, 2, 1, (2,), 4, "1f1b", None, NUM_BLOCKS)),
 }
 
@@ -49,27 +66,63 @@ TRIALS = {
 # ---- the largest batch -----------------------------------------------------------------------------------------------
 
 
+# Bytes of a batch: straight, with something that is there without a batch, bent, in stairs, and where a device tells
+# nothing but that it ran out.
+MEMORY: dict[str, Callable[[int], int | None]] = {
+    "straight": lambda batch: 10 * batch,
+    "with weights": lambda batch: 500 + 3 * batch,
+    "bent": lambda batch: batch * batch,
+    "stairs": lambda batch: 100 * (batch // 50),
+    "a device": lambda batch: 10 * batch if batch <= 300 else None,
+}
+
+
+@pytest.mark.parametrize("memory", MEMORY)
 @pytest.mark.parametrize("step", [1, 4, 24])
-def test_the_largest_batch_is_found_whatever_it_is(step: int) -> None:
-    most = 40 * step
-    for limit in range(0, most + 2 * step):
-        tried: list[int] = []
+def test_the_largest_batch_is_found_whatever_it_is(step: int, memory: str) -> None:
+    bytes_of, most = MEMORY[memory], 40 * step
+    for fitting in range(0, most + 2 * step, max(1, step // 4)):
+        limit, tried = 9999 if memory == "a device" else bytes_of(fitting), list[int]()
+        assert limit is not None
 
-        def fits(batch: int, limit: int = limit, tried: list[int] = tried) -> bool:
+        def peak(batch: int, tried: list[int] = tried) -> int | None:
             tried.append(batch)
-            return batch <= limit
+            return bytes_of(batch)
 
-        best, too_large = largest_batch(fits, step=step, most=most)
-        assert best == min(limit, most) // step * step
-        assert too_large == (None if limit >= most else best + step), "the next step is known not to fit"
-        assert len(tried) == len(set(tried)), "no batch is tried twice"
-        assert max(tried) <= max(step, min(2 * best, most)), "no try is more than double of what fits"
+        taken = {batch: bytes_of(batch) for batch in range(step, most + 1, step)}
+        fits = [batch for batch, found in taken.items() if found is not None and found <= limit]
+        best, too_large = largest_batch(peak, limit=limit, step=step, most=most)
+        assert best == max(fits, default=0)
+        assert too_large == (None if best == most else best + step), "the next step is known not to fit"
+        assert len(tried) == len(set(tried)) <= 12, "no batch is tried twice"
+        assert max(tried) <= max(step, min(4 * best, most)), "no try is more than four times what fits"
+
+
+def test_the_line_of_memory_needs_few_tries() -> None:
+    tried: list[int] = []
+
+    def peak(batch: int) -> int:
+        tried.append(batch)
+        return 12_000_000 + 150_000 * batch
+
+    assert largest_batch(peak, limit=80_000_000, step=8, most=4096) == (448, 456)
+    assert len(tried) <= 6
 
 
 def test_no_batch_above_the_most_is_tried() -> None:
     tried: list[int] = []
-    assert largest_batch(lambda batch: not tried.append(batch), step=8, most=30) == (24, None)  # type: ignore[func-returns-value]
-    assert tried == [8, 16, 24]
+    assert largest_batch(lambda batch: tried.append(batch) or 1, limit=1, step=8, most=30) == (24, None)  # type: ignore[func-returns-value]
+    assert max(tried) == 24
+
+
+def test_every_replica_has_whole_micro_batches() -> None:
+    """The original's M at its own lengths; plain data parallelism cuts each rank's share into as many."""
+    for length, m in ((3, 4), (4, 8)):
+        shape = Shape(length, nodes=2)
+        assert chunks_of(shape, None) == (m,)
+        for replicas in (shape.nodes, shape.world_size):
+            step = step_of(shape, m, replicas=replicas)
+            assert step % (replicas * m) == 0 and step % shape.world_size == 0
 
 
 # ---- one measurement -------------------------------------------------------------------------------------------------
@@ -89,10 +142,12 @@ def test_all_methods_have_the_same_gradients(ranks: RankPool) -> None:
     stages = found["pipeline"]
     assert not set(stages[0]) & set(stages[1]), "each rank of the pipeline trains its own stage"
     expected = found["our plan"][0]
-    assert expected.keys() == found["DDP"][0].keys() == {**stages[0], **stages[1]}.keys()
+    assert expected.keys() == {**stages[0], **stages[1]}.keys()
+    assert all(rank.keys() == expected.keys() for name, own in found.items() if name != "pipeline" for rank in own)
     largest = max(float(np.abs(gradient).max()) for gradient in expected.values())
     for name, gradient in expected.items():
-        for other in (found["DDP"][0][name], found["DDP"][1][name], {**stages[0], **stages[1]}[name]):
+        replicas = [of_rank[name] for method, own in found.items() if method != "pipeline" for of_rank in own]
+        for other in (*replicas, {**stages[0], **stages[1]}[name]):
             # Sums of 8 samples in another order; a wrong scale would be off by a half.
             assert np.abs(other - gradient).max() < 1e-5 * largest, name
 
@@ -108,9 +163,27 @@ def test_a_measurement_has_seconds_and_memory(ranks: RankPool, name: str) -> Non
 def test_all_frozen_reduces_the_gradient_of_the_head_alone(ranks: RankPool, cached: int | None) -> None:
     frozen = replace(TINY.plan, frozen=NUM_BLOCKS, cached=cached)
     probes: list[Probe] = ranks.run(2, probe_frozen, replace(TINY, plan=frozen))
-    assert {probe.reduced_bytes for probe in probes} == {4 * (2 * 16 + 16 * 10 + 10)}, "a norm of 16 and 10 classes"
+    assert {probe.sent_bytes for probe in probes} == {4 * (2 * 16 + 16 * 10 + 10)}, "a norm of 16 and 10 classes"
     for probe in probes:
         assert probe.data + probe.forward + probe.backward > 0 and probe.backward < probe.seconds
+
+
+def test_rows_take_turns_in_one_job(ranks: RankPool) -> None:
+    first, second = ranks.run(2, time_in_turn, tuple(TRIALS.values()))
+    assert len(first) == len(TRIALS) and first == second and min(first) > 0
+
+
+def test_a_pipeline_halves_what_a_rank_trains_and_sums_nothing_alone(ranks: RankPool) -> None:
+    whole: list[State] = ranks.run(2, hold_state, TINY)
+    stages: list[State] = ranks.run(2, hold_state, TRIALS["pipeline"])
+    assert sum(state.num_parameters for state in stages) == whole[0].num_parameters == whole[1].num_parameters
+    assert [state.sent_bytes for state in whole] == [4 * state.num_parameters for state in whole]
+    assert [state.sent_bytes for state in stages] == [0, 0]
+
+
+@pytest.mark.parametrize(("pp", "cuts"), [(1, ()), (2, (5,)), (4, (3, 5, 7))])
+def test_even_plans_have_as_many_blocks_on_every_rank(pp: int, cuts: tuple[int, ...]) -> None:
+    assert even_plan(pp, num_microbatches=4, num_blocks=8).boundaries == cuts
 
 
 def one_fails(world: World, way: str) -> None:
@@ -158,35 +231,61 @@ def test_a_rank_that_fails_ends_its_waiting_peers_and_the_next_ranks_are_new(
 # ---- the benchmark ---------------------------------------------------------------------------------------------------
 
 
+def test_each_row_of_the_original_stands_beside_one_of_ours(tmp_path: Path) -> None:
+    """And beside no method that the original does not have, such as DDP with micro-batches."""
+    published = []
+    for length, m in ((3, 4), (4, 8)):
+        shape = Shape(length, nodes=2)
+        methods = [(DDP, None, None), (DDP, m, None), ("ours", None, None), ("ours", m, None), ("Pipe+DDP", m, 0.2)]
+        lines = [
+            Line("largest", name, chunks, bubble, 2, 48 * number, fits, 10**6, (3.0, 4.0) if fits else ())
+            for number, (name, chunks, bubble) in enumerate(methods, start=1)
+            for fits in (False, True)
+        ]
+        path = speed_table(lines, shape=shape, device="cpu", scale="small", folder=tmp_path, notes=[])
+        table = json.loads(path.read_text())
+        for row, line in zip(table["rows"], lines, strict=True):
+            assert (row["published"] is not None) == ((line.method, line.chunks) in ((DDP, None), ("Pipe+DDP", m)))
+            published.append(row["published"])
+        assert f"Largest global batches at M {m}: {DDP} 96; ours 192; Pipe+DDP 240." in table["notes"]
+    assert [row for row in published if row] == [
+        "3 GPUs: 128 OOM", "3 GPUs: 64, 14G, 260/s, 85 min", "3 GPUs: 256 OOM", "3 GPUs: 240, 15G, 294/s, 77 min",
+        "4 GPUs: 64 OOM", "4 GPUs: 60, 16G, 416/s, 58 min", "4 GPUs: 330 OOM", "4 GPUs: 320, 15.5G, 326/s, 61 min",
+    ]  # fmt: skip
+
+
 @pytest.mark.full
-def test_a_tiny_run_tells_both_tables(
+def test_a_tiny_run_tells_all_tables(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     tiny = ["--ranks-per-node", "2", "--nodes", "1", "--chunks", "2", "--repeats", "1", "--largest-batch", "16"]
     tiny += ["--scale", "small", "--memory-per-rank", "27 MB", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["ddp_vs_pipe.py", *tiny])
     assert run_guarded(ddp_vs_pipe.main) == 0, capsys.readouterr().err
-    tables = {
-        name: json.loads((tmp_path / f"{name}.json").read_text()) for name in ("ddp-vs-pipe-1x2", "ddp-vs-pipe-frozen")
-    }
+    names = ("ddp-vs-pipe-1x2", "ddp-vs-pipe-frozen", "ddp-vs-pipe-state")
+    tables = {name: json.loads((tmp_path / f"{name}.json").read_text()) for name in names}
     rows = tables["ddp-vs-pipe-1x2"]["rows"]
-    assert {row["method"] for row in rows} == {"DDP (torch)", "our plan, pp 1", "Pipe+DDP"}
+    cut = [("DDP (torch)", None), ("DDP (torch)", 2), ("our plan, pp 1", None), ("our plan, pp 1", 2), ("Pipe+DDP", 2)]
+    assert [(row["method"], row["chunks"]) for row in rows if row["block"] == "equal batch"] == cut
     for row in rows:
-        if row["block"] == "largest batch":
-            is_out = row["memory"] == "out of memory"
-            assert (row["MB a rank"] > 27) == is_out, "rows that do not fit are kept, with the figure"
-            assert (row["images/s"] is None) == is_out
+        is_out = row["memory"] == "out of memory"
+        assert (row["MB a rank"] > 27) == is_out, "rows that do not fit are kept, with the figure"
+        assert (row["images/s"] is None) == is_out
     assert any(row["memory"] == "out of memory" for row in rows)
     assert any(row["block"] == "equal batch" and row["images/s"] for row in rows)
     frozen = tables["ddp-vs-pipe-frozen"]["rows"]
-    both = ("computed", "cached")
-    assert [(row["batch"], row["prefix"]) for row in frozen] == [(n, prefix) for n in (16, 80) for prefix in both]
-    for row in frozen:
+    expected = [(n, prefix) for n in (16, 80) for prefix in ("computed", "cached")]
+    assert [(row["batch"], row["prefix"]) for row in frozen] == [*expected, (64, "published"), (320, "published")]
+    for row in frozen[: len(expected)]:
         assert row["images/s"] == pytest.approx(row["syncs/s"] * row["global batch"])
+        assert row["sent bytes"] == 4 * (2 * 64 + 64 * 10 + 10)
+    whole, *_, four = tables["ddp-vs-pipe-state"]["rows"]
+    assert (whole["pp"], four["pp"]) == (1, 4) and four["parameters"] < whole["parameters"] / 3
+    assert four["state MB"] < four["MB a rank"] < whole["MB a rank"] / 2
     for name, table in tables.items():
         assert (tmp_path / f"{name}.png").stat().st_size
         assert "environment" in table
-        assert "simulated" in " ".join(table["notes"])
+    assert all("simulated" in " ".join(tables[name]["notes"]) for name in names[:2])
 
 
 @pytest.mark.parametrize(
@@ -196,7 +295,7 @@ def test_a_tiny_run_tells_both_tables(
         (["--ranks-per-node", "1"], "--ranks-per-node: a pipeline of 1 is not allowed; give 2 to 10"),
         (["--ranks-per-node", "4", "--chunks", "2"], "--chunks: 2 do not fill a pipeline of 4"),
         (["--memory-per-rank", "much"], 'much is not allowed; give a size such as "150 MB"'),
-        (["--largest-batch", "3"], "--largest-batch: 3 is less than one step of 16"),
+        (["--largest-batch", "3"], "--largest-batch: 3 is less than one step of 24"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

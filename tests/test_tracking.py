@@ -290,15 +290,17 @@ def test_a_run_that_did_nothing_has_a_readable_summary_too() -> None:
 
 
 def test_metric_names_are_the_original_s() -> None:
-    phases = {"forward": [1.0, 2.0], "prefix": [0.0, 0.0], "backward": [1.0, 1.0]}
+    phases = {"data": [0.5, 1.0], "forward": [1.0, 4.0], "prefix": [0.0, 2.0], "backward": [3.0, 4.0]}
+    phases["reduction"] = [8.0, 1.0]
     figures = StepFigures(
-        num_steps=1, seconds=1.0, loss=0.5, accuracy=0.9, samples_per_s=1.0, hits=0, misses=0,
-        phase_seconds_by_rank=phases,
+        num_steps=2, seconds=8.0, loss=0.5, accuracy=0.9, samples_per_s=12.0, hits=0, misses=0,
+        sent_bytes_by_rank=[480, 160], phase_seconds_by_rank=phases,
     )  # fmt: skip
-    metrics = figures.metrics(PLAN, transition_seconds=0.0)
-    assert set(metrics) == {
-        "Train/Loss", "Train/Acc", "sample_throughput", "comm_frequency", "forward_time_per_batch",
-        "backwards_time_per_batch", "frozen_blocks", "pp", "dp", "microbatches", "transition_seconds",
+    assert figures.metrics(replace(PLAN, pp=1, dp=2, boundaries=()), transition_seconds=7.0) == {
+        "Train/Loss": 0.5, "Train/Acc": 0.9, "sample_throughput": 12.0, "comm_frequency": 0.25,
+        "size_params_ddp_sum": 160.0, "bandwidth": 40.0, "data_time_per_batch": 0.5, "forward_time_per_batch": 3.0,
+        "backwards_time_per_batch": 2.0, "reduction_time_per_batch": 4.0,
+        "frozen_blocks": PLAN.frozen, "pp": 1, "dp": 2, "microbatches": 4, "transition_seconds": 7.0,
     }  # fmt: skip
     metrics, best = {"loss": 0.5, "accuracy": 0.9}, {"loss": 0.4, "accuracy": 0.95}
     assert evaluation_metrics("image_classification", metrics, best=best) == {

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.ddp_vs_pipe.fresh_ranks import FreshRanks, OutOfMemory
 from benchmarks.ddp_vs_pipe.largest import largest_batch
-from benchmarks.ddp_vs_pipe.trials import Trial, time_steps
+from benchmarks.ddp_vs_pipe.trials import Trial, time_in_turn, time_steps
 
 __all__ = ["Bench", "Method"]
 
@@ -24,7 +24,9 @@ class Method:
 
     @property
     def chunks(self) -> int | None:
-        return self.trial.plan.num_microbatches if self.trial.plan.pp > 1 else None
+        """M; None where the batch is not cut."""
+        m = self.trial.plan.num_microbatches
+        return m if m > 1 else None
 
 
 @dataclass(slots=True)
@@ -32,50 +34,50 @@ class Bench:
     """Measurements of this machine, each told as it is made.
 
     Attributes:
-        memory: bytes of a rank beyond which a batch counts as out of memory; None: where the GPU says so.
+        memory: bytes of a rank beyond which a batch counts as out of memory.
+        peaks: bytes of the fullest rank, each of fresh ranks.
     """
 
     ranks: FreshRanks
-    memory: int | None
+    memory: int
     peaks: dict[tuple[Method, int], int] = field(default_factory=dict)
 
     def largest(self, method: Method, *, most: int) -> tuple[int, int | None]:
-        return largest_batch(lambda batch: self._fits(method, batch), step=method.step, most=most)
+        return largest_batch(lambda batch: self.peak(method, batch), limit=self.memory, step=method.step, most=most)
 
     def same(self, method: Method, other: Method) -> None:
         """``method`` is ``other`` under another name or bubble: its peaks are known."""
         self.peaks |= {(method, batch): peak for (known, batch), peak in self.peaks.items() if known is other}
 
-    def _fits(self, method: Method, batch: int) -> bool:
+    def peak(self, method: Method, batch: int) -> int | None:
+        """Bytes of the fullest rank in its first steps; None if it ran out of memory."""
+        if (method, batch) in self.peaks:
+            return self.peaks[method, batch]
         trial = replace(method.trial, batch=batch, steps=1)
+        what = f"{method.name}, M {trial.plan.num_microbatches}, batch {batch}"
         try:
             found = self.ranks.run(time_steps, trial, num_ranks=trial.plan.world_size)
         except OutOfMemory:
-            print(f"{method.name}, M {trial.plan.num_microbatches}, batch {batch}: out of memory", flush=True)
-            return False
+            print(f"{what}: out of memory", flush=True)
+            return None
         peak = self.peaks[method, batch] = max(steps.peak_bytes for steps in found)
-        fits = self.holds(method, batch)
-        verdict = "fits" if fits else "out of memory"
-        print(
-            f"{method.name}, M {trial.plan.num_microbatches}, batch {batch}: {peak / 1e6:.0f} MB, {verdict}", flush=True
-        )
-        return fits
+        verdict = "fits" if self.holds(method, batch) else "out of memory"
+        print(f"{what}: {peak / 1e6:.0f} MB, {verdict}", flush=True)
+        return peak
 
     def holds(self, method: Method, batch: int) -> bool:
-        """Whether the peak that was measured is within the memory of a rank."""
-        return self.memory is None or self.peaks[method, batch] <= self.memory
+        """Whether the batch was measured and is within the memory of a rank."""
+        return (method, batch) in self.peaks and self.peaks[method, batch] <= self.memory
 
     def rates(self, entries: Sequence[tuple[Method, int]], *, repeats: int) -> dict[tuple[Method, int], list[float]]:
-        """Images/s of every round; one that runs out of memory gets none."""
+        """Images/s of every round. A round is one job of fresh ranks, and each begins with another entry."""
         rates: dict[tuple[Method, int], list[float]] = defaultdict(list)
-        for number in range(repeats):
-            for method, batch in entries:
-                trial = replace(method.trial, batch=batch)
-                try:
-                    found = self.ranks.run(time_steps, trial, num_ranks=trial.plan.world_size)
-                except OutOfMemory:
-                    continue
-                rates[method, batch].append(batch / found[0].seconds)
-                self.peaks.setdefault((method, batch), max(steps.peak_bytes for steps in found))
+        for number in range(repeats if entries else 0):
+            first = number % len(entries)
+            order = [*entries[first:], *entries[:first]]
+            trials = tuple(replace(method.trial, batch=batch) for method, batch in order)
+            seconds, *_ = self.ranks.run(time_in_turn, trials, num_ranks=trials[0].plan.world_size)
+            for (method, batch), taken in zip(order, seconds, strict=True):
+                rates[method, batch].append(batch / taken)
             print(f"round {number + 1} of {repeats}", flush=True)
         return rates

@@ -1,8 +1,8 @@
-"""The tables of ``ddp_vs_pipe``: rows, what was published beside them, who wins, pictures."""
+"""The speed table of ``ddp_vs_pipe``: rows, what was published beside them, who wins, a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,9 +10,10 @@ from statistics import median
 
 from matplotlib.figure import Figure
 
+from benchmarks.ddp_vs_pipe.scales import Shape
 from benchmarks.support.table import Row, write_table
 
-__all__ = ["DDP", "EPOCHS", "Frozen", "Line", "Shape", "probe_table", "speed_table"]
+__all__ = ["DDP", "EPOCHS", "Line", "speed_table"]
 
 DDP = "DDP (torch)"
 
@@ -49,33 +50,14 @@ _TRAINED = [p.images_per_second * p.minutes * 60 for p in _PUBLISHED if p.images
 EPOCHS = round(median(_TRAINED) / _IMAGES)
 """Epochs of a training: not told, but the published times at the published rates are so many (24 to 29)."""
 
-_PROBED = (
-    "64: data 3.25, forward 471, backward 8.64 ms, 200/s, 1.57 syncs/s",
-    "320: data 15.9, forward 2313, backward 31.2 ms, 240/s, 0.376 syncs/s",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Ranks of this job: pipelines of ``ranks_per_node``, one on each of ``nodes`` (simulated) machines."""
-
-    ranks_per_node: int
-    nodes: int
-
-    @property
-    def world_size(self) -> int:
-        return self.ranks_per_node * self.nodes
-
-    def __str__(self) -> str:
-        return f"{self.nodes} x {self.ranks_per_node}"
-
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """The figures of one method at one batch.
 
     Attributes:
-        block: "largest" or "equal". chunks, bubble: of a pipeline. replicas: that share the batch.
+        block: "largest" or "equal". chunks: M, None for a batch that is not cut. bubble: of a pipeline. replicas: that
+            share the batch.
         fits: false is a row that is out of memory. peak_bytes: of the fullest rank, where it is known.
         images_per_second: one of each round, empty where it was not timed.
     """
@@ -93,20 +75,6 @@ class Line:
     @property
     def name(self) -> str:
         return self.method if self.chunks is None else f"{self.method}, M {self.chunks}"
-
-
-@dataclass(frozen=True, slots=True)
-class Frozen:
-    """One row of the all-frozen probe: ``batch`` a machine; seconds of every round, by phase."""
-
-    batch: int
-    global_batch: int
-    prefix: str
-    seconds: tuple[float, ...]
-    data: tuple[float, ...]
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
-    reduced_bytes: int
 
 
 def speed_table(
@@ -131,8 +99,9 @@ def speed_table(
 
 
 def _ddp_of(lines: Sequence[Line], line: Line) -> Line | None:
-    found = [other for other in lines if (other.block, other.method) == (line.block, DDP) and other.images_per_second]
-    return found[0] if found else None
+    """Torch's, whose batch is not cut."""
+    of_ddp = [other for other in lines if (other.block, other.method, other.chunks) == (line.block, DDP, None)]
+    return next((other for other in of_ddp if other.images_per_second), None)
 
 
 def _row(line: Line, ddp: Line | None, *, shape: Shape) -> Row:
@@ -156,8 +125,8 @@ def _row(line: Line, ddp: Line | None, *, shape: Shape) -> Row:
 
 
 def _published(line: Line, *, shape: Shape) -> str | None:
-    """Of the same shape; where the original has no such one, of all of its shapes."""
-    if line.chunks is None and line.method != DDP:
+    """Of the same shape; where the original has no such one, of all of its shapes. Its DDP cuts no batch."""
+    if line.bubble is None and (line.method, line.chunks) != (DDP, None):
         return None
     own = [p for p in _PUBLISHED if p.gpus == shape.ranks_per_node] or _PUBLISHED
     same = [p for p in own if p.chunks == line.chunks and (p.images_per_second is not None) == line.fits]
@@ -181,6 +150,9 @@ def _verdict(lines: Sequence[Line], *, device: str) -> list[str]:
     if largest:
         most = max(largest, key=lambda line: line.batch)
         told.append(f"Largest global batch: {most.name}, {most.batch:,}.")
+    for m in dict.fromkeys(line.chunks for line in largest if line.bubble is not None):
+        batches = "; ".join(f"{line.method} {line.batch:,}" for line in largest if line.chunks == m)
+        told.append(f"Largest global batches at M {m}: {batches}.")
     return [
         *told,
         *_reason([line for line in lines if line.block == "equal" and line.images_per_second], device=device),
@@ -200,8 +172,9 @@ def _reason(equal: Sequence[Line], *, device: str) -> list[str]:
         return [f"Why a pipeline wins: {price}, but each {gain}, and that is worth more here."]
     cores = "Ranks that share cores can use what others wait, but no pipeline computes less. " * (device == "cpu")
     return [
-        f"Why data parallelism wins: {price}. {cores}What a pipeline has for it: each rank holds a stage, so that "
-        f"larger batches may fit, and {gain}; here that is worth less."
+        f"Why data parallelism wins: {price}. {cores}What a pipeline has for it: a rank holds the weights, gradients "
+        f"and moments of a stage alone, and {gain}; here that is worth less. Micro-batches save activations without a "
+        "pipeline too."
     ]
 
 
@@ -224,58 +197,4 @@ def _draw_speed(lines: Sequence[Line], figure: Figure) -> None:
     rates.set_title("images/s, median and spread")
     rates.legend()
     for axes in (batches, rates):
-        axes.tick_params(axis="x", rotation=20)
-
-
-def probe_table(
-    found: Sequence[Frozen], *, shape: Shape, device: str, scale: str, folder: Path, notes: Sequence[str]
-) -> Path:
-    title = f"All blocks frozen, the head alone trains, {shape} ranks ({scale}, {device})"
-    published = dict(zip(sorted({frozen.batch for frozen in found}), _PROBED))
-    rows = [_probe_row(frozen, shape=shape, published=published) for frozen in found]
-    notes = (
-        "batch: of one machine, which is one pipeline of the original. Medians of interleaved rounds; forward is the "
-        "frozen prefix and the head. images/s: of the whole job, with least and most.",
-        "syncs/s: the original's 'communication frequency (cross machine sync/second)', one a step. reduced: bytes of "
-        "gradient that our reducer sums over all ranks a step; the original's size_params_ddp_sum rounds to 0.",
-        "bytes/s: what a rank sends for that, by a ring 2 (d - 1) / d of the bytes with d replicas, x syncs/s.",
-        "Our trainer has no pipeline any more where all is frozen: every rank is a replica and runs the prefix on its "
-        "share. The original sent all batches through its pipelines, and had no cache here.",
-        *notes,
-    )
-    return write_table(
-        "ddp-vs-pipe-frozen", rows, title=title, notes=notes, draw=partial(_draw_probe, found), folder=folder
-    )
-
-
-def _probe_row(frozen: Frozen, *, shape: Shape, published: Mapping[int, str]) -> Row:
-    rates = [frozen.global_batch / seconds for seconds in frozen.seconds]
-    syncs = 1 / median(frozen.seconds)
-    sent = 2 * (shape.world_size - 1) / shape.world_size * frozen.reduced_bytes
-    return {
-        "batch": frozen.batch,
-        "global batch": frozen.global_batch,
-        "prefix": frozen.prefix,
-        "data ms": 1e3 * median(frozen.data),
-        "forward ms": 1e3 * median(frozen.forward),
-        "backward ms": 1e3 * median(frozen.backward),
-        "images/s": median(rates),
-        "least": min(rates),
-        "most": max(rates),
-        "syncs/s": syncs,
-        "reduced": frozen.reduced_bytes,
-        "bytes/s": sent * syncs,
-        "published": published.get(frozen.batch) if frozen.prefix == "computed" else None,
-    }
-
-
-def _draw_probe(found: Sequence[Frozen], figure: Figure) -> None:
-    axes = figure.subplots()
-    names = [f"batch {frozen.batch}\nprefix {frozen.prefix}" for frozen in found]
-    below = [0.0] * len(found)
-    for phase in ("data", "forward", "backward"):
-        heights = [1e3 * median(getattr(frozen, phase)) for frozen in found]
-        axes.bar(names, heights, bottom=below, label=phase)
-        below = [low + height for low, height in zip(below, heights)]
-    axes.set_ylabel("ms of a step")
-    axes.legend()
+        axes.tick_params(axis="x", rotation=30)

@@ -1,4 +1,4 @@
-"""One measurement of one layout on fresh ranks: seconds and memory of its steps, phases of an all-frozen step, costs.
+"""Measurements of layouts on fresh ranks: seconds and memory of steps, phases of an all-frozen step, state, costs.
 
 The functions run on every rank (``FreshRanks.run``). Model, data, plans and steps are the trainer's own parts.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 
@@ -33,7 +34,18 @@ from pipetransformer.process.device import peak_memory_bytes, reset_peak_memory,
 from pipetransformer.process.world import World
 from pipetransformer.run.job import Job, build_job
 
-__all__ = ["Probe", "RankJob", "Steps", "Trial", "measure_costs", "probe_frozen", "time_steps"]
+__all__ = [
+    "Probe",
+    "RankJob",
+    "State",
+    "Steps",
+    "Trial",
+    "hold_state",
+    "measure_costs",
+    "probe_frozen",
+    "time_in_turn",
+    "time_steps",
+]
 
 _WARM_UP = 1  # steps that are not counted: the first takes the optimizer's memory and builds the schedule
 
@@ -44,7 +56,7 @@ class Trial:
 
     Attributes:
         ddp_bucket_mb: torch's ``DistributedDataParallel`` with buckets of this size in the place of ``plan``, which
-            says only that all ranks are replicas; None runs the plan.
+            says only that all ranks are replicas, and M; None runs the plan.
         batch: global batch size. steps: that are timed.
     """
 
@@ -65,37 +77,68 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Seconds of a step and of its phases, the slowest rank's, and bytes of gradient that a step reduces."""
+    """Seconds of a step and of its phases, the slowest rank's, and bytes of gradient that a rank gave to the sum."""
 
     seconds: float
     data: float
     forward: float
     backward: float
-    reduced_bytes: int
+    sent_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a rank trains, in parameters; its most memory; bytes of gradient that it gave to the sum of a step, or None
+    where torch's DDP does not tell."""
+
+    num_parameters: int
+    peak_bytes: int
+    sent_bytes: int | None
+
+
+def time_in_turn(world: World, trials: tuple[Trial, ...]) -> list[float]:
+    """Seconds of a step of each, one after the other in the same processes."""
+    return [time_steps(world, trial).seconds for trial in trials]
+
+
+def hold_state(world: World, trial: Trial) -> State:
+    """What a rank holds under the trial's plan, after a warm-up step has taken the optimizer's memory."""
+    own = RankJob(world, trial)
+    is_ddp = trial.ddp_bucket_mb is not None
+    peak_bytes = _timed(own, trial).peak_bytes
+    if is_ddp:
+        return State(sum(p.numel() for p in own.job.chain.model.parameters()), peak_bytes, None)
+    layout = own.engine.layout
+    return State(sum(p.numel() for p in layout.parameters.values()), peak_bytes, layout.reducer.sent_bytes)
 
 
 def time_steps(world: World, trial: Trial) -> Steps:
-    own = RankJob(world, trial)
+    return _timed(RankJob(world, trial), trial)
+
+
+def _timed(own: RankJob, trial: Trial) -> Steps:
+    device = own.job.chain.device
     step = own.plan_step() if trial.ddp_bucket_mb is None else own.ddp_step(bucket_mb=trial.ddp_bucket_mb)
     gc.collect()
-    reset_peak_memory(world.device)
+    reset_peak_memory(device)
     incoming = own.feed().batches([own.batch] * (_WARM_UP + trial.steps), epoch=0)
     for _ in range(_WARM_UP):
         step(next(incoming))
-    synchronize(world.device)
+    synchronize(device)
     dist.barrier()
     start = perf_counter()
     for _ in range(trial.steps):
         step(next(incoming))
-    synchronize(world.device)
+    synchronize(device)
     seconds = slowest(perf_counter() - start) / trial.steps
-    return Steps(seconds, peak_memory_bytes(world.device) - own.start_bytes)
+    return Steps(seconds, peak_memory_bytes(device) - own.start_bytes)
 
 
 def probe_frozen(world: World, trial: Trial) -> Probe:
     """Steps of a plan that leaves the head alone active; phases are synchronised with the device, as CUDA events are.
 
-    The boundary of the last block is cached before where the plan says so.
+    The boundary of the last block is cached before where the plan says so. The warm-up has one row a rank: a step of
+    the original's size takes minutes on a CPU.
     """
     own = RankJob(world, trial)
     plan, device, chain = trial.plan, world.device, own.job.chain
@@ -105,14 +148,14 @@ def probe_frozen(world: World, trial: Trial) -> Probe:
         own.fill_cache(boundary=plan.cached)
     layout, feed = own.engine.layout, own.engine.feed("train")
     head = Stage(chain, range(chain.num_units - 1, chain.num_units))
-    incoming = feed.batches([own.batch] * (_WARM_UP + trial.steps), epoch=0)
+    incoming = feed.batches([own.small_batch()] * _WARM_UP + [own.batch] * trial.steps, epoch=0)
     sums = np.zeros(4)
     for number in range(_WARM_UP + trial.steps):
         dist.barrier()
         times = [perf_counter()]
         batch = next(incoming)
         times.append(perf_counter())
-        own.objective.begin(step=number, batch_size=trial.batch)
+        own.objective.begin(step=number, batch_size=batch.global_count)
         layout.reducer.begin(num_microbatches=1)
         feed.enter(batch)
         loss = own.objective(head(batch.hidden), batch.labels)
@@ -129,7 +172,7 @@ def probe_frozen(world: World, trial: Trial) -> Probe:
             sums += (slowest(data + forward + backward + rest), slowest(data), slowest(forward), slowest(backward))
     own.cache.close()
     seconds, data, forward, backward = map(float, sums / trial.steps)
-    return Probe(seconds, data, forward, backward, reduced_bytes=layout.reducer.num_bytes)
+    return Probe(seconds, data, forward, backward, sent_bytes=layout.reducer.sent_bytes)
 
 
 def measure_costs(world: World, trial: Trial) -> JobCosts:
@@ -183,8 +226,13 @@ class RankJob:
 
     def ddp_step(self, *, bucket_mb: int) -> Callable[[StepInput], None]:
         """torch's own data parallelism, the settings that cost least: gradients lie in its buckets, and the graph is
-        known to be the same in every step. There is no buffer to send."""
+        known to be the same in every step. There is no buffer to send.
+
+        M micro-batches sum their gradients under ``no_sync``, without ``static_graph``. One small backward comes first:
+        gradients that a first ``no_sync`` makes would lie beside the buckets, another copy of the model.
+        """
         chain, device, feed = self.job.chain, self._world.device, self.feed()
+        m = self._plan.num_microbatches
         chain.freeze(0)
         chain.train()
         model = DistributedDataParallel(
@@ -192,23 +240,36 @@ class RankJob:
             device_ids=[device] if device.type == "cuda" else None,
             bucket_cap_mb=bucket_mb,
             gradient_as_bucket_view=True,
-            static_graph=True,
+            static_graph=m == 1,
         )
         optimizer = build_optimizer(self._config.train, dict(chain.model.named_parameters()), {})
         for group in optimizer.param_groups:
             group["lr"] = 0.0
 
-        def step(batch: StepInput) -> None:
+        def backward(batch: StepInput, *, num_microbatches: int) -> None:
             feed.enter(batch)
             # The mean over its own rows: DDP takes the mean over the replicas.
             self.objective.begin(step=0, batch_size=batch.rows)
-            optimizer.zero_grad()
-            with chain.autocast():
-                outputs = model(batch.hidden)
-            torch.autograd.backward(self.objective(outputs, batch.labels))
+            optimizer.zero_grad(set_to_none=m == 1)
+            assert batch.hidden is not None
+            parts = zip(batch.hidden.chunk(num_microbatches), batch.labels.chunk(num_microbatches))
+            for number, (rows, labels) in enumerate(parts, start=1):
+                with nullcontext() if number == num_microbatches else model.no_sync():
+                    with chain.autocast():
+                        outputs = model(rows)
+                    torch.autograd.backward(self.objective(outputs, labels))
+
+        def step(batch: StepInput) -> None:
+            backward(batch, num_microbatches=m)
             optimizer.step()
 
+        if m > 1:
+            backward(next(feed.batches([self.small_batch()], epoch=0)), num_microbatches=1)
         return step
+
+    def small_batch(self) -> Batch:
+        """One row a rank."""
+        return replace(self.batch, parts=(self.batch.ids[: self._world.size],))
 
     def fill_cache(self, *, boundary: int) -> None:
         """With the activations that leave block ``boundary`` - 1, of all samples."""

@@ -25,11 +25,15 @@ class GradientReducer:
     Args:
         parameters: the parameters of this rank by name, in the order of the forward.
         group: the replicas; None for a single one, where no hook is set and the gradients are autograd's own.
+
+    Attributes:
+        sent_bytes: bytes of gradients that this rank has given to ``all_reduce`` since ``begin``.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], *, group: dist.ProcessGroup | None) -> None:
         self._parameters = dict(parameters)
         self._group = group
+        self.sent_bytes = 0
         self._buckets: list[_Bucket] = []
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._accumulations = 0
@@ -66,12 +70,8 @@ class GradientReducer:
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             bucket = self._buckets[self._next]
             bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+            self.sent_bytes += bucket.flat.nbytes
             self._next += 1
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of gradients that a step sums; 0 for a single replica."""
-        return sum(bucket.flat.nbytes for bucket in self._buckets)
 
     def begin(self, *, num_microbatches: int) -> None:
         """Clears the gradients before a step of ``num_microbatches`` backward passes."""
@@ -80,7 +80,7 @@ class GradientReducer:
                 parameter.grad = None
             return
         self._accumulations = num_microbatches
-        self._next = 0
+        self._next = self.sent_bytes = 0
         for bucket in self._buckets:
             bucket.begin()
 

@@ -23,6 +23,7 @@ class StepFigures:
         samples_per_s: samples per second.
         hits: number of samples read from the cache.
         misses: number of samples whose prefix was computed, though the plan had a cache.
+        sent_bytes_by_rank: bytes of gradients [ranks] that every rank gave to ``all_reduce``, counted as it gave them.
         phase_seconds_by_rank: seconds of every rank [ranks], by phase.
     """
 
@@ -33,6 +34,7 @@ class StepFigures:
     samples_per_s: float
     hits: int
     misses: int
+    sent_bytes_by_rank: list[int]
     phase_seconds_by_rank: dict[str, list[float]]
 
     @classmethod
@@ -45,6 +47,7 @@ class StepFigures:
         seconds: float,
         hits: int = 0,
         misses: int = 0,
+        sent_bytes: int = 0,
     ) -> StepFigures:
         """Collective. Gathers the figures of the last steps from all ranks.
 
@@ -55,9 +58,10 @@ class StepFigures:
             seconds: wall-clock seconds of the steps.
             hits: this rank's samples read from the cache.
             misses: this rank's samples whose prefix was computed, though the plan had a cache.
+            sent_bytes: bytes of gradients that this rank gave to ``all_reduce``.
         """
         sums = [float(x) for x in (objective.loss_sum, objective.num_correct, objective.num_samples, hits, misses)]
-        mine = torch.tensor([*sums, *astuple(phases)], dtype=torch.float64)
+        mine = torch.tensor([*sums, sent_bytes, *astuple(phases)], dtype=torch.float64)
         gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, mine)
         table = torch.stack(gathered)
@@ -71,8 +75,9 @@ class StepFigures:
             samples_per_s=samples / seconds if seconds else 0.0,
             hits=int(all_hits),
             misses=int(all_misses),
+            sent_bytes_by_rank=[int(sent) for sent in table[:, len(sums)].tolist()],
             phase_seconds_by_rank={
-                name: column.tolist() for name, column in zip(asdict(phases), table[:, len(sums) :].T, strict=True)
+                name: column.tolist() for name, column in zip(asdict(phases), table[:, len(sums) + 1 :].T, strict=True)
             },
         )
 
@@ -84,19 +89,27 @@ class StepFigures:
     def metrics(self, plan: ParallelPlan, *, transition_seconds: float) -> dict[str, float]:
         """The figures by their names on the dashboard: those of the original PipeTransformer, and this project's.
 
-        Phases are seconds of one step on the slowest rank. ``comm_frequency`` counts sums of gradients per second.
+        Phases are seconds of one step on the slowest rank; ``reduction_time_per_batch`` is the part that the backward
+        does not hide. ``comm_frequency`` counts sums of gradients per second. ``size_params_ddp_sum`` is the bytes of
+        gradients that one pipeline gives to ``all_reduce`` in a step (the original counts millions of parameters, in
+        the same place), and ``bandwidth`` the bytes that it gives in a second of training.
 
         Args:
             transition_seconds: seconds of the transition since the last figures, or 0.
         """
         slowest = {name: max(column) / self.num_steps for name, column in self.phase_seconds_by_rank.items()}
+        sent_bytes = sum(self.sent_bytes_by_rank) / plan.dp
         metrics = {
             "Train/Loss": self.loss,
             "Train/Acc": self.accuracy,
             "sample_throughput": self.samples_per_s,
             "comm_frequency": self.num_steps / self.seconds if plan.dp > 1 and self.seconds else 0.0,
+            "size_params_ddp_sum": sent_bytes / self.num_steps,
+            "bandwidth": sent_bytes / self.seconds if self.seconds else 0.0,
+            "data_time_per_batch": slowest["data"],
             "forward_time_per_batch": slowest["forward"] + slowest["prefix"],
             "backwards_time_per_batch": slowest["backward"],
+            "reduction_time_per_batch": slowest["reduction"],
             "frozen_blocks": plan.frozen,
             "pp": plan.pp,
             "dp": plan.dp,

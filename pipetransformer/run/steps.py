@@ -61,6 +61,7 @@ class StepRunner:
             engine.step(batch, step=step, lr=lr)
             step += 1
             counts["num_steps"] += 1
+            counts["sent_bytes"] += engine.layout.reducer.sent_bytes
             if batch.hidden is not None and plan.cached is not None:
                 counts["hits" if batch.enters else "misses"] += batch.num_real
             read_bytes = self.autocache.read_bytes(batch_plan.ids) if batch.enters else 0
