@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.balance.__main__ import row_of
 from pipetransformer.graphs.analysis import cut
 from pipetransformer.graphs.analysis.ftpipe import PartTimes, imbalance
 from pipetransformer.graphs.analysis.parts import Samples
@@ -180,6 +181,14 @@ def test_a_balance_is_judged_by_rounds_before_its_own() -> None:
     assert "real imbalance forward + backward 0.5000; the best of any cut of these units was 1.0000 by the rounds" in (
         printout(report, labels="gpt2")
     )
+
+
+def test_the_benchmark_judges_a_balance_by_rounds_before_its_own() -> None:
+    times = {"forward": [Samples((12.0, 8.0)), Samples((24.0, 8.0))], "backward": [Samples((0.0, 0.0))] * 2}
+    report = report_of(before=costs_of([5, 5, 10]), in_parts=costs_of([5, 5, 16]), **times)
+    row = row_of(report, "amoebanet_4x512_c10")
+    assert (row["balance"], row["bound"], row["of bound"]) == (0.625, 1.0, 0.625)
+    assert (row["by these rounds"], row["spread"], row["FTPipe"]) == (0.625, "0.500 .. 1.000", None)
 
 
 def test_the_bound_of_a_model_is_that_of_its_trials(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ _SIZES = {"imagenet": 224, "cifar10": 32, "cifar100": 32}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Note: spellings with underscores are those of FTPipe's scripts, for the same option."""
+    parser.epilog = "Spellings with underscores are those of FTPipe's scripts, whose options run here as they stand."
     parser.add_argument(
         "--model", help="name in the zoo, e.g. amoebanet_4x512_c10, resnet101 (gpt2 where --train-data-file is given)"
     )
@@ -87,23 +87,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    model = _model(arguments)
+    model = model_of(arguments)
     base = _output_base(model, arguments)
-    report, graph = _analysed(model, arguments)
-    text = printout(report, labels=arguments.labels or ("vision" if model.kind == "images" else "gpt2"))
-    print(text)
-    if base is None:
-        return
+    report, graph = analysed(model, arguments)
+    labels = arguments.labels or labels_of(model)
+    print(printout(report, labels=labels))
+    if base is not None:
+        _write(report, graph, base=base, labels=labels)
+        print(f"written to {base}.txt, .json and .png")
+
+
+def _write(report: PartitionReport, graph: Graph, *, base: Path, labels: Labels) -> None:
     from pipetransformer.commands.pictures import draw_partition
 
     with writing(base, key="--output"):
-        base.with_name(f"{base.name}.txt").write_text(f"{text}\n")
+        base.with_name(f"{base.name}.txt").write_text(f"{printout(report, labels=labels)}\n")
         base.with_name(f"{base.name}.json").write_text(json.dumps(report.as_dict(), indent=1) + "\n")
         draw_partition(graph, report, path=base.with_name(f"{base.name}.png"))
-    print(f"written to {base}.txt, .json and .png")
 
 
-def _model(arguments: argparse.Namespace) -> ZooModel:
+def labels_of(model: ZooModel) -> Labels:
+    """Those of FTPipe's script for such a model."""
+    return "vision" if model.kind == "images" else "gpt2"
+
+
+def model_of(arguments: argparse.Namespace) -> ZooModel:
+    """Raises UserError."""
     if arguments.model is None and arguments.train_data_file is None:
         raise UserError(
             f"--model: none is given; give one of {', '.join(ZOO)} (gpt2 is taken where --train-data-file is given)"
@@ -123,7 +132,8 @@ def _output_base(model: ZooModel, arguments: argparse.Namespace) -> Path | None:
     return Path(name)
 
 
-def _analysed(model: ZooModel, arguments: argparse.Namespace) -> tuple[PartitionReport, Graph]:
+def analysed(model: ZooModel, arguments: argparse.Namespace) -> tuple[PartitionReport, Graph]:
+    """The report that the arguments ask for, and the graph that it cuts. Raises UserError."""
     num_microbatches = arguments.microbatches or 2 * arguments.stages
     if num_microbatches < arguments.stages:
         raise UserError(

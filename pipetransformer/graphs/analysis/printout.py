@@ -18,6 +18,9 @@ prints them as "sequential forward" and "parallel forward", and how much real ti
 _IMBALANCE = "imbalance is ratio of computation time between fastest and slowest parts between 0 and 1 higher is better"
 _INPUT, _OUTPUT = " (input: the model's own, crosses no cut)", " (out: the model's own, crosses no cut)"
 
+Volume = tuple[int, float]
+"""Bytes, and their milliseconds over the link."""
+
 _Theoretical = Sequence[tuple[str, PartTimes]]
 
 
@@ -47,7 +50,9 @@ def _original(report: PartitionReport, labels: Labels) -> Iterable[str]:
     among_connected = partial(topology_imbalance, connected=report.connected)
     yield from _imbalances("topology aware imbalance", among_connected, theoretical, real=report.real, forward="forwad")
     yield from ("", "communication volumes size of activations of each partition")
-    yield from _volumes(report)
+    for part, (given, out) in enumerate(volumes(report)):
+        is_last = part == len(report.traffic) - 1
+        yield _exchange(part, *given, *out) + _INPUT * (part == 0) + _OUTPUT * is_last
     yield ""
     yield "ideal latency is the time that passes for a forward/backward pass to reach and leave the partition"
     for name, times in (("theoretical", report.sequential), ("real", report.real)):
@@ -56,10 +61,11 @@ def _original(report: PartitionReport, labels: Labels) -> Iterable[str]:
 
 
 def _variation(report: PartitionReport) -> Iterable[str]:
-    for title, spread in (("variance of", pvariance), ("avg diviation from the mean of", _mean_deviation)):
+    for title, spread in (("variance of", pvariance), ("avg diviation from the mean of", mean_deviation)):
+        times = of_rounds(report, spread)
         yield f"{title} real execution times ms"
-        yield f"forward{_by_part(spread(s.values) for s in report.forward)}"
-        yield f"backward{_by_part(spread(s.values) for s in report.backward)}"
+        yield f"forward{_by_part(times.forward)}"
+        yield f"backward{_by_part(times.backward)}"
 
 
 def _imbalances(
@@ -76,16 +82,23 @@ def _imbalances(
         yield f"backward {figure(times.backward)}"
 
 
-def _volumes(report: PartitionReport) -> Iterable[str]:
-    """By part; the model's input and output are those of the first and the last one, over the same link."""
-    last = len(report.traffic) - 1
-    for part, traffic in enumerate(report.traffic):
-        received, sent = (traffic.received_bytes, traffic.receive_ms), (traffic.sent_bytes, traffic.send_ms)
-        if part == 0:
-            received = report.input_bytes, report.link.ns(report.input_bytes) / 1e6
-        if part == last:
-            sent = report.output_bytes, report.link.ns(report.output_bytes) / 1e6
-        yield _exchange(part, *received, *sent) + _INPUT * (part == 0) + _OUTPUT * (part == last)
+def of_rounds(report: PartitionReport, figure: Callable[[Sequence[float]], float]) -> PartTimes:
+    """A figure of the reported rounds, by part."""
+    return PartTimes(
+        tuple(figure(samples.values) for samples in report.forward),
+        tuple(figure(samples.values) for samples in report.backward),
+    )
+
+
+def volumes(report: PartitionReport) -> list[tuple[Volume, Volume]]:
+    """What each part is given and what it gives; of the first and the last the model's own, over the same link."""
+
+    def own(num_bytes: int) -> Volume:
+        return num_bytes, report.link.ns(num_bytes) / 1e6
+
+    given = [own(report.input_bytes), *((t.received_bytes, t.receive_ms) for t in report.traffic[1:])]
+    out = [*((t.sent_bytes, t.send_ms) for t in report.traffic[:-1]), own(report.output_bytes)]
+    return list(zip(given, out, strict=True))
 
 
 def _more(report: PartitionReport) -> Iterable[str]:
@@ -118,7 +131,7 @@ def _more(report: PartitionReport) -> Iterable[str]:
         yield f"{part}: {stop - first} units, {report.units[first]} to {report.units[stop - 1]}"
 
 
-def _mean_deviation(values: Sequence[float]) -> float:
+def mean_deviation(values: Sequence[float]) -> float:
     """Mean distance from the mean."""
     middle = mean(values)
     return mean(abs(value - middle) for value in values)
