@@ -78,7 +78,7 @@ def rows_of(report: PartitionReport, originals: Sequence[Original]) -> list[Row]
         real=report.real,
         variance=of_rounds(report, pvariance),
         deviation=of_rounds(report, mean_deviation),
-        volumes=tuple((given / 1e6, out / 1e6) for (given, _), (out, _) in volumes(report)),
+        volumes=tuple((given / 1e6, receive, out / 1e6, send) for (given, receive), (out, send) in volumes(report)),
     )
     columns = [
         *(dict(_figures(each, connected=set(pairwise(range(len(each.volumes)))))) for each in originals),
@@ -108,8 +108,8 @@ def _figures(of: Original, *, connected: Pairs) -> Iterable[tuple[str, str | flo
         for name, times in every.items():
             yield f"{name} {title} forward", figure(times.forward)
             yield f"{name} {title} backward", figure(times.backward)
-    yield "input size MB", _by_part(given for given, _ in of.volumes)
-    yield "out MB", _by_part(out for _, out in of.volumes)
+    for place, label in enumerate(("input size MB", "recieve_time ms", "out MB", "send time ms")):
+        yield label, _by_part(exchange[place] for exchange in of.volumes)
     for name, times in (("theoretical", of.sequential), ("real", of.real)):
         yield from _both(f"ideal {name} latency", latencies(times, connected=connected))
 
