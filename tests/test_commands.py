@@ -28,7 +28,7 @@ from pipetransformer.graphs.analysis.ftpipe import (
 from pipetransformer.graphs.analysis.parts import time_parts
 from pipetransformer.graphs.graph import profile_graph, trace
 from pipetransformer.graphs.zoo import zoo_model
-from pipetransformer.graphs.zoo.words import file_words, token_ids, wikitext_words, zipf_ids
+from pipetransformer.graphs.zoo.words import wikitext_text
 from pipetransformer.pipe.measure.profile_file import Profile, save_profile
 from pipetransformer.pipe.planner.costs import Link
 from pipetransformer.simulation.analytic import costs_of
@@ -54,7 +54,7 @@ LABELS = (
     "theoretical sequential topology aware imbalance:",
     "real topology aware imbalance:",
     "communication volumes size of activations of each partition",
-    "0: input size: 0.0 MB recieve_time: 0.0 ms out: ",
+    "0: input size: 6.4e-05 MB recieve_time: 0.001064 ms out: ",
     "ideal latency is the time that passes for a forward/backward pass to reach and leave the partition",
     "ideal theoretical latencies ms",
     "ideal real latencies ms",
@@ -160,17 +160,6 @@ def test_the_command_prints_under_the_originals_labels(
     assert f"real imbalance:\nforward {figures['imbalance']['real']['forward']}\n" in printed
 
 
-def test_words_of_a_file_become_ids_by_frequency(tmp_path: Path) -> None:
-    (tmp_path / "words.txt").write_text("b a a c a b d d")
-    words = file_words(tmp_path / "words.txt", num_words=8)
-    assert token_ids(words, batch_size=2, vocabulary_size=3).tolist() == [[1, 0, 0, 2], [0, 1, 2, 2]]
-    with pytest.raises(UserError, match=r"words.txt has 8 words; 9 are needed"):
-        file_words(tmp_path / "words.txt", num_words=9)
-    drawn = zipf_ids(4, 1000, vocabulary_size=100)
-    assert drawn.shape == (4, 1000) and int(drawn.max()) < 100
-    assert (drawn == 0).sum() > 1.5 * (drawn == 1).sum() > 0  # Zipf's law
-
-
 def hub(monkeypatch: pytest.MonkeyPatch, folder: Path, rows: list[str] | Exception) -> list[tuple[object, ...]]:
     """Stand in for the hub: a parquet file as it has, or no connection; returns the requests."""
     requests: list[tuple[object, ...]] = []
@@ -187,11 +176,10 @@ def hub(monkeypatch: pytest.MonkeyPatch, folder: Path, rows: list[str] | Excepti
 
 
 def test_words_of_wikitext_are_read_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    requests = hub(monkeypatch, tmp_path, ["", " = Robert Boulter = \n", "", " Robert is an actor . \n"])
-    assert wikitext_words("wikitext2", num_words=6) == ["=", "Robert", "Boulter", "=", "Robert", "is"]
+    requests = hub(monkeypatch, tmp_path, ["", " = Robert Boulter = \n", "", " Robert is an actor . \n", "more \n"])
+    read = wikitext_text("wikitext2", num_words=6)
+    assert read.split() == ["=", "Robert", "Boulter", "=", "Robert", "is", "an", "actor", "."]
     assert requests == [("Salesforce/wikitext", "wikitext-2-raw-v1", "train")]
-    with pytest.raises(UserError, match=r"\A--dataset: wikitext103 has 9 words; 10 are needed\Z"):
-        wikitext_words("wikitext103", num_words=10)
 
 
 def test_wikitext_that_cannot_be_had_is_one_line(
@@ -320,7 +308,7 @@ def test_a_plan_from_costs_measured_here(tmp_path: Path, capsys: pytest.CaptureF
         (["plan", "nowhere.yaml"], "nowhere.yaml"),
         (["plan", DIGITS, "--words", "train.epochs=1"], "--words is not known; usage: pipetransformer plan "),
         (["partition", "--model", "resnet11"], "model: 'resnet11' is not in the zoo; did you mean resnet101? (known: "),
-        (["partition", "--model", "gpt2", "--stages", "none"], "argument --stages: none is not allowed"),
+        (["partition", "--model", "gpt2", "--stages", "none"], "argument --stages/--n_partitions: none is not allowed"),
         (
             ["partition", "--model", "gpt2", "--microbatches", "2"],
             "--microbatches: 2 is fewer than the 4 stages that 1F1B",
@@ -358,7 +346,15 @@ def test_a_plan_from_costs_measured_here(tmp_path: Path, capsys: pytest.CaptureF
         ),
         (["plan", DIGITS, "--world-size=1024", PROFILE], "train.batch_size: 64 is smaller than dp x M = 1024 x 1"),
         (["plan", DIGITS, "train.precision=float64", PROFILE], "was measured with precision float32, and"),
-        (["partition"], "the following arguments are required: --model"),
+        (["partition"], "--model: none is given; give one of resnet101, amoebanetd_18_208, "),
+        (
+            ["partition", "--model", "gpt2", "--tokenizer", "."],
+            "--tokenizer: . has no text to read; give --train-data-file",
+        ),
+        (
+            ["partition", "--model", "resnet101", "--tokenizer", "."],
+            "--tokenizer: resnet101 reads images; leave it out",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(call: list[str], line: str, profile: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,14 +13,19 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.balance.__main__ import row_of
 from pipetransformer.graphs.analysis import cut
-from pipetransformer.graphs.analysis.ftpipe import PartTimes
+from pipetransformer.graphs.analysis.ftpipe import PartTimes, imbalance
 from pipetransformer.graphs.analysis.parts import Samples
-from pipetransformer.graphs.analysis.report import analyse
+from pipetransformer.graphs.analysis.printout import printout
+from pipetransformer.graphs.analysis.report import PartitionReport, analyse
 from pipetransformer.graphs.graph import Edge, GraphCosts
 from pipetransformer.graphs.graph.profile_file import kept_costs
+from pipetransformer.graphs.zoo import ZOO
 from pipetransformer.pipe.planner.costs import Link
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
+
+MS = 10**6
 
 
 def costs_of(forward_ms: Sequence[int]) -> GraphCosts:
@@ -118,38 +125,111 @@ def test_costs_of_units_are_kept_apart_by_all_that_they_depend_on(
     assert measured == [False, True, True, True, False]
 
 
-def test_a_report_tells_sums_from_longest_paths_and_sends_from_gradients() -> None:
-    """Two parts, of units 0 and 1, which are independent, and of unit 2, which needs both."""
-    tensors = [SimpleNamespace(producer=0, consumers=(2,)), SimpleNamespace(producer=1, consumers=(2,))]
+def report_of(**changes: Any) -> PartitionReport:
+    """Two parts, of units 0 and 1, whose work is independent, and of unit 2, which needs both."""
     graph: Any = SimpleNamespace(
         num_units=3,
         units=[SimpleNamespace(name=name) for name in "abc"],
-        tensors=tensors,
         stages=lambda boundaries: (range(2), range(2, 3)),
         edges=lambda boundaries: (Edge(0, 1, "a", 6), Edge(0, 1, "b", 4)),
+        work_needs=lambda: (frozenset(), frozenset(), frozenset({0, 1})),
+        input_shapes=((4, 3),),
+        input_dtypes=(torch.int64,),
+        output_examples=lambda: [torch.empty(5, 2, device="meta")],
     )
-    ms, none = 10**6, (0, 0, 0)
-    costs = GraphCosts(
-        forward_ns=(2 * ms, 3 * ms, 4 * ms),
-        recompute_ns=(1 * ms, 1 * ms, 1 * ms),
-        backward_ns=(6 * ms, 1 * ms, 2 * ms),
-        activation_bytes=none,
-        parameter_bytes=(8, 4, 2),
-        crossing_bytes=(6, 10, 0),
-        returned_bytes=(6, 4, 0),
-        shared=(),
-    )
-    report = analyse(
-        graph, (2,), costs=costs, in_parts=costs, forward=[Samples((5.0,)), Samples((4.0,))],
-        backward=[Samples((9.0,)), Samples((3.0,))], link=Link(0, 1e6), recompute=True, num_microbatches=2,
-        title="", device="", num_parameters=0,
-    )  # fmt: skip
+    given: dict[str, Any] = {
+        **{"costs": COSTS, "before": COSTS, "in_parts": COSTS, "link": Link(0, 1e6), "recompute": True},
+        **{"forward": [Samples((5.0,)), Samples((4.0,))], "backward": [Samples((9.0,)), Samples((3.0,))]},
+        **{"num_microbatches": 2, "title": "", "device": "", "source": "", "num_parameters": 0},
+    }
+    return analyse(graph, (2,), **{**given, **changes})
+
+
+COSTS = GraphCosts(
+    forward_ns=(2 * MS, 3 * MS, 4 * MS),
+    recompute_ns=(1 * MS, 1 * MS, 1 * MS),
+    backward_ns=(6 * MS, 1 * MS, 2 * MS),
+    activation_bytes=(0, 0, 0),
+    parameter_bytes=(8, 4, 2),
+    crossing_bytes=(6, 10, 0),
+    returned_bytes=(6, 4, 0),
+    shared=(),
+)
+
+
+def test_a_report_tells_sums_from_longest_paths_and_sends_from_gradients() -> None:
+    report = report_of()
     assert report.sequential == PartTimes((5.0, 4.0), (9.0, 3.0))
     assert report.parallel == PartTimes((3.0, 4.0), (7.0, 3.0))
     assert report.weight_bytes == (12, 2) and report.activation_bytes == (0, 10)
     stages = [
-        StageCosts(5 * ms, 9 * ms, send=10 * ms, send_back=0),
-        StageCosts(4 * ms, 3 * ms, send=0, send_back=4 * ms),
+        StageCosts(5 * MS, 9 * MS, send=10 * MS, send_back=0),
+        StageCosts(4 * MS, 3 * MS, send=0, send_back=4 * MS),
     ]
     step = simulate("1f1b", stages, num_ranks=2, num_microbatches=2, latency=0)
-    assert report.bubble == step.bubble and report.speed_up == 2 * 21 * ms / step.compute
+    assert report.bubble == step.bubble and report.speed_up == 2 * 21 * MS / step.compute
+
+
+def test_a_balance_is_judged_by_rounds_before_its_own() -> None:
+    """Rounds in which part 1 was slowed are no reason why a cut could not have been better: the bound stays."""
+    before, disturbed = costs_of([6, 6, 6]), costs_of([6, 6, 24])
+    times = {"forward": [Samples((12.0,)), Samples((24.0,))], "backward": [Samples((0.0,)), Samples((0.0,))]}
+    report = report_of(before=before, in_parts=disturbed, **times)
+    assert (report.bound, report.bound_of_rounds) == (0.5, 0.5)
+    report = report_of(before=costs_of([5, 5, 10]), in_parts=disturbed, **times)
+    assert (report.bound, report.bound_of_rounds) == (1.0, 0.5)
+    assert "real imbalance forward + backward 0.5000; the best of any cut of these units was 1.0000 by the rounds" in (
+        printout(report, labels="gpt2")
+    )
+
+
+def test_the_benchmark_judges_a_balance_by_rounds_before_its_own() -> None:
+    times = {"forward": [Samples((12.0, 8.0)), Samples((24.0, 8.0))], "backward": [Samples((0.0, 0.0))] * 2}
+    report = report_of(before=costs_of([5, 5, 10]), in_parts=costs_of([5, 5, 16]), **times)
+    row = row_of(report, "amoebanet_4x512_c10")
+    assert (row["balance"], row["bound"], row["of bound"]) == (0.625, 1.0, 0.625)
+    assert (row["by these rounds"], row["spread"], row["FTPipe"]) == (0.625, "0.500 .. 1.000", None)
+
+
+def test_the_bound_of_a_model_is_that_of_its_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the reported rounds, of which part 1 takes ten times as long, bring other costs."""
+    model = ZOO["gpt2_90m"]
+    monkeypatch.setattr(cut, "_unit_costs", lambda graph, *_, **__: costs_of([1] * graph.num_units))
+    monkeypatch.setattr(cut, "measured_cut", lambda graph, *_, **__: ((3,), costs_of([1] * graph.num_units)))
+    taken = [Samples((3.0,)), Samples((30.0,))]
+    monkeypatch.setattr(cut, "time_parts", lambda *_, **__: (taken, taken))
+    report, graph = cut.analyse_model(
+        replace(model, build=partial(model.build, **model.small)),
+        example=model.example(batch_size=1, seed=0, **model.small_input), num_stages=2, iterations=1, depth=2,
+        recompute=False, memory_limit=None, num_microbatches=4, link=Link(0, 0.0), title="", source="", profiles=None,
+    )  # fmt: skip
+    first = graph.num_units // 2
+    assert report.bound == first / (graph.num_units - first)
+    assert imbalance(report.real.both) == 0.1 and report.bound_of_rounds not in (0.1, report.bound)
+
+
+def test_a_printout_has_the_labels_of_one_of_the_originals_scripts() -> None:
+    """That for vision models has one set of theoretical times; that for GPT-2 two, and variances."""
+    report = report_of(forward=[Samples((5.0, 7.0)), Samples((4.0, 4.0))])
+    vision, gpt2 = (printout(report, labels=labels) for labels in ("vision", "gpt2"))
+    assert "sum of graph weights ms\nforward {0: 5.0, 1: 4.0}\nbackward {0: 9.0, 1: 3.0}\n\nreal times" in vision
+    assert "\ntheoretical imbalance:\nforward 0.8\nbackward 0.3333333333333333\n\nreal imbalance:\n" in vision
+    assert "\ntheoretical topology aware imbalance:\nforwad 0.8\n" in vision
+    assert not any(word in vision for word in ("sequential", "parallel", "variance", "diviation"))
+    assert (
+        "sequential forward {0: 5.0, 1: 4.0}\nsequential backward {0: 9.0, 1: 3.0}\nparallel forward {0: 3.0," in gpt2
+    )
+    assert "\ntheoretical parallel imbalance:\nforward 0.75\n" in gpt2
+    assert "variance of real execution times ms\nforward{0: 1.0, 1: 0.0}\n" in gpt2
+
+
+def test_the_models_own_input_and_output_are_told_and_cross_no_cut() -> None:
+    told = printout(report_of(link=Link(1000, 1.0)), labels="gpt2")
+    assert (
+        "0: input size: 9.6e-05 MB recieve_time: 0.001096 ms out: 1e-05 MB send time: 0.00101 ms "
+        "(input: the model's own, crosses no cut)\n"
+        "1: input size: 1e-05 MB recieve_time: 0.00101 ms out: 4e-05 MB send time: 0.00104 ms "
+        "(out: the model's own, crosses no cut)\n"
+    ) in told
+    report = report_of()
+    assert (report.traffic[0].received_bytes, report.traffic[1].sent_bytes) == (0, 0)

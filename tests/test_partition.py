@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from benchmarks.partitioner.__main__ import all_rows, trained_chain
 from pipetransformer.pipe.planner.partition import balance_bound, partition, stage_costs
 
 NUM_CHAINS = 1000
@@ -114,3 +115,27 @@ def test_a_graph_of_a_thousand_units_is_cut_in_no_time() -> None:
     boundaries = partition(costs, num_stages=16)
     assert boundaries is not None
     assert max(stage_costs(costs, boundaries)) < 1.1 * sum(costs) / 16
+
+
+# ---- the benchmark ---------------------------------------------------------------------------------------------------
+
+
+def test_chains_as_they_are_trained_have_near_equal_blocks_between_a_small_stem_and_head() -> None:
+    random, lengths = Random(0), set()
+    for _ in range(100):
+        (stem, *blocks, head), num_stages = trained_chain(random, tolerance=0.05, num_stages=8)
+        lengths.add(len(blocks))
+        assert num_stages == 8 and all(950_000 <= cost <= 1_050_000 for cost in blocks)
+        assert max(stem, head) <= 250_000
+    assert lengths == {6, 12, 24}
+
+
+def test_the_exact_cut_is_never_worse_than_torchgpipes() -> None:
+    pytest.importorskip("torchgpipe", reason='pip install -e ".[bench]"')
+    rows = {str(row["costs"]): row for row in all_rows(60)}
+    assert list(rows)[:3] == ["lognormal(0, 1)", "blocks ±1 %, 2 stages", "blocks ±1 %, 4 stages"] and len(rows) == 7
+    assert all(row["worse"] == 0 and row["chains"] == 60 for row in rows.values())
+    assert float(rows["lognormal(0, 1)"]["median ratio"] or 0) > 1.05
+    assert (
+        rows["blocks ±5 %, 8 stages"]["median ratio"] == 1.0 < float(rows["blocks ±5 %, 8 stages"]["worst ratio"] or 0)
+    )

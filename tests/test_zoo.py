@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from pipetransformer.errors import UserError
+from pipetransformer.graphs.graph import trace
 from pipetransformer.graphs.zoo import ZOO, zoo_model
 from pipetransformer.graphs.zoo.amoebanet import AmoebaNetD, Cell
 from pipetransformer.graphs.zoo.unet import UNet
@@ -151,6 +152,16 @@ def test_gpt2_is_that_of_transformers() -> None:
     assert isinstance(module, GPT2LMHeadModel)
     assert_equal(module(example), GPT2LMHeadModel.forward(module, example).logits, name="logits")
     assert module.lm_head.weight is module.transformer.wte.weight
+
+
+def test_positions_of_gpt2_are_a_unit_beside_its_words() -> None:
+    """Neither table's look-up needs the other's, so that both may run at once; the first block needs their sum."""
+    module, example = small("gpt2")
+    graph = trace(module, (example,), depth=3)
+    words, positions = graph.units[:2]
+    assert (words.name, positions.name) == ("transformer.wte", "transformer.wpe")
+    assert positions.parameters == ("transformer.wpe.weight",)
+    assert graph.work_needs()[:4] == (frozenset(), frozenset(), frozenset({0, 1}), frozenset({2}))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt2_90m"])

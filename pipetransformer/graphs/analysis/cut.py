@@ -39,6 +39,7 @@ def analyse_model(
     num_microbatches: int,
     link: Link,
     title: str,
+    source: str,
     profiles: Path | None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> tuple[PartitionReport, Graph]:
@@ -50,6 +51,7 @@ def analyse_model(
         depth: levels of the module tree that units tell apart; None: all.
         memory_limit: bytes that a part may take; None: no limit.
         title: heading of the report.
+        source: origin of the micro-batch, as the report tells it.
         profiles: folder that keeps costs of units for the next run; None: none.
         tell: called with the name of each phase as it begins, for who waits.
 
@@ -67,17 +69,17 @@ def analyse_model(
     tell(f"costs of {graph.num_units} units")
     costs = _unit_costs(graph, inputs, recompute=recompute, key=key, profiles=profiles)
     tell(f"at most {_TRIALS} cuts run, each until units cost what they do in its parts")
-    boundaries, in_parts = measured_cut(
+    boundaries, before = measured_cut(
         graph, inputs, costs, num_stages=num_stages, link=link, recompute=recompute, memory_limit=memory_limit,
-        rounds=max(_TRIAL_ROUNDS, iterations // 5),
+        rounds=min(iterations, max(_TRIAL_ROUNDS, iterations // 5)),
     )  # fmt: skip
     tell(f"{num_stages} parts timed, {iterations} rounds")
     forward, backward = time_parts(graph, boundaries, inputs, iterations=iterations, recompute=recompute)
-    in_parts = _corrected(in_parts, graph.stages(boundaries), forward=forward, backward=backward)
+    in_parts = _corrected(before, graph.stages(boundaries), forward=forward, backward=backward)
     report = analyse(
-        graph, boundaries, costs=costs, in_parts=in_parts, forward=forward, backward=backward, link=link,
-        recompute=recompute, num_microbatches=num_microbatches, title=title, device=name_of_device,
-        num_parameters=sum(parameter.numel() for parameter in module.parameters()),
+        graph, boundaries, costs=costs, before=before, in_parts=in_parts, forward=forward, backward=backward,
+        link=link, recompute=recompute, num_microbatches=num_microbatches, title=title, device=name_of_device,
+        source=source, num_parameters=sum(parameter.numel() for parameter in module.parameters()),
     )  # fmt: skip
     return report, graph
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph.program import Program
@@ -143,6 +143,24 @@ class Graph:
             targets = sorted({bisect_right(boundaries, unit) for unit in tensor.consumers} - {source})
             found += [Edge(source, target, tensor.name, tensor.num_bytes) for target in targets]
         return tuple(found)
+
+    def work_needs(self) -> tuple[frozenset[int], ...]:
+        """By unit, the earlier units whose work its own work needs.
+
+        A sum belongs to the unit of one of its branches, but the work of that branch does not need the others: those
+        that read the sum need them all.
+        """
+        needs: list[frozenset[int]] = []
+        behind: dict[fx.Node, frozenset[int]] = {}  # by value, the units whose work it is made of
+        for number, unit in enumerate(self.units):
+            of_unit = frozenset[int]()
+            for node in self.program.main[unit.first : unit.stop]:
+                before = frozenset().union(*(behind.get(source, frozenset()) for source in node.all_input_nodes))
+                works = self.program.works(node)
+                of_unit |= before if works else frozenset()
+                behind[node] = frozenset({number}) if works else before
+            needs.append(of_unit - {number})
+        return tuple(needs)
 
     def output_examples(self) -> list[Tensor]:
         """The model's outputs for one micro-batch, without data."""

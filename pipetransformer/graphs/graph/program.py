@@ -19,7 +19,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
-from pipetransformer.adapter import aliases, is_assertion, written
+from pipetransformer.adapter import aliases, is_assertion, is_light, written
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph.modes import draws_numbers
 
@@ -90,6 +90,11 @@ class Program:
     changing: tuple[str, ...]
     roots: Mapping[fx.Node, frozenset[fx.Node]]
     inseparable: tuple[tuple[int, int], ...]
+
+    def works(self, node: fx.Node) -> bool:
+        """Whether an operator does more than reshape, or than combine values element by element."""
+        read = (self.tensors[self.state[source]] for source in node.all_input_nodes if source in self.state)
+        return not is_light(node) or any(state.kind == "parameter" for state in read)
 
     def side_needed(self, values: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
         """Side operators behind ``values``, in order, with all that change the memory of one of them."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from pipetransformer.adapter import block_call, export, export_failure, is_light, module_call, requires_grad
+from pipetransformer.adapter import block_call, export, export_failure, module_call, requires_grad
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.graph.graph import Graph, GraphTensor, GraphUnit
 from pipetransformer.graphs.graph.program import Program, read_program
@@ -53,7 +53,7 @@ def trace(model: nn.Module, example: tuple[Tensor, ...], *, depth: int | None = 
             module.training = mode
     program = read_program(exported, model)
     calls = _carried(module_call(node, depth) for node in program.main)
-    works = [_works(program, node) for node in program.main]
+    works = [program.works(node) for node in program.main]
     starts = _starts(program, calls, works)
     tracked = requires_grad(
         program.module,
@@ -102,12 +102,6 @@ def _starts(program: Program, calls: Sequence[tuple[str, str]], works: Sequence[
             if choices:
                 starts.append(min(choices, key=lambda position: (*alive[position], -position)))
     return starts
-
-
-def _works(program: Program, node: fx.Node) -> bool:
-    """Whether an operator does more than reshape, or than combine values element by element."""
-    read = (program.tensors[program.state[source]] for source in node.all_input_nodes if source in program.state)
-    return not is_light(node) or any(state.kind == "parameter" for state in read)
 
 
 def _alive(program: Program) -> list[tuple[int, int]]:

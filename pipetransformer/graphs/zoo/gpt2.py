@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -14,7 +15,7 @@ class GPT2(GPT2LMHeadModel):  # type: ignore[no-untyped-call]
     """Token ids [batch, tokens] -> logits [batch, tokens, vocabulary]: GPT2LMHeadModel, embeddings tied.
 
     Its blocks are run here: the library's forward, when traced, makes a mask [batch, 1, tokens, tokens] that every
-    block reads and that would cross every cut.
+    block reads and that would cross every cut. Positions are looked up as there, so that their table is a unit.
 
     Raises:
         UserError: ``width`` does not divide by ``num_heads``.
@@ -49,7 +50,8 @@ class GPT2(GPT2LMHeadModel):  # type: ignore[no-untyped-call]
 
     def forward(self, input_ids: Tensor) -> Tensor:
         body: Any = self.transformer
-        hidden = body.drop(body.wte(input_ids) + body.wpe.weight[: input_ids.shape[1]])
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device).unsqueeze(0)
+        hidden = body.drop(body.wte(input_ids) + body.wpe(positions))
         for block in body.h:
             hidden = block(hidden)
         logits: Tensor = self.lm_head(body.ln_f(hidden))

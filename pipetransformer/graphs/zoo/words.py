@@ -1,10 +1,11 @@
-"""Token ids for models that read text: words of a file or of WikiText, or drawn as words fall."""
+"""Token ids for models that read text: words or tokens of a file or of WikiText, or drawn as words fall."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,18 +18,18 @@ WIKITEXT = {"wikitext2": "wikitext-2-raw-v1", "wikitext103": "wikitext-103-raw-v
 """By name on the command line, the raw texts of Merity et al., arXiv 1609.07843, as the hub has them."""
 
 
-def file_words(path: Path, *, num_words: int) -> list[str]:
-    """The first words of a text file. Raises UserError."""
+def file_text(path: Path, *, num_words: int) -> str:
+    """The first lines of a text file, up to that many words where there are as many. Raises UserError."""
     try:
-        words = path.read_text(encoding="utf-8").split()
+        with path.open(encoding="utf-8") as file:
+            return _first_lines(file, num_words)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UserError(f"--train-data-file: {path} cannot be read ({reason}); give a text file") from error
-    return _first(words, num_words, source=f"--train-data-file: {path}")
 
 
-def wikitext_words(name: str, *, num_words: int) -> list[str]:
-    """The first training words of one of ``WIKITEXT``, from the hub or its local cache. Raises UserError."""
+def wikitext_text(name: str, *, num_words: int) -> str:
+    """The same of the training texts of one of ``WIKITEXT``, from the hub or its local cache. Raises UserError."""
     import datasets  # costs a second
 
     try:
@@ -38,24 +39,66 @@ def wikitext_words(name: str, *, num_words: int) -> list[str]:
             f"--dataset: {name} is neither in the local cache nor loaded from the hub ({type(error).__name__}: "
             f"{one_line(error)}); give its text as --train-data-file"
         ) from error
-    words: list[str] = []
-    for row in rows:
-        words += row["text"].split()
-        if len(words) >= num_words:
+    return _first_lines((row["text"] for row in rows), num_words)
+
+
+def _first_lines(lines: Iterable[str], num_words: int) -> str:
+    taken: list[str] = []
+    for line in lines:
+        taken.append(line)
+        num_words -= len(line.split())
+        if num_words <= 0:
             break
-    return _first(words, num_words, source=f"--dataset: {name}")
+    return "".join(taken)
 
 
-def _first(words: list[str], num_words: int, *, source: str) -> list[str]:
-    if len(words) < num_words:
-        raise UserError(f"{source} has {len(words)} words; {num_words} are needed")
-    return words[:num_words]
+def word_ids(text: str, *, batch_size: int, length: int, vocabulary_size: int, source: str) -> Tensor:
+    """Ids [batch_size, length] of the first words: 0 is the most frequent one, the last id all rare ones.
 
-
-def token_ids(words: Sequence[str], *, batch_size: int, vocabulary_size: int) -> Tensor:
-    """Ids [batch_size, len(words) / batch_size]: 0 is the most frequent word, the last id all rare ones."""
+    Raises:
+        UserError: there are fewer; begins with ``source``.
+    """
+    words = text.split()[: batch_size * length]
+    _check(len(words), batch_size * length, source=source, kind="words")
     ranks = {word: rank for rank, (word, _) in enumerate(Counter(words).most_common(vocabulary_size - 1))}
-    return torch.tensor([ranks.get(word, vocabulary_size - 1) for word in words]).reshape(batch_size, -1)
+    return torch.tensor([ranks.get(word, vocabulary_size - 1) for word in words]).reshape(batch_size, length)
+
+
+def tokenizer_ids(
+    text: str, *, folder: Path, batch_size: int, length: int, vocabulary_size: int, source: str
+) -> Tensor:
+    """Ids [batch_size, length] of the first tokens, by the tokenizer that ``folder`` holds, without special tokens.
+
+    Raises:
+        UserError: there is no tokenizer, there are fewer tokens, or ids beyond the vocabulary.
+    """
+    ids = _tokenizer(folder)(text, add_special_tokens=False, verbose=False)["input_ids"][: batch_size * length]
+    _check(len(ids), batch_size * length, source=source, kind="tokens")
+    if max(ids) >= vocabulary_size:
+        raise UserError(
+            f"--tokenizer: {folder} gives id {max(ids)} and the model reads ids below {vocabulary_size}; give the "
+            "tokenizer that belongs to the model"
+        )
+    return torch.tensor(ids).reshape(batch_size, length)
+
+
+def _tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer  # costs seconds
+
+    if not folder.is_dir():  # else it would be sought on the hub
+        raise UserError(f"--tokenizer: {folder} is no folder; give one that a tokenizer's save_pretrained wrote")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # of the files' parsers too
+        raise UserError(
+            f"--tokenizer: {folder} holds no tokenizer ({one_line(error)}); give a folder that a tokenizer's "
+            "save_pretrained wrote"
+        ) from error
+
+
+def _check(found: int, needed: int, *, source: str, kind: str) -> None:
+    if found < needed:
+        raise UserError(f"{source} has {found} {kind}; {needed} are needed")
 
 
 def zipf_ids(batch_size: int, length: int, *, vocabulary_size: int) -> Tensor:
