@@ -191,19 +191,22 @@ def test_two_micro_batches_train_the_weights_of_two_replicas(ranks: RankPool, tm
         assert difference < 1e-9
 
 
-def right_of(world: World, folder: str) -> tuple[float, int]:
-    """The error that a run tells, and the samples that its model gets right one by one."""
+def right_of(world: World, setting: Setting, folder: str) -> tuple[float, int]:
+    """The error that a run tells, and the samples that its model, put together again, gets right one by one."""
     with in_double():
-        run = Training(world, Job(run_of(REPLICAS, RANDOM, epochs=1), folder, f"{folder}/counted"))
-        error, model, split = run.finish().error, run.bench.model.eval(), RandomPictures(RANDOM.num_eval)
+        run = Training(world, Job(run_of(setting, RANDOM), folder, f"{folder}/counted"))
+        error = run.finish().error
+        run._checkpoints.restore(optimizer=run._optimizer)
+        model, split = run.bench.model.eval(), RandomPictures(RANDOM.num_eval)
         ids = torch.arange(RANDOM.num_eval)
         return error, int((model(split.load(ids, epoch=0)).argmax(1) == split.labels).sum())
 
 
-def test_the_error_is_that_of_all_samples_once(ranks: RankPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", [REPLICAS, STAGES], ids=lambda setting: setting.name)
+def test_the_error_is_that_of_all_samples_once(setting: Setting, ranks: RankPool, tmp_path: Path) -> None:
     """Eleven samples are no whole number of batches."""
-    (error, right), _ = ranks.run(2, right_of, str(tmp_path))
-    assert error == pytest.approx(100 * (1 - right / 11))
+    for error, right in ranks.run(2, right_of, setting, str(tmp_path)):
+        assert error == pytest.approx(100 * (1 - right / 11))
 
 
 class Killed(Exception):
