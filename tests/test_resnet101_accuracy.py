@@ -180,7 +180,7 @@ def trained_both_ways(world: World, folder: str) -> tuple[float, float, float]:
         theirs = dict(replicas.bench.model.named_parameters())
         mine = [(name, p) for part in stages._method.parts() for name, p in part.named_parameters()]
         assert 0 < len(mine) < len(theirs)
-        difference = max(float((p - theirs[name]).abs().max() / p.abs().max()) for name, p in mine)
+        difference = max(float((p - theirs[name]).detach().abs().max() / p.detach().abs().max()) for name, p in mine)
         return first.error, second.error, difference
 
 
