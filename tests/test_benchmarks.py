@@ -9,13 +9,11 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
 import pytest
 import torch
 from laws import REPOSITORY
 from matplotlib.figure import Figure
 from ranks import RankPool
-from scipy.stats import ttest_ind
 
 sys.path.insert(0, str(REPOSITORY))
 
@@ -28,7 +26,6 @@ import benchmarks.paper.__main__ as paper
 import benchmarks.partitioner.__main__ as partitioner
 import benchmarks.pipeline.__main__ as pipeline
 import benchmarks.predictor.__main__ as predictor
-import benchmarks.resnet101_accuracy.__main__ as resnet101_accuracy
 import benchmarks.resnet101_speed.__main__ as resnet101_speed
 import benchmarks.transition.__main__ as transition
 from benchmarks.amoebanet_memory.jobs import Held, Job, find_boundaries
@@ -38,9 +35,6 @@ from benchmarks.support.graphs import GraphBench, Setting, group_of, time_rounds
 from benchmarks.support.measure import save
 from benchmarks.support.ranks import is_rank
 from benchmarks.support.table import write_table
-from pipetransformer.data import Dataset
-from pipetransformer.data.images import ImageDataset
-from pipetransformer.data.prepared import Prepared
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.zoo import zoo_model
 from pipetransformer.launch.entry import run_guarded
@@ -273,106 +267,6 @@ def test_every_row_is_timed_in_every_round_on_its_own_ranks(ranks: RankPool) -> 
     assert all(second > 0 for row in seconds for second in row)
 
 
-# ---- accuracy --------------------------------------------------------------------------------------------------------
-
-
-def test_the_learning_rate_is_the_originals() -> None:
-    """At batch 1,024: 4 epochs of warm-up from 0.1 to 0.4, then a tenth at 30, 60 and 80 of 90 epochs."""
-    rate = partial(resnet101_accuracy.learning_rate, multiplier=4.0)
-    at = {0: 0.1, 2: 0.25, 4: 0.4, 29: 0.4, 31: 0.04, 61: 0.004, 81: 0.0004}
-    assert {epoch: rate(epoch / 90) for epoch in at} == pytest.approx(at)
-    assert resnet101_accuracy.learning_rate(0.2, multiplier=0.5) == pytest.approx(0.1)
-
-
-def test_within_noise_is_what_welchs_test_says() -> None:
-    random = np.random.default_rng(0)
-    told = []
-    for _ in range(200):
-        mine, others = random.normal(0, 1, 3).tolist(), random.normal(random.choice([0, 4]), 2, 4).tolist()
-        compared = resnet101_accuracy.compare(mine, others)
-        assert compared is not None
-        assert compared.is_noise == (ttest_ind(mine, others, equal_var=False).pvalue >= 0.05)
-        told.append(compared.is_noise)
-    assert 20 < sum(told) < 180
-    assert resnet101_accuracy.compare([1.0], [1.0, 2.0]) is None
-    same = resnet101_accuracy.compare([1.0, 1.0], [1.0, 1.0])
-    assert same is not None and same.is_noise
-
-
-class DoubleTrials(resnet101_accuracy.Trials):
-    """In float64, where another order of sums is far below any mistake."""
-
-    def _load(self, data: Dataset, ids: torch.Tensor, *, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        pictures, labels = super()._load(data, ids, epoch=epoch)
-        return pictures.double(), labels
-
-
-def trials(world: World) -> tuple[dict[str, list[float]], float]:
-    """Errors of all rows, and the largest difference between weights of 2 replicas and of 2 micro-batches."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        return trials_in_double(world)
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def trials_in_double(world: World) -> tuple[dict[str, list[float]], float]:
-    arrays = {
-        "pictures": np.random.default_rng(0).integers(0, 256, (24, 3, 32, 32), dtype=np.uint8),
-        "labels": np.arange(24) % 3,
-    }
-    pictures = resnet101_accuracy._PICTURES
-    train = ImageDataset(Prepared(arrays, ""), preprocessing=pictures, seed=0)
-    held_out = ImageDataset(
-        Prepared({name: array[:11] for name, array in arrays.items()}, ""), preprocessing=pictures, seed=None
-    )
-    settings = (
-        Setting("dataparallel-256", 2, 8, checkpoint=None),
-        Setting("pipeline-256", 2, 8, 2),
-        Setting("pipeline-1k", 8, 8, 2),
-    )
-    build = partial(resnet101_accuracy._resnet, stride=2, layers=(1, 1, 1, 1), channels=(8, 8, 8, 8))
-    size = resnet101_accuracy.Size(
-        "tiny", build, settings, base_batch=8, divisor=1, epochs=1, train_samples=None, eval_samples=None
-    )
-    trial = DoubleTrials(world, size, {"train": train, "eval": held_out})
-    errors = trial.run(num_seeds=2)
-    trial._data_parallel(settings[0], seed=0)
-    replicas = {name: p.detach().clone() for name, p in trial._bench.model.named_parameters()}
-    trial._pipelined(settings[1], seed=0)
-    pipeline = trial._bench.pipeline(settings[1])
-    assert pipeline is not None
-    mine = [(name, p.detach()) for stage in pipeline.stages for name, p in stage.named_parameters()]
-    assert 0 < len(mine) < len(replicas)
-    return errors, max(float((p - replicas[name]).abs().max() / p.abs().max()) for name, p in mine)
-
-
-def test_two_micro_batches_train_the_weights_of_two_replicas(ranks: RankPool) -> None:
-    """Both normalise by the same halves of the batch, and the gradient is the mean of both."""
-    (errors, difference), (errors_of_1, difference_of_1) = ranks.run(2, trials)
-    assert errors == errors_of_1 and errors.keys() == {"dataparallel-256", "pipeline-256"}
-    assert all(len(runs) == 2 and all(0 <= run <= 100 for run in runs) for runs in errors.values())
-    assert max(difference, difference_of_1) < 1e-10
-
-
-def test_a_row_outside_noise_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    size = resnet101_accuracy.SIZES["small"]
-    errors = {
-        "dataparallel-256": [80.0, 80.5, 81.0],
-        "dataparallel-4k": [80.0, 80.5, 81.0],
-        "pipeline-256": [80.2, 80.6, 80.7],
-        "pipeline-4k": [90.0, 91, 90.5],
-    }
-    splits = {"train": range(100), "eval": range(10)}
-    resnet101_accuracy.tell(errors, size, world_size=2, num_seeds=3, splits=splits, to=tmp_path)  # type: ignore[arg-type]
-    kept = json.loads((tmp_path / "resnet101-accuracy.json").read_text())
-    told = capsys.readouterr().out
-    assert "Not within noise: pipeline-4k." in kept["notes"] and "Not within noise: pipeline-4k." in told
-    assert "needs 8 ranks" in told
-    rows = {row["experiment"]: row for row in kept["rows"]}
-    assert [rows[name]["within noise"] for name in resnet101_accuracy.PAIRS] == ["yes", None, "no"]
-
-
 # ---- mistakes --------------------------------------------------------------------------------------------------------
 
 
@@ -393,10 +287,6 @@ def test_a_row_outside_noise_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
         (partitioner.main, ["--chains", "0"], "argument --chains: 0 is not allowed"),
         (memory.main, ["--models", "gpt"], "argument --models: invalid choice: 'gpt'"),
         (paper.main, ["more"], "more is not known"),
-        (resnet101_accuracy.main, [], "--data: nothing is given; give the folder that holds CIFAR-100"),
-        (resnet101_accuracy.main, ["--data", "nowhere"], "--data: nowhere is no folder; give one that holds CIFAR-100"),
-        (resnet101_accuracy.main, ["--data", "."], "data.path: "),
-        (resnet101_accuracy.main, ["--seeds", "no"], "argument --seeds: no is not allowed"),
     ],
 )
 def test_a_mistake_is_one_line(
