@@ -79,13 +79,22 @@ class Prediction:
 
 
 def assumptions(*, copies_beside: bool) -> tuple[Assumption, ...]:
-    """Of a Tesla P40: 346 GB/s of memory (NVIDIA's data sheet), PCI 3.0 x 16 (15.75 GB/s) to its neighbours."""
+    """Of a Tesla P40: 346 GB/s of memory (NVIDIA's data sheet), PCI 3.0 x 16 (15.75 GB/s) to its neighbours; half of
+    that where each copy goes into the host's memory and out of it.
+
+    Args:
+        copies_beside: whether the original's version computed while it copied; if not, both are told.
+    """
     memory, link = 346e9, 15.75e9
-    return (
+    found = [
         Assumption("operations"),
         Assumption("and memory", memory),
-        Assumption("and copies", memory, link, copies_beside),
-    )
+        Assumption("and copies beside", memory, link),
+    ]
+    if not copies_beside:
+        found.append(Assumption("and copies that wait", memory, link, copies_beside=False))
+        found.append(Assumption("these through the host", memory, link / 2, copies_beside=False))
+    return tuple(found)
 
 
 def predict(
@@ -166,37 +175,29 @@ class _Steps:
         Note: the simulator's micro-batches are all alike; that the last one is not recomputed is spread over them.
         """
         costs, (_, number) = self._costs(setting, assumption=assumption, rate=rate), _microbatches(setting)
-        link = Link(0, 1e9 / assumption.link)
+        link, memory_ns = Link(0, 1e9 / assumption.link), 1e9 / assumption.memory
+        # Nanoseconds over the cut before each unit, forward and backward; nothing crosses the ends.
+        sent = [0, *map(link.ns, costs.crossing_bytes)]
+        returned = [0, *map(link.ns, costs.returned_bytes)]
+        waits = not assumption.copies_beside
         stages, update = [], []
         for units in self._graph.stages(boundaries):
-            part = slice(units.start, units.stop)
-            weights = sum(costs.parameter_bytes[part]) / assumption.memory * 1e9
+            first, stop = units.start, units.stop
+            weights = sum(costs.parameter_bytes[first:stop]) * memory_ns
             # A weight's gradient is added to that of the micro-batches before: two are read, one is written.
-            adding = 3 * weights if number > 1 else 0.0
-            copies = [0, 0, 0, 0]  # in, out, gradient out, gradient in
-            if units.start:
-                copies[0], copies[2] = self._copies(costs, units.start, link)
-            if units.stop < self._graph.num_units:
-                copies[1], copies[3] = self._copies(costs, units.stop, link)
-            waits = 0 if assumption.copies_beside else 1
+            adding = round(3 * weights) if number > 1 else 0
+            forward, backward = sum(costs.forward_ns[first:stop]), sum(costs.returning_ns[first:stop]) + adding
             stages.append(
                 StageCosts(
-                    forward=sum(costs.forward_ns[part]) + waits * (copies[0] + copies[1]),
-                    backward=sum(costs.returning_ns[part]) + round(adding) + waits * (copies[2] + copies[3]),
-                    send=(1 - waits) * copies[1],
-                    send_back=(1 - waits) * copies[2],
+                    forward=forward + waits * (sent[first] + sent[stop]),
+                    backward=backward + waits * (returned[first] + returned[stop]),
+                    send=0 if waits else sent[stop],
+                    send_back=0 if waits else returned[first],
                 )
             )
             update.append(round(4 * weights))  # SGD reads weight and gradient, writes the weight, and zeroes
-        step = simulate(
-            "gpipe", stages, num_ranks=len(stages), num_microbatches=number, update=update
-        )  # fmt: skip
+        step = simulate("gpipe", stages, num_ranks=len(stages), num_microbatches=number, update=update)
         return step.total / 1e9
-
-    @staticmethod
-    def _copies(costs: GraphCosts, cut: int, link: Link) -> tuple[int, int]:
-        """Nanoseconds of the tensors over a cut, and of their gradients."""
-        return link.ns(costs.crossing_bytes[cut - 1]), link.ns(costs.returned_bytes[cut - 1])
 
     def _costs(self, setting: Setting, *, assumption: Assumption, rate: float) -> GraphCosts:
         """Of one micro-batch."""

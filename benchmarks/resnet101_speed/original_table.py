@@ -76,16 +76,15 @@ def tell_predictions(
 
 def _notes(predictions: Sequence[Prediction], settings: Sequence[Setting]) -> list[str]:
     rates = ", ".join(f"{each.assumption.name} {each.operations_per_s / 1e12:.2f}e12" for each in predictions)
-    link = predictions[-1].assumption
-    beside = "beside computing" if link.copies_beside else "while the GPU computes nothing, on both sides"
+    base, by_sheet = settings[0].name, predictions[2].assumption
     return [
-        f"One rate of operations per second is fitted, on {settings[0].name} alone, for each block: {rates}. The data "
-        "sheet of a Tesla P40 has 12e12.",
-        "predicted: the original's balance of its layers; our cut: the exact partitioner's for these costs. Mean error: "
-        f"of the rows but {settings[0].name}, signs dropped.",
-        "operations: of matrix products and convolutions, counted per unit. and memory: what the other operators, the "
-        f"sums of gradients and SGD read and write, at {link.memory / 1e9:.0f} GB/s. and copies: tensors over each cut "
-        f"and their gradients at {link.link / 1e9:.2f} GB/s, {beside}, as the original's version did.",
+        f"One rate of operations per second is fitted, on {base} alone, for each block: {rates}. The data sheet of a "
+        "Tesla P40 has 12e12.",
+        "predicted: the original's balance of its layers; our cut: the exact partitioner's for these costs. Mean "
+        f"error: of the rows but {base}, signs dropped.",
+        "operations: of matrix products and convolutions, counted per unit; memory: bytes of all other operators, of "
+        f"the sums of gradients and of SGD, at {by_sheet.memory / 1e9:.0f} GB/s; copies: tensors over each cut and "
+        f"their gradients, at {by_sheet.link / 1e9:.2f} GB/s. Each block adds to the one before.",
         "Not timed: nothing ran. Micro-batches are as torch's chunk makes them from the original's numbers.",
     ]
 
@@ -103,7 +102,8 @@ def _draw(figure: Figure, rows: Sequence[Row]) -> None:
         of_block = [row for row in rows if row["counted"] == block]
         places = [at + width * (number - (len(columns) - 1) / 2) for at in range(len(names))]
         heights = [_number(row[key]) for row in of_block]
-        axes.bar_label(axes.bar(places, heights, width=0.92 * width, label=label), fmt="%.2f", fontsize=7, padding=2)
+        bars = axes.bar(places, heights, width=0.92 * width, label=label)
+        axes.bar_label(bars, fmt="%.2f", fontsize=6, padding=2)
         if key == "predicted":
             cuts = [_number(row["predicted, our cut"]) for row in of_block]
             axes.plot(places, cuts, "k_", markersize=12, label="with our cut" if number == 1 else None)
