@@ -42,12 +42,14 @@ def test_a_graph_with_real_weights_counts_alike() -> None:
     assert count_work(trace(build(), (example,))) == counted(build, example)
 
 
-def test_bytes_are_each_operand_of_what_is_no_product() -> None:
+def test_bytes_are_each_operand_once() -> None:
     """A linear layer of 3 x 5 on 7 rows, the relu behind it, a second one of 5 x 2; 4 bytes a number."""
     first, second = counted(
         lambda: nn.Sequential(nn.Linear(3, 5, bias=False), nn.ReLU(), nn.Linear(5, 2, bias=False)), torch.empty(7, 3)
     )
     assert (first.forward_flops, second.forward_flops) == (2 * 7 * 3 * 5, 2 * 7 * 5 * 2)
     assert (first.backward_flops, second.backward_flops) == (2 * 7 * 3 * 5, 2 * 2 * 7 * 5 * 2)
-    assert first.forward_bytes + second.forward_bytes == 4 * 2 * 35
-    assert first.backward_bytes + second.backward_bytes == 4 * 3 * 35, "gradient in, ReLU's result, gradient out"
+    product = {"first": 21 + 15 + 35, "second": 35 + 10 + 14}
+    assert first.forward_bytes + second.forward_bytes == 4 * (product["first"] + 2 * 35 + product["second"])
+    # The weight's gradient of the first; ReLU's, which reads its result; weight's and input's of the second.
+    assert first.backward_bytes + second.backward_bytes == 4 * (product["first"] + 3 * 35 + 2 * product["second"])

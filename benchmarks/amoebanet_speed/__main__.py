@@ -73,11 +73,11 @@ TABLE = SpeedTable(
         "The original's batches include loading random images; ours lie in memory.",
     ),
     original_notes=(
-        "The published rows are of a version before 0.0.3, whose copies and kernels share one stream (its changelog). A "
-        "later one, which copies beside computing, published 13.884, 20.334, 30.893 and 42.263 samples/s for the same "
-        "settings (88ce76b): pipeline-8 is 1.26 times as fast over naive-2 there.",
-        "Not simulated: GPUs that 7 rows of a micro-batch do not fill, where naive-2 has 47, and one Python process that "
-        "launches the kernels of all parts.",
+        "The published rows are of a version before 0.0.3, whose copies and kernels share one stream (its changelog). "
+        "A later one, which copies beside computing, published 13.884, 20.334, 30.893 and 42.263 samples/s for the "
+        "same settings (88ce76b): pipeline-8 is 1.26 times as fast over naive-2 there.",
+        "Not simulated: GPUs that 7 rows of a micro-batch do not fill, where naive-2 has 47, and one Python process "
+        "that launches the kernels of all parts.",
     ),
 )
 

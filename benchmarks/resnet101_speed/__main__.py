@@ -73,9 +73,11 @@ TABLE = SpeedTable(
         "says: at the original's batch of every activation, at an equal batch of all micro-batches but the last.",
     ),
     original_notes=(
-        "The original measured its balance where it ran. By counted work its second part of pipeline-2 is the longer "
-        "one; with our cut that row is met, so that the GPU's rate was not the same for all units.",
-        "Not simulated, and in the row of 8 parts largest: one Python process that launches the kernels of all parts.",
+        "By counted work the second part of the original's pipeline-2 is the longer one. It measured its balance where "
+        "it ran: there the early layers, large pictures of few channels, took longer than their operations say; "
+        "counting memory closes a third of that.",
+        "Not simulated: GPUs that micro-batches of 16 rows fill less than naive-1's 96, and one Python process that "
+        "launches the kernels of all parts.",
     ),
 )
 

@@ -51,7 +51,7 @@ class Assumption:
     """All that a step's time is made of beside operations.
 
     Attributes:
-        memory: bytes per second of a device's memory; infinite: what is no product or convolution takes no time.
+        memory: bytes per second of a device's memory, while it computes nothing; infinite: memory takes no time.
         link: bytes per second between two devices; infinite: copies take no time.
         copies_beside: whether a device computes while it copies.
     """

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import FlopCounterMode
 
 from pipetransformer.graphs.graph import Graph
 from pipetransformer.graphs.graph.segment import build_segment
@@ -33,8 +33,8 @@ class UnitWork:
     Attributes:
         forward_flops: operations of matrix products and convolutions, an addition and a multiplication being two.
         backward_flops: likewise, for gradients of inputs and weights.
-        forward_bytes: memory that the other operators read and write, each operand once, as kernels do that are not
-            fused: norms, activations, poolings, sums. Views cost nothing.
+        forward_bytes: memory that operators read and write, each operand of each once, as kernels do that are not
+            fused. Views cost nothing.
         backward_bytes: likewise.
     """
 
@@ -95,8 +95,7 @@ def _counted(run: Callable[[], None]) -> tuple[int, int]:
 
 
 class _Traffic(TorchDispatchMode):
-    """Bytes of the operands and results of every operator that makes new memory or changes some, and has no
-    operations that ``FlopCounterMode`` counts."""
+    """Bytes of the operands and results of every operator that makes new memory or changes some."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +110,7 @@ class _Traffic(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         made = _tensors(result)
-        if made and not func.is_view and func.overloadpacket not in flop_registry:
+        if made and not func.is_view:
             self.num_bytes += sum(operand.nbytes for operand in [*_tensors((args, kwargs)), *made])
         return result
 
