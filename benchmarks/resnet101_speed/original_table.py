@@ -82,9 +82,9 @@ def _notes(predictions: Sequence[Prediction], settings: Sequence[Setting]) -> li
         "Tesla P40 has 12e12.",
         "predicted: the original's balance of its layers; our cut: the exact partitioner's for these costs. Mean "
         f"error: of the rows but {base}, signs dropped.",
-        "operations: of matrix products and convolutions, counted per unit; memory: operands of all operators, each "
-        f"once, of the sums of gradients and of SGD, at {by_sheet.memory / 1e9:.0f} GB/s; copies: tensors over each cut "
-        f"and their gradients, at {by_sheet.link / 1e9:.2f} GB/s. Each block adds to the one before.",
+        "operations: of matrix products and convolutions, counted per unit; memory: operands of all operators, "
+        f"each once, of sums of gradients and of SGD, at {by_sheet.memory / 1e9:.0f} GB/s; copies: tensors over each "
+        f"cut and their gradients, at {by_sheet.link / 1e9:.2f} GB/s. Each block adds to the one before.",
         "Not timed: nothing ran. Micro-batches are as torch's chunk makes them from the original's numbers.",
     ]
 
