@@ -74,8 +74,8 @@ TABLE = SpeedTable(
     ),
     original_notes=(
         "By counted work the second part of the original's pipeline-2 is the longer one. It measured its balance where "
-        "it ran: there the early layers, large pictures of few channels, took longer than their operations say; "
-        "counting memory closes a third of that.",
+        "it ran: there the early layers, large pictures of few channels, took longer than their operations and memory "
+        "say.",
         "Not simulated: GPUs that micro-batches of 16 rows fill less than naive-1's 96, and one Python process that "
         "launches the kernels of all parts.",
     ),
