@@ -191,6 +191,43 @@ def row_of(plan: ParallelPlan, *, predicted: int, real: int) -> Row:
     }
 
 
+def ranges(rows: Sequence[Row]) -> list[str]:
+    """Least to most over all cells that they name: no rank, model, optimizer or n is left out."""
+    told = []
+    for schedule in dict.fromkeys(row["schedule"] for row in rows):
+        family = [_float(row, "predicted / real") for row in rows if row["schedule"] == schedule]
+        told.append(f"{schedule or 'pp 1'} {_range(family)}")
+    first = [row for row in rows if row["rank"] == 0 and row["M"] == 4 and row["checkpoint"] == "never"]
+    gpipe = [row for row in rows if row["schedule"] == "gpipe" and row["M"] == 8]
+    return [
+        f"predicted / real by schedule: {', '.join(told)}.",
+        f"Real, 1F1B over GPipe, stage 0, M 4, never: {_range(paired(first, 'schedule', '1f1b', 'gpipe'))}, all cells.",
+        f"Real, always over never, GPipe, M 8: {_range(paired(gpipe, 'checkpoint', 'always', 'never'))}, all cells.",
+    ]
+
+
+def paired(rows: Sequence[Row], key: str, mine: str, other: str) -> list[float]:
+    """Real bytes of rows with ``mine`` over those of the rows that differ from them in ``key`` alone."""
+
+    names = [name for name in ("model", "optimizer", "checkpoint", "rank", "schedule", "M", "n") if name != key]
+
+    def rest(row: Row) -> tuple[object, ...]:
+        return tuple(row[name] for name in names)
+
+    real = {rest(row): _float(row, "real MB") for row in rows if row[key] == other}
+    return [_float(row, "real MB") / real[rest(row)] for row in rows if row[key] == mine]
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{min(values):.3f} .. {max(values):.3f}"
+
+
+def _float(row: Row, name: str) -> float:
+    value = row[name]
+    assert isinstance(value, (int, float)), name
+    return float(value)
+
+
 def tell(rows: list[Row]) -> None:
     ratios = [float(row["predicted / real"] or 0) for row in rows]
     models = [f"{name} ({MODELS[name][1].strip('{}')})" for name in dict.fromkeys(str(row["model"]) for row in rows)]
@@ -198,6 +235,7 @@ def tell(rows: list[Row]) -> None:
         f"predicted / real: median {median(ratios):.3f}, {min(ratios):.3f} .. {max(ratios):.3f}",
         f"Models: {', '.join(models)}. float32, batch {BATCH} over 2 ranks, dropout 0.1; M: micro-batches, n: frozen "
         "blocks. Real: bytes in tensors at the peak of a second step, storage by storage.",
+        *ranges(rows),
     ]
 
     def draw(figure: Figure) -> None:

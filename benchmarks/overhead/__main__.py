@@ -162,10 +162,10 @@ def bare_loop(config: Config, world: World) -> Callable[[int], None]:
         inputs = data.inputs(batch.ids, length=batch.length, epoch=epoch)
         inputs = {name: value.to(world.device, non_blocking=True) for name, value in inputs.items()}
         labels = data.labels[torch.from_numpy(batch.ids)].to(world.device, non_blocking=True)
+        optimizer.zero_grad()  # no gradients of the step before beside the activations, as in the trainer
         pictures = inputs.get("pixel_values")
         outputs = model(pictures) if pictures is not None else model(**inputs).logits
         loss = F.cross_entropy(outputs, labels, label_smoothing=train.label_smoothing)
-        optimizer.zero_grad()
         loss.backward()
         if train.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), train.max_grad_norm)

@@ -1,10 +1,12 @@
 """Predicted over real, on 2 ranks: the time of each stage, and the step time of a pipeline.
 
-    pipetransformer bench predictor [--repeats 9]
+    pipetransformer bench predictor [--repeats 9] [--profiles FOLDER]
 
 In every round costs are measured unit by unit, as the trainer does before training, then some steps of each layout are
 timed, then costs again. A ratio is of one round: the mean of both predictions over the steps, so that both have seen
 the same machine. Medians over the rounds, with their spread.
+A job measures once, before training: ``of one profile`` are the same ratios by the costs of a single measurement, the
+first of this run or, with --profiles, the one that FOLDER keeps of another hour (made there where it has none).
 Layouts: GPipe and 1F1B, M = 2, 4, 8, recomputation never and always. Predictions are the planner's own, without the
 correction by static layouts that a job makes.
 """
@@ -17,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
+from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
 
@@ -28,9 +31,11 @@ from benchmarks.support.ranks import as_ranks
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import Batch, cache_folder, epoch_batches
 from pipetransformer.engine import Engine, PhaseSeconds
+from pipetransformer.errors import check_folder
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
 from pipetransformer.pipe.measure.profile import measure_profile
+from pipetransformer.pipe.measure.profile_file import Profile, load_profile, save_profile
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts
@@ -55,33 +60,41 @@ STEPS = 3  # timed in a row
 def main() -> None:
     parser = bench_parser("predictor", description=__doc__)
     parser.add_argument("--repeats", type=count, default=9, help="rounds (default 9)")
+    parser.add_argument("--profiles", type=Path, metavar="FOLDER", help="keeps a measurement for runs of other hours")
     arguments = parser.parse_args()
-    as_ranks(__file__, partial(run, repeats=arguments.repeats), num_ranks=2)
+    if arguments.profiles is not None:
+        check_folder(arguments.profiles, key="--profiles")
+    as_ranks(__file__, partial(run, repeats=arguments.repeats, profiles=arguments.profiles), num_ranks=2)
 
 
-def run(world: World, *, repeats: int) -> None:
+def run(world: World, *, repeats: int, profiles: Path | None) -> None:
     rows: list[dict[str, object]] = []
     for mode in MODES:
         config = load_config(CONFIG, [*MODEL, f"pipe.recompute={mode}", "pipe.microbatches=auto"])
         job = build_job(config, world, lead=partial(led_by, 0))
-        rows += of_mode(config, job, world, mode=mode, repeats=repeats)
+        kept = None if profiles is None else profiles.absolute() / f"predictor-{mode}.json"
+        rows += of_mode(config, job, world, mode=mode, repeats=repeats, kept=kept)
     if world.rank == 0:
         print(f"saved {save('predictor', rows)}")
 
 
-def of_mode(config: Config, job: Job, world: World, *, mode: str, repeats: int) -> list[dict[str, object]]:
+def of_mode(
+    config: Config, job: Job, world: World, *, mode: str, repeats: int, kept: Path | None
+) -> list[dict[str, object]]:
+    """Args: kept: file of the one profile; None: this run's first."""
     data, train = job.datasets["train"], config.train
     batches = epoch_batches(data.lengths, batch_size=train.batch_size, seed=0, epoch=0, num_nodes=1)
     workload = Workload.of(batches, config, num_ranks=2, local_size=2)
     bench = Bench(job, config, batches[0], world=world)
 
-    def measured() -> JobCosts:
+    def measured() -> Profile:
         if world.rank == 0:  # what was measured before; the folder is ``as_ranks``'s own
             shutil.rmtree(cache_folder() / "profiles", ignore_errors=True)
         bench.give_back()
-        return measure_profile(job.chain, data, workload=workload, config=config, world=world).job
+        return measure_profile(job.chain, data, workload=workload, config=config, world=world)
 
-    before = measured()
+    first = measured()
+    before, once = first.job, led_by(0, partial(one_profile, first, kept)).job
     plans = {
         layout: plan_of(*layout, config=config, job=job, costs=before) for layout in product(SCHEDULES, MICROBATCHES)
     }
@@ -89,11 +102,20 @@ def of_mode(config: Config, job: Job, world: World, *, mode: str, repeats: int) 
     for number in range(repeats):
         layouts = list(plans)[:: -1 if number % 2 else 1]  # each is as near to one measurement as to the other
         real = {layout: bench.time(plans[layout]) for layout in layouts}
-        behind = measured()
+        behind = measured().job
         for layout, (step, stages) in real.items():
-            found[layout].add((before, behind), step=step, stages=stages, global_batch_size=train.batch_size)
+            found[layout].add((before, behind), once, step=step, stages=stages, global_batch_size=train.batch_size)
         before = behind
     return [row_of(rounds, mode=mode, world=world) for rounds in found.values()]
+
+
+def one_profile(first: Profile, kept: Path | None) -> Profile:
+    """The profile that ``kept`` holds, or else ``first``, kept from then on."""
+    if kept is None:
+        return first
+    if not kept.exists():
+        save_profile(first, kept, key="--profiles")
+    return load_profile(kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +126,36 @@ class Rounds:
     predicted: list[float] = field(default_factory=list)
     real: list[float] = field(default_factory=list)
     step_ratios: list[float] = field(default_factory=list)
+    once_ratios: list[float] = field(default_factory=list)
     stage_ratios: list[list[float]] = field(default_factory=list)
     contention: list[float] = field(default_factory=list)
 
     def add(
-        self, around: tuple[JobCosts, JobCosts], *, step: float, stages: Sequence[float], global_batch_size: int
+        self,
+        around: tuple[JobCosts, JobCosts],
+        once: JobCosts,
+        *,
+        step: float,
+        stages: Sequence[float],
+        global_batch_size: int,
     ) -> None:
-        """Args: around: what was measured before the steps and behind them. step, stages: seconds that they took."""
-        predicted = mean(
-            predict(self.plan, costs=costs, global_batch_size=global_batch_size).step_seconds for costs in around
+        """One round.
+
+        Args:
+            around: what was measured before the steps and behind them.
+            once: the one profile.
+            step, stages: seconds that they took.
+        """
+        before, behind, alone = (
+            predict(self.plan, costs=costs, global_batch_size=global_batch_size).step_seconds
+            for costs in (*around, once)
         )
+        predicted = mean((before, behind))
         expected = zip(*(stage_seconds(self.plan, costs, global_batch_size=global_batch_size) for costs in around))
         self.predicted.append(predicted)
         self.real.append(step)
         self.step_ratios.append(predicted / step)
+        self.once_ratios.append(alone / step)
         self.stage_ratios.append([mean(both) / real for both, real in zip(expected, stages, strict=True)])
         self.contention.append(mean(costs.contention for costs in around))
 
@@ -187,7 +225,8 @@ def row_of(rounds: Rounds, *, mode: str, world: World) -> dict[str, object]:
     if world.rank == 0:
         print(
             f"{plan.schedule:6} M {plan.num_microbatches} {mode:7} step {spread([1e3 * t for t in rounds.real])} ms, "
-            f"predicted over real: step {spread(rounds.step_ratios)}, stages {', '.join(map(spread, by_stage))}",
+            f"predicted over real: step {spread(rounds.step_ratios)}, of one profile {spread(rounds.once_ratios)}, "
+            f"stages {', '.join(map(spread, by_stage))}",
             flush=True,
         )
     return {
@@ -200,6 +239,8 @@ def row_of(rounds: Rounds, *, mode: str, world: World) -> dict[str, object]:
         "step_ratio": median(rounds.step_ratios),
         "stage_ratio": [median(ratios) for ratios in by_stage],
         "step_ratios": rounds.step_ratios,
+        "step_ratio_of_one_profile": median(rounds.once_ratios),
+        "step_ratios_of_one_profile": rounds.once_ratios,
         "stage_ratios": by_stage,
         "contention": rounds.contention,
     }

@@ -12,6 +12,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
+from benchmarks.resnet101_speed.original import Original, predict
+from benchmarks.resnet101_speed.original_table import tell_predictions
 from benchmarks.support.command_line import add_output, bench_parser
 from benchmarks.support.graphs import (
     GraphBench,
@@ -67,14 +69,18 @@ class SpeedTable:
     Attributes:
         name: of the benchmark, as in ``pipetransformer bench NAME``.
         rows: the original's. The first is what speed-ups are against.
+        original: how the original cuts its model.
         notes: what is this table's own to know.
+        original_notes: likewise, of the prediction at the original's size.
     """
 
     name: str
     title: str
     sizes: Mapping[str, Size]
     rows: Mapping[Setting, Published]
+    original: Original
     notes: Sequence[str]
+    original_notes: Sequence[str]
     num_classes: int = 10
 
     @property
@@ -87,18 +93,31 @@ class SpeedTable:
         return {setting.name: published for setting, published in self.rows.items()}
 
     def main(self, script: str, *, description: str) -> None:
-        """Starts ``script`` again as ranks; a rank measures."""
+        """Starts ``script`` again as ranks, where a rank measures; predicts at once for ``--scale original``."""
         parser = bench_parser(self.name, description=description)
-        add_scale(parser)
+        add_scale(parser, predicted="original")
         parser.add_argument("--repeats", type=count, default=7, help="timed rounds over all rows (default 7)")
         add_output(parser)
         arguments = parser.parse_args()
+        if arguments.scale == "original":
+            self.predict(folder=arguments.output)
+            return
         as_ranks(
             script,
             partial(
                 self._measure, scale=pick_scale(arguments.scale), repeats=arguments.repeats, folder=arguments.output
             ),
             num_ranks=num_ranks(arguments.ranks),
+        )
+
+    def predict(self, *, folder: Path) -> None:
+        """Writes the table that is predicted at the original's size."""
+        published = {name: row.samples_per_s for name, row in self.published.items()}
+        full = self.sizes["full"]
+        found = predict(self.settings, self.original, published=published, build=full.build, image_size=full.image_size)
+        notes = [f"{full.model}, {full.image_size} x {full.image_size} pixels.", *self.original_notes]
+        tell_predictions(
+            self.name, found, self.settings, published=published, title=self.title, notes=notes, folder=folder
         )
 
     def _measure(self, world: World, *, scale: str, repeats: int, folder: Path) -> None:

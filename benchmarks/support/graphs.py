@@ -217,10 +217,17 @@ def time_rounds(steps: Sequence[Step | None], *, repeats: int, device: torch.dev
 # ---- command lines ---------------------------------------------------------------------------------------------------
 
 
-def add_scale(parser: Parser, *, most_ranks: int = 8) -> None:
-    """The arguments ``--scale`` and ``--ranks``."""
+def add_scale(parser: Parser, *, most_ranks: int = 8, predicted: str | None = None) -> None:
+    """The arguments ``--scale`` and ``--ranks``.
+
+    Args:
+        predicted: a further scale, at which nothing runs.
+    """
+    more, told = ((predicted,), f"; {predicted}: predicted, nothing runs") if predicted else ((), "")
     parser.add_argument(
-        "--scale", choices=("small", "full"), help="sizes for small machines, or the original's (default: by CUDA)"
+        "--scale",
+        choices=("small", "full", *more),
+        help=f"sizes for small machines, or the original's (default: by CUDA{told})",
     )
     parser.add_argument(
         "--ranks",

@@ -46,9 +46,16 @@ class Segment:
         return self.num_steps * self.prediction.step_seconds + self.transition_seconds + self.advance_seconds
 
 
-def run_simulation(config: SimulationConfig) -> tuple[Segment, ...]:
-    """The run's segments, from a start with nothing frozen, as training has. Raises UserError where no plan fits."""
-    planner, costs, frozen = _planner(config), costs_of(config), config.frozen()
+def run_simulation(config: SimulationConfig, *, planning: type[Planner] = Planner) -> tuple[Segment, ...]:
+    """The run's segments, from a start with nothing frozen, as training has.
+
+    Args:
+        planning: decides; another than a job's own, for comparison.
+
+    Raises:
+        UserError: no plan fits.
+    """
+    planner, costs, frozen = _planner(config, planning), costs_of(config), config.frozen()
     changes = [0, *(e for e in range(1, len(frozen)) if frozen[e] != frozen[e - 1]), len(frozen)]
     prediction = planner.first_plan(costs, {}).prediction
     held: int | None = None  # the boundary that the cache has, read or not
@@ -69,7 +76,7 @@ def run_simulation(config: SimulationConfig) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _planner(config: SimulationConfig) -> Planner:
+def _planner(config: SimulationConfig, planning: type[Planner]) -> Planner:
     pipe, cluster = config.pipe, config.cluster
     length = pipe.initial_length
     constraints = Constraints(
@@ -80,7 +87,7 @@ def _planner(config: SimulationConfig) -> Planner:
         pipeline_lengths=divisors(cluster.devices_per_node) if length is None else (length,),
         memory_limit=cluster.memory,
     )
-    return Planner(
+    return planning(
         constraints,
         num_blocks=config.model.blocks,
         local_size=cluster.devices_per_node,
