@@ -4,7 +4,8 @@ arguments.
 Only expressions in bodies of functions are changed, found by syntax. Left alone, because a change of them changes no
 behaviour, or none that a test on a CPU can see:
 
-- texts for a reader: docstrings, f-strings, arguments of ``UserError``, ``line`` and ``print``, the progress bar, what is raised;
+- texts for a reader: docstrings, f-strings, arguments of ``UserError``, ``line`` and ``print``, the progress bar, what
+  is raised;
 - what only a type checker reads: annotations, ``__all__``, ``if TYPE_CHECKING``, assertions, overloads;
 - numbers that set a size or a speed and no result: constants of modules and classes and what is added to them, defaults
   of arguments, floors and caps (arguments of ``max``, ``min``, ``clamp``), factors and powers;
