@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -95,7 +96,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
 
 
 @pytest.fixture
-def report(tmp_path: Path) -> Report:
+def report(tmp_path: Path) -> Iterator[Report]:
     """An open report of a run of one rank, 20 steps, started 50 seconds ago."""
     config = load_config(configuration_file("vit"), (f"run.dir={tmp_path}", "log.wandb=disabled"))
     folder = RunFolder(run_id="x", path=tmp_path, changes=("train.lr: 1 -> 2",))
@@ -103,7 +104,8 @@ def report(tmp_path: Path) -> Report:
     with mock.patch("pipetransformer.run.report.perf_counter", lambda: 0.0):
         made = Report(config, world, folder=folder, total_steps=20, started=-50.0, best_by="accuracy")
     made._tracker = Tracker(config, rank=0, run_dir=tmp_path, run_id="x")
-    return made
+    yield made
+    made._tracker.close()
 
 
 def written(folder: Path) -> list[dict[str, Any]]:
