@@ -86,7 +86,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "run/replay.py": ("tests/test_replay.py", "tests/test_units.py"),
     "run/report.py": _RUN,
     "run/step_figures.py": _RUN,
-    "run/steps.py": (*_RUN, "tests/test_live.py"),
+    "run/steps.py": (*_RUN, "tests/test_replan.py", "tests/test_live.py"),
     "run/totals.py": _RUN,
 }
 
