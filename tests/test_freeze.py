@@ -111,9 +111,9 @@ def test_a_configuration_gives_its_intervals_cap_and_patience(tmp_path: Path) ->
     keys = ("freeze.alpha=0.5", "freeze.every=2 epochs", "freeze.warmup=5 steps", "freeze.patience=2")
     controller = AutoFreeze.of(configuration(tmp_path, *keys), num_blocks=12, batches_per_epoch=10)
     assert [step for step in range(50) if controller.due(step)] == [5, 25, 45]
-    assert frozen_by_step(controller, num_steps=70)[4::20] == [0, 0, 6, 9]
+    assert frozen_by_step(controller, num_steps=70)[5::20] == [0, 0, 6, 9]
     capped = AutoFreeze.of(configuration(tmp_path, *keys, "freeze.max_frozen=7"), num_blocks=12, batches_per_epoch=10)
-    assert frozen_by_step(capped, num_steps=70)[4::20] == [0, 0, 6, 7]
+    assert frozen_by_step(capped, num_steps=70)[5::20] == [0, 0, 6, 7]
     assert not controller.never_freezes(26) and controller.never_freezes(25)
 
 
