@@ -310,6 +310,8 @@ def test_figures_of_steps_and_the_dashboard(run: Run, told: list[dict[str, Any]]
         assert (metrics["Train/Loss"], metrics["Train/Acc"]) == (event["loss"], event["accuracy"])
         before = step
     assert before == NUM_STEPS and not dashboard
+    logged = {event["step"] for event in told if event["event"] == "steps"}
+    assert logged == set(range(1, NUM_STEPS + 1)) - {11, 13, 19}, "those are neither even nor a pause"
     tested = {step: metrics["Test/Acc"] for step, metrics in run.metrics if "Test/Acc" in metrics}
     assert tested == dict(zip((5, 10, 15, 20), ACCURACIES))
 
