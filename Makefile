@@ -4,7 +4,7 @@ python := .venv/bin/python
 torch_tests := $(addprefix tests/test_, $(addsuffix .py, schedules graph graph_laws graph_pipeline exactness reducer \
     planted_bugs recompute memory halves live resume))
 
-.PHONY: setup test test-full test-torch lint clean
+.PHONY: setup test test-full test-torch mutants lint clean
 
 setup:
 	@sh setup.sh
@@ -20,6 +20,10 @@ test-torch:
 	@sh setup.sh $(VERSION)
 	@.venv-torch-$(VERSION)/bin/python -c 'import torch; print("torch", torch.__version__)'
 	@.venv-torch-$(VERSION)/bin/python -m pytest -q $(torch_tests)
+
+SEED ?= 0
+mutants: setup
+	@$(python) tests/mutants.py --seed $(SEED)
 
 lint: setup
 	@$(python) -m ruff check .

@@ -210,10 +210,20 @@ def write_replay(path: Path, plans: Mapping[int, ParallelPlan]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines))
 
 
+@dataclass(frozen=True)
+class Plain:
+    """What a plain loop gives: weights, gradients of the first (0) and last step (-1), and the norm of every block's
+    gradient before clipping, summed over the steps [blocks]."""
+
+    weights: Weights
+    gradients: dict[int, Weights]
+    norms: list[float]
+
+
 @lru_cache(maxsize=64)
-def plain_run(
+def plain_loop(
     model: str, frozen_at: tuple[tuple[int, int], ...], overrides: tuple[str, ...], num_nodes: int = 1
-) -> tuple[Weights, dict[int, Weights]]:
+) -> Plain:
     """The reference: a plain loop over the library's model.
 
     Args:
@@ -244,6 +254,7 @@ def plain_run(
     warmup = math.ceil(train.warmup_ratio * len(batches))
     frozen_from = dict(frozen_at)
     gradients: dict[int, Weights] = {}
+    norms = [0.0] * NUM_BLOCKS
     network.train()
     for step, (epoch, batch) in enumerate(batches):
         if step in frozen_from:
@@ -259,6 +270,9 @@ def plain_run(
             gradients[0 if step == 0 else -1] = {
                 name: p.grad.numpy().copy() for name, p in network.named_parameters() if p.grad is not None
             }
+        for block in range(NUM_BLOCKS):
+            own = [p.grad for name, p in network.named_parameters() if block_of(name) == block and p.grad is not None]
+            norms[block] += math.sqrt(sum(float(gradient.double().square().sum()) for gradient in own))
         if train.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_([p for p in network.parameters() if p.grad is not None], train.max_grad_norm)
         ramp = (step + 1) / warmup if step < warmup else 1.0
@@ -267,7 +281,15 @@ def plain_run(
         for group in optimizer.param_groups:
             group["lr"] = train.lr * (ramp if step < warmup else float(shape))
         optimizer.step()
-    return {name: value.numpy().copy() for name, value in network.state_dict().items()}, gradients
+    return Plain({name: value.numpy().copy() for name, value in network.state_dict().items()}, gradients, norms)
+
+
+def plain_run(
+    model: str, frozen_at: tuple[tuple[int, int], ...], overrides: tuple[str, ...], num_nodes: int = 1
+) -> tuple[Weights, dict[int, Weights]]:
+    """Weights and gradients of ``plain_loop``."""
+    plain = plain_loop(model, frozen_at, overrides, num_nodes)
+    return plain.weights, plain.gradients
 
 
 def plain_loss(
@@ -302,38 +324,33 @@ def is_frozen(name: str, frozen: int) -> bool:
     """Whether a parameter belongs to the stem or one of the first ``frozen`` blocks, by its name alone."""
     if frozen == 0:
         return False
-    parts = name.split(".")
-    for marker in ("blocks", "layer", "layers", "h"):
-        if marker in parts:
-            return int(parts[parts.index(marker) + 1]) < frozen
+    block, parts = block_of(name), name.split(".")
+    if block is not None:
+        return block < frozen
     stem = ("cls_token", "dist_token", "pos_embed", "patch_embed", "embeddings", "embeddings_project", "embed_tokens")
     return any(part in (*stem, "wte", "wpe") for part in parts)
 
 
-def scale_of(name: str, weights: Weights) -> str:
-    """The tensor on whose scale ``name`` is compared: itself, but where its true gradient is zero.
-
-    That are key biases (attention's softmax; where they lie in one fused qkv bias, they are compared so already), and,
-    of a reader, whose softmax is over the tokens, the last norm's bias and the output's.
-    """
-    for key, query in ((".key.bias", ".query.bias"), (".k_lin.bias", ".q_lin.bias")):
-        if name.endswith(key):
-            return name.removesuffix(key) + query
-    last_norms = (f".{NUM_BLOCKS - 1}.output.LayerNorm.", f".{NUM_BLOCKS - 1}.output_layer_norm.")
-    if "qa_outputs.weight" in weights and name.endswith(("qa_outputs.bias", *(f"{norm}bias" for norm in last_norms))):
-        return next(other for other in weights if other.endswith(tuple(f"{norm}weight" for norm in last_norms)))
-    return name
+def block_of(name: str) -> int | None:
+    """The number of the block that a parameter belongs to; None for stem and head."""
+    parts = name.split(".")
+    marker = next((marker for marker in ("blocks", "layer", "layers", "h") if marker in parts), None)
+    return None if marker is None else int(parts[parts.index(marker) + 1])
 
 
 def deviation(ours: Weights, theirs: Weights) -> float:
     """Largest difference of any weight, relative to the largest value of its tensor.
 
-    A bias that adds the same to all that a softmax sees has a true gradient of zero: its tensor is rounding noise.
-    It is compared on the scale of what stands beside it (``scale_of``).
+    Also of a bias whose true gradient is zero, as it adds the same to all that a softmax sees: models are made so that
+    no bias starts at zero (``tiny``), where such a one would be rounding noise and nothing else.
     """
     assert ours.keys() == theirs.keys()
-    scales = {name: np.abs(theirs[scale_of(name, theirs)]).max() for name in theirs}
-    return max(float(np.abs(ours[name] - theirs[name]).max() / scales[name]) for name in theirs)
+    worst = 0.0
+    for name, expected in theirs.items():
+        assert np.isfinite(ours[name]).all() and np.isfinite(expected).all(), f"{name} is not finite"
+        scale = float(np.abs(expected).max()) or 1.0
+        worst = max(worst, float(np.abs(ours[name] - expected).max()) / scale)
+    return worst
 
 
 def gradient_deviation(ours: Sequence[dict[int, Weights]], theirs: dict[int, Weights]) -> float:
@@ -343,10 +360,12 @@ def gradient_deviation(ours: Sequence[dict[int, Weights]], theirs: dict[int, Wei
     """
     worst = 0.0
     for step, expected in theirs.items():
+        assert all(np.isfinite(gradient).all() for gradient in expected.values()), f"step {step} is not finite"
         largest = max(float(np.abs(g).max()) for g in expected.values())
         covered: set[str] = set()
         for rank in ours:
             for name, gradient in rank[step].items():
+                assert np.isfinite(gradient).all(), f"the gradient of {name} is not finite"
                 worst = max(worst, float(np.abs(gradient - expected[name]).max()) / largest)
                 covered.add(name)
         assert covered == expected.keys(), covered ^ expected.keys()
@@ -356,3 +375,8 @@ def gradient_deviation(ours: Sequence[dict[int, Weights]], theirs: dict[int, Wei
 def reference(case: Case, data: str, *, num_nodes: int = 1) -> tuple[Weights, dict[int, Weights]]:
     frozen_at = tuple((step, frozen) for step, frozen, _ in case.moves)
     return plain_run(case.model, frozen_at, tuple(case.overrides(data)), num_nodes)
+
+
+def reference_norms(case: Case, data: str) -> list[float]:
+    frozen_at = tuple((step, frozen) for step, frozen, _ in case.moves)
+    return plain_loop(case.model, frozen_at, tuple(case.overrides(data))).norms

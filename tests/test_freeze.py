@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,17 @@ def test_intervals_warmup_and_cap(name: str, every: int, warmup: int, max_frozen
     assert frozen_by_step(controller, num_steps=len(expected)) == expected
 
 
+def test_a_configuration_gives_its_intervals_cap_and_patience(tmp_path: Path) -> None:
+    """Epochs of 10 steps: asked after 5, 25, 45 ... steps; two answers must agree."""
+    keys = ("freeze.alpha=0.5", "freeze.every=2 epochs", "freeze.warmup=5 steps", "freeze.patience=2")
+    controller = AutoFreeze.of(configuration(tmp_path, *keys), num_blocks=12, batches_per_epoch=10)
+    assert [step for step in range(50) if controller.due(step)] == [5, 25, 45]
+    assert frozen_by_step(controller, num_steps=70)[5::20] == [0, 0, 6, 9]
+    capped = AutoFreeze.of(configuration(tmp_path, *keys, "freeze.max_frozen=7"), num_blocks=12, batches_per_epoch=10)
+    assert frozen_by_step(capped, num_steps=70)[5::20] == [0, 0, 6, 7]
+    assert not controller.never_freezes(26) and controller.never_freezes(25)
+
+
 def test_no_policy_is_never_due() -> None:
     built = build_policy(FreezeConfig(policy="none"), num_blocks=12)
     controller = AutoFreeze(built, every_steps=1, warmup_steps=0, max_frozen=12)
@@ -136,6 +148,22 @@ def test_a_restored_controller_decides_alike() -> None:
     for controller in (undisturbed, after):
         controller.observe([1.0, 1.0, 0.5], num_steps=2)
     assert after.decide(4, frozen=0) == undisturbed.decide(4, frozen=0)
+
+
+def test_a_restored_percentile_knows_the_interval_before() -> None:
+    """Blocks 0 and 1 hardly change from one interval to the next; without the first one nothing could freeze."""
+
+    def fresh() -> AutoFreeze:
+        built = policy("percentile", num_blocks=4, percentile=60)
+        return AutoFreeze(built, every_steps=4, warmup_steps=0, max_frozen=4, patience=2)
+
+    before, after = fresh(), fresh()
+    for step, norms in ((4, [1.0, 2.0, 4.0, 8.0]), (8, [1.0, 2.0, 8.0, 4.0])):
+        before.observe([4 * norm for norm in norms], num_steps=4)
+        assert before.decide(step, frozen=0).frozen == 0, "one answer is too few for a patience of 2"
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    after.observe([4.0, 8.4, 16.0, 32.0], num_steps=4)
+    assert after.decide(12, frozen=0).frozen == 2
 
 
 # What is refused

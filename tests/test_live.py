@@ -167,19 +167,22 @@ def test_all_ranks_plan_for_the_smallest_device(ranks: RankPool, tmp_path: Path)
     assert ranks.run(2, memory_limit, str(tmp_path)) == [10**9 - 2] * 2
 
 
-def bfloat16_run(world: World, folder: str, precision: str) -> Weights | None:
-    overrides = [*Case("vit", 2, STATIC[2]).overrides(""), "pipe.initial_length=2", f"train.precision={precision}"]
-    config = configuration("vit", [*overrides, f"run.dir={folder}", f"run.id={precision}"])
-    trainer = Trainer(config, world)
+def start_and_end(world: World, folder: str, precision: str) -> tuple[Weights, Weights] | None:
+    """Weights before and after 20 steps of SGD, which moves as its gradients are."""
+    overrides = [*Case("vit", 2, STATIC[2], optimizer="sgd", clip=None).overrides(""), "pipe.initial_length=2"]
+    overrides += [f"train.precision={precision}", f"run.dir={folder}", f"run.id={precision}"]
+    trainer = Trainer(configuration("vit", overrides), world)
+    before = {name: value.numpy().copy() for name, value in trainer.job.chain.model.state_dict().items()}
     trainer.run()
-    return final_weights(trainer)
+    after = final_weights(trainer)
+    return None if after is None else (before, after)
 
 
-def test_bfloat16_trains_near_float32_with_float32_weights(ranks: RankPool, tmp_path: Path) -> None:
-    """20 steps of AdamW move each weight by at most 20 x lr; autocast may differ by no more than both moves."""
-    narrow = ranks.run(2, bfloat16_run, str(tmp_path), "bfloat16")[0]
-    wide = ranks.run(2, bfloat16_run, str(tmp_path), "float32")[0]
-    assert {value.dtype for value in narrow.values()} == {np.dtype(np.float32)}
-    assert all(np.isfinite(value).all() for value in narrow.values())
-    assert not np.array_equal(narrow["head.weight"], wide["head.weight"])
-    assert max(float(np.abs(narrow[name] - wide[name]).max()) for name in wide) <= 2 * 20 * 0.001
+def test_bfloat16_moves_float32_weights_as_float32_does(ranks: RankPool, tmp_path: Path) -> None:
+    """The 8 bits of a product are off by up to 0.4 %; gradients of another scale or sample by far more."""
+    narrow, wide = (ranks.run(2, start_and_end, str(tmp_path), way)[0] for way in ("bfloat16", "float32"))
+    assert {value.dtype for value in narrow[1].values()} == {np.dtype(np.float32)}
+    moves = [np.concatenate([(end[name] - start[name]).ravel() for name in start]) for start, end in (narrow, wide)]
+    difference, move = np.linalg.norm(moves[0] - moves[1]), np.linalg.norm(moves[1])
+    assert np.isfinite(moves).all() and move > 0
+    assert 1e-4 * move < difference < 0.05 * move, difference / move

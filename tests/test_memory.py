@@ -127,6 +127,11 @@ CASES = [
 ]
 
 
+def test_the_default_cases_have_every_schedule() -> None:
+    chosen = [plan for case in CASES if type(case) is tuple for plan in case[3]]
+    assert {plan.schedule for plan in chosen} >= {"gpipe", "1f1b", "interleaved", "zero_bubble"}
+
+
 @pytest.mark.parametrize(("model", "mode", "optimizer", "chosen", "precision"), CASES)
 def test_a_rank_holds_what_is_predicted(
     model: str, mode: str, optimizer: str, chosen: Sequence[ParallelPlan], precision: str, ranks: RankPool

@@ -46,7 +46,7 @@ def tiny_bert(
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        BertForSequenceClassification(config).save_pretrained(folder)
+        grown(BertForSequenceClassification(config)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -72,9 +72,24 @@ def tiny_text_model(folder: Path, family: str, *, layers: int = 6) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         task = "QuestionAnswering" if qa else "SequenceClassification"
-        getattr(transformers, f"{family}For{task}")(config).save_pretrained(folder)
+        grown(getattr(transformers, f"{family}For{task}")(config)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def grown(network: Any) -> Any:
+    """``network`` with biases and norms of the size that they have in a trained model, instead of zeros and ones.
+
+    A bias that starts at zero is, after a few steps, nothing but a sum of gradients that cancel: the key bias, whose
+    true gradient is zero, would be rounding noise.
+    """
+    import torch
+
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.ndim <= 1:
+                parameter += 0.1 * torch.randn_like(parameter)
+    return network
 
 
 def tiny_squad(folder: Path, num_questions: int, *, num_eval_questions: int, seed: int = 0) -> Path:

@@ -1,0 +1,243 @@
+"""What the report writes of each event, the figures of some steps from all ranks, and the loss by hand."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from laws import configuration_file
+from ranks import RankPool
+from test_tracking import PLAN
+
+from pipetransformer.cache import Advance
+from pipetransformer.config import load_config
+from pipetransformer.data import IGNORED
+from pipetransformer.engine import Move, Objective, PhaseSeconds
+from pipetransformer.engine.executor import StepInput
+from pipetransformer.freeze import FreezeDecision
+from pipetransformer.process.world import World
+from pipetransformer.run import events
+from pipetransformer.run.folder import RunFolder
+from pipetransformer.run.report import Report
+from pipetransformer.run.step_figures import StepFigures
+from pipetransformer.run.tracking import Tracker
+
+CPU = torch.device("cpu")
+FIGURES = StepFigures(2, 4.0, 0.5, 0.75, 16.0, 60, 4, {name: [1.0, 2.0] for name in ("forward", "backward", "prefix")})
+TOTALS = {"train_s": 7.0, "wall_s": 100.0, "hits": 3, "transitions": []}
+DECISION = FreezeDecision(step=6, interval=3, frozen=5, norms=(1.0, 2.0))
+METRICS = {"accuracy": 0.25, "loss": 2.0}
+ADVANCE = Advance(seconds=3.0, stop=3, samples=Counter({(0, 16): 400}))
+
+# Every event that is written, with the line that it leaves.
+LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
+    (
+        events.Resumed(4, "step-00000004", TOTALS),
+        {"event": "resume", "step": 4, "resumed_from": "step-00000004", "changes": ["train.lr: 1 -> 2"]},
+    ),
+    (
+        events.TrainingStarts(PLAN, never_freezes=True),
+        {
+            **{"event": "run", "run_id": "x", "world_size": 1, "plan": PLAN.as_dict(), "total_steps": 20},
+            "resumed_from": "step-00000004",
+        },
+    ),
+    (
+        events.Decided(DECISION),
+        {"event": "freeze_decision", "step": 6, "interval": 3, "frozen": 5, "norms": [1.0, 2.0]},
+    ),
+    (
+        events.Held(7, 1, 5, "no room"),
+        {"event": "held", "step": 7, "frozen": 1, "wanted": 5, "reason": "no room"},
+    ),
+    (
+        events.Adopted(8, PLAN, "measured"),
+        {"event": "plan", "step": 8, "plan": PLAN.as_dict(), "reason": "measured"},
+    ),
+    (
+        events.Moved(9, 2, PLAN, PLAN, Move(0.5, 4000), "paper"),
+        {
+            **{"event": "transition", "step": 9, "epoch": 2, "plan": PLAN.as_dict(), "seconds": 0.5},
+            **{"bytes_moved": 4000, "reason": "paper"},
+        },
+    ),
+    (
+        events.Advanced(10, 4, ADVANCE, 5000, is_refill=False),
+        {"event": "advance", "step": 10, "boundary": 4, "seconds": 3.0, "samples": 400},
+    ),
+    (
+        events.CacheDeclined(11, "no memory"),
+        {"event": "cache_declined", "step": 11, "reason": "no memory"},
+    ),
+    (
+        events.Logged(12, PLAN, FIGURES),
+        {
+            **{"event": "steps", "step": 12, "num_steps": 2, "seconds": 4.0, "loss": 0.5, "accuracy": 0.75},
+            **{"samples_per_s": 16.0, "hits": 60, "misses": 4},
+            "phase_seconds_by_rank": {name: [1.0, 2.0] for name in ("forward", "backward", "prefix")},
+        },
+    ),
+    (
+        events.Evaluated(13, 3, METRICS, 1.5, None),
+        {
+            **{"event": "evaluation", "step": 13, "epoch": 3, "metrics": METRICS, "best_metrics": METRICS},
+            "seconds": 1.5,
+        },
+    ),
+    (events.Saved(14, "a/b"), {"event": "checkpoint", "step": 14, "path": "a/b"}),
+)
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Iterator[Report]:
+    """An open report of a run of one rank, 20 steps, started 50 seconds ago."""
+    config = load_config(configuration_file("vit"), (f"run.dir={tmp_path}", "log.wandb=disabled"))
+    folder = RunFolder(run_id="x", path=tmp_path, changes=("train.lr: 1 -> 2",))
+    world = World(0, 1, 0, 1, CPU)
+    with mock.patch("pipetransformer.run.report.perf_counter", lambda: 0.0):
+        made = Report(config, world, folder=folder, total_steps=20, started=-50.0, best_by="accuracy")
+    made._tracker = Tracker(config, rank=0, run_dir=tmp_path, run_id="x")
+    yield made
+    made._tracker.close()
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    lines = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
+    return [{name: value for name, value in line.items() if name != "time"} for line in lines]
+
+
+def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
+    said: list[str] = []
+    report._tracker.line = said.append  # type: ignore[method-assign]
+    with mock.patch("pipetransformer.run.report.perf_counter", lambda: 0.0):
+        for event, _ in LINES:
+            report.hear(event)
+        again = (events.Held(15, 1, 5, "no room"), events.CacheDeclined(15, "no memory"))
+        for event in again:
+            report.hear(event)
+    assert written(tmp_path) == [*(line for _, line in LINES), {**LINES[3][1], "step": 15}], "a cache is declined once"
+    assert said[0] == "resumed with another setting: train.lr: 1 -> 2" and said[2].startswith("nothing will freeze")
+    for once in ("AutoFreeze wants 5", "no cache: no memory"):
+        assert sum(once in line for line in said) == 1
+
+
+def test_totals_go_on_where_a_checkpoint_left_them(report: Report) -> None:
+    """100 seconds of wall clock before, 50 since this process began; 60 hits and 4 misses more."""
+    with mock.patch("pipetransformer.run.report.perf_counter", lambda: 0.0):
+        for event, _ in LINES:
+            report.hear(event)
+        saved = report.state_dict()
+    assert report.resumed_from == "step-00000004"
+    assert (saved["wall_s"], saved["train_s"], saved["setup_s"]) == (150.0, 7.0, 50.0)
+    assert (saved["hits"], saved["misses"], saved["cache_bytes"], saved["eval_s"]) == (63, 4, 5000, 1.5)
+    assert saved["metrics"] == saved["best_metrics"] == METRICS
+    assert (saved["cache_advance_s"], saved["transition_s"]) == (3.0, -3.0), "its decision's seconds come later"
+
+
+def test_only_a_better_evaluation_is_the_best(report: Report) -> None:
+    for accuracy in (0.5, 0.25, 0.75, 0.6):
+        report.hear(events.Evaluated(1, 0, {"accuracy": accuracy, "loss": 1.0}, 1.0, None))
+    assert report.totals.best_metrics["accuracy"] == 0.75 and report.totals.metrics["accuracy"] == 0.6
+
+
+# ---- figures of steps ------------------------------------------------------------------------------------------------
+
+
+def gathered(world: World) -> StepFigures:
+    """Rank r: 2 + r samples, r + 1 right answers, loss 6 or 4, 10 r + 1 hits and r misses, phases 1 .. 7 or 8 .. 14."""
+    objective = Objective("classes", label_smoothing=0.0, device=CPU)
+    objective.loss_sum += (6.0, 4.0)[world.rank]
+    objective.num_correct += world.rank + 1
+    objective.num_samples += 2 + world.rank
+    phases = PhaseSeconds(*(float(7 * world.rank + number) for number in range(1, 8)))
+    return StepFigures.gather(objective, phases, num_steps=4, seconds=2.0, hits=10 * world.rank + 1, misses=world.rank)
+
+
+def test_figures_are_those_of_all_ranks(ranks: RankPool) -> None:
+    one, other = ranks.run(2, gathered)
+    names = ("data", "prefix", "forward", "backward", "wait", "reduction", "optimizer")
+    assert one == other == StepFigures(
+        num_steps=4, seconds=2.0, loss=10 / 5, accuracy=3 / 5, samples_per_s=5 / 2.0, hits=12, misses=1,
+        phase_seconds_by_rank={name: [float(n), float(n + 7)] for n, name in enumerate(names, start=1)},
+    )  # fmt: skip
+    metrics = one.metrics(PLAN, transition_seconds=0.5)
+    assert metrics["forward_time_per_batch"] == (10 + 9) / 4 and metrics["backwards_time_per_batch"] == 11 / 4
+    assert metrics["cache_hit_rate"] == 12 / 13 and metrics["comm_frequency"] == 0.0, "a single replica"
+    assert (metrics["Train/Loss"], metrics["Train/Acc"], metrics["transition_seconds"]) == (2.0, 0.6, 0.5)
+
+
+def test_no_time_and_no_sample_divide_nothing() -> None:
+    figures = StepFigures(1, 0.0, 0.0, 0.0, 0.0, 0, 0, {name: [0.0] for name in ("forward", "backward", "prefix")})
+    assert figures.hit_rate is None
+    assert figures.metrics(PLAN, transition_seconds=0.0)["comm_frequency"] == 0.0
+
+
+# ---- the loss --------------------------------------------------------------------------------------------------------
+
+ROWS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [5.0, 5.0]], dtype=torch.float64)
+
+
+def objective(kind: Any, global_count: int = 4) -> Objective:
+    made = Objective(kind, label_smoothing=0.0, device=CPU)
+    made.begin(step=3, global_count=global_count)
+    return made
+
+
+def sums(found: Objective) -> tuple[float, int, int]:
+    return float(found.loss_sum), int(found.num_correct), int(found.num_samples)
+
+
+def test_the_loss_of_classes() -> None:
+    """Two of four samples of the global batch are here, one of them right, and a copy that does not count."""
+    found = objective("classes")
+    losses = np.log(1 + np.exp(-2)) + np.log(1 + np.exp(1))
+    assert float(found(ROWS, torch.tensor([0, 0, IGNORED]))) == pytest.approx(losses / 4)
+    assert sums(found) == (pytest.approx(losses), 1, 2)
+    assert int(found.first_bad_step) == -1
+    found.clear()
+    assert sums(found) == (0.0, 0, 0)
+
+
+def test_the_loss_of_scores() -> None:
+    found = objective("scores")
+    assert float(found(ROWS[:, :1], torch.tensor([1.0, 3.0, float(IGNORED)]).double())) == (1 + 9) / 4
+    assert sums(found) == (10.0, 0, 2)
+
+
+def test_the_loss_of_spans() -> None:
+    """Three tokens; row 0 has the first right and the last wrong, row 1 both right, row 2 is a copy."""
+    first = torch.tensor([[9.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 0.0]])
+    last = torch.tensor([[9.0, 0.0, 0.0], [0.0, 0.0, 9.0], [0.0, 0.0, 0.0]])
+    labels = torch.tensor([[0, 1], [1, 2], [IGNORED, IGNORED]])
+    found = objective("spans", global_count=2)
+    right = np.log(1 + 2 * np.exp(-9))
+    loss = (3 * right + right + 9) / 2
+    assert float(found(torch.stack([first, last], dim=2), labels)) == pytest.approx(loss / 2)
+    assert sums(found) == (pytest.approx(loss), 1, 2)
+
+
+def test_the_first_step_with_a_bad_loss_is_kept() -> None:
+    found = objective("classes")
+    for step, value in ((3, 0.0), (4, float("nan")), (5, float("inf"))):
+        found.begin(step=step, global_count=1)
+        found(torch.full((1, 2), value), torch.tensor([0]))
+    assert int(found.first_bad_step) == 4
+
+
+def test_a_batch_moves_with_all_its_tensors() -> None:
+    batch = StepInput(
+        hidden=torch.ones(2, 3), inputs={"mask": torch.ones(2, 4)}, ids=np.arange(2), labels=torch.zeros(2),
+        length=4, rows=2, global_count=2, num_real=2, enters=0,
+    )  # fmt: skip
+    moved = batch.move(torch.device("meta"))
+    assert moved.hidden is not None
+    assert all(tensor.is_meta for tensor in (moved.hidden, moved.inputs["mask"], moved.labels))
+    batch.hidden = None
+    assert batch.move(torch.device("meta")).hidden is None, "a rank without stage 0"
