@@ -45,6 +45,8 @@ _ENGINE = (*_COUNTS, *_LAW, f"{_EXACT}every_schedule_is_plain")
 _FREEZE = ("tests/test_freeze.py",)
 _PLAN = ("tests/test_plan.py", "tests/test_planner.py", "tests/test_schedules.py", *_LAW)
 _PLANNER = ("tests/test_planner.py", "tests/test_settle.py", "tests/test_simulator.py", "tests/test_units.py")
+# A test of seconds fails on a machine at work, whatever the mutant.
+_TIMED = "tests/test_simulation.py::test_a_plan_for_1024_ranks_takes_less_than_a_second"
 _RUN = ("tests/test_floor.py", "tests/test_report.py", *_COUNTS)
 
 # The core: what decides which weights a run ends with, and what it tells. By file, the default tests that watch it.
@@ -171,7 +173,7 @@ class Copy:
     def run(self, tests: Sequence[str], *, timeout: float | None) -> Outcome:
         """Runs ``tests`` until one fails. Raises RuntimeError where pytest itself is asked in vain."""
         environment = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--deselect", _TIMED, *tests]
         start = time.monotonic()
         with subprocess.Popen(
             command, cwd=self.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
