@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks.balance.__main__ import row_of
 from pipetransformer.graphs.analysis import cut
@@ -191,21 +192,42 @@ def test_the_benchmark_judges_a_balance_by_rounds_before_its_own() -> None:
     assert (row["by these rounds"], row["spread"], row["FTPipe"]) == (0.625, "0.500 .. 1.000", None)
 
 
-def test_the_bound_of_a_model_is_that_of_its_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the reported rounds, of which part 1 takes ten times as long, bring other costs."""
-    model = ZOO["gpt2_90m"]
+def analysed(monkeypatch: pytest.MonkeyPatch, model: str, example: Tensor, **small: Any) -> tuple[Any, Any]:
+    """A real model's report of two parts, of which no time is measured: its units took 1 ms each before, its parts 3
+    and 30 ms in the reported rounds."""
     monkeypatch.setattr(cut, "_unit_costs", lambda graph, *_, **__: costs_of([1] * graph.num_units))
     monkeypatch.setattr(cut, "measured_cut", lambda graph, *_, **__: ((3,), costs_of([1] * graph.num_units)))
     taken = [Samples((3.0,)), Samples((30.0,))]
     monkeypatch.setattr(cut, "time_parts", lambda *_, **__: (taken, taken))
-    report, graph = cut.analyse_model(
-        replace(model, build=partial(model.build, **model.small)),
-        example=model.example(batch_size=1, seed=0, **model.small_input), num_stages=2, iterations=1, depth=2,
-        recompute=False, memory_limit=None, num_microbatches=4, link=Link(0, 0.0), title="", source="", profiles=None,
+    return cut.analyse_model(
+        replace(ZOO[model], build=partial(ZOO[model].build, **small)), example=example, num_stages=2, iterations=1,
+        depth=2, recompute=False, memory_limit=None, num_microbatches=4, link=Link(0, 0.0), title="", source="",
+        profiles=None,
     )  # fmt: skip
+
+
+def test_the_bound_of_a_model_is_that_of_its_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the reported rounds, of which part 1 takes ten times as long, bring other costs."""
+    model = ZOO["gpt2_90m"]
+    example = model.example(batch_size=1, seed=0, **model.small_input)
+    report, graph = analysed(monkeypatch, model.name, example, **model.small)
     first = graph.num_units // 2
     assert report.bound == first / (graph.num_units - first)
     assert imbalance(report.real.both) == 0.1 and report.bound_of_rounds not in (0.1, report.bound)
+
+
+@pytest.mark.parametrize(
+    ("model", "batch_size", "small", "given", "out"),
+    [
+        ("amoebanet_4x512_c10", 4, {"num_layers": 3, "num_filters": 16}, 2.408448, 0.00016),
+        ("gpt2", 1, {"num_layers": 1, "width": 32, "num_heads": 4}, 0.008192, 1024 * 50257 * 4 / 1e6),
+    ],
+)
+def test_a_models_own_input_and_output_have_the_originals_sizes(
+    model: str, batch_size: int, small: dict[str, int], given: float, out: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, _ = analysed(monkeypatch, model, ZOO[model].example(batch_size=batch_size, seed=0), **small)
+    assert (report.input_bytes / 1e6, report.output_bytes / 1e6) == (given, out)
 
 
 def test_a_printout_has_the_labels_of_one_of_the_originals_scripts() -> None:

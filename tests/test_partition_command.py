@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from pipetransformer.commands import main, partition
@@ -107,9 +108,10 @@ def test_words_of_a_file_become_ids_by_frequency(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
-    """A folder with a tokenizer of four words and of points."""
+    """A folder with a tokenizer of three words and of points, which begins a text with a special token."""
     backend = Tokenizer(WordLevel({"[UNK]": 0, "one": 1, "two": 2, "three": 7, ".": 4}, unk_token="[UNK]"))
     backend.pre_tokenizer = Whitespace()
+    backend.post_processor = TemplateProcessing(single="[UNK] $A", special_tokens=[("[UNK]", 0)])
     folder = tmp_path / "tokenizer"
     PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained(folder)  # type: ignore[no-untyped-call]
     return folder
