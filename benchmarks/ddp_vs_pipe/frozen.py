@@ -45,7 +45,8 @@ class Frozen:
 def tell_frozen(ranks: FreshRanks, shape: Shape, scale: Scale, *, scale_name: str, repeats: int, folder: Path) -> None:
     """One step a round of every batch, the prefix computed or read from the cache."""
     samples = (f"data.max_train_samples={min(scale.probed)}", "data.max_eval_samples=1")  # all are cached first
-    config, num_blocks = load_config(CONFIG, (*scale.job, *samples)), scale.num_blocks
+    config = load_config(CONFIG, (*scale.job, *samples, "data.num_workers=0"))  # loading is a phase here, not hidden
+    num_blocks = scale.num_blocks
     found = dict[tuple[int, str], list[Probe]]()
     for number in range(repeats):
         for batch in scale.probed:

@@ -148,8 +148,10 @@ def _verdict(lines: Sequence[Line], *, device: str) -> list[str]:
         told.append(f"Fastest {at}: {best.name}, {median(best.images_per_second):,.4g} images/s{beside}.")
     largest = [line for line in lines if line.block == "largest" and line.fits]
     if largest:
-        most = max(largest, key=lambda line: line.batch)
-        told.append(f"Largest global batch: {most.name}, {most.batch:,}.")
+        most = max(line.batch for line in largest)
+        told.append(
+            f"Largest global batch: {most:,} ({'; '.join(line.name for line in largest if line.batch == most)})."
+        )
     for m in dict.fromkeys(line.chunks for line in largest if line.bubble is not None):
         batches = "; ".join(f"{line.method} {line.batch:,}" for line in largest if line.chunks == m)
         told.append(f"Largest global batches at M {m}: {batches}.")
