@@ -22,9 +22,11 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from time import perf_counter
 
 import torch
@@ -32,9 +34,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.gpt2_sweep.growth import peak_growth
-from benchmarks.gpt2_sweep.original import read_published, write_original
+from benchmarks.gpt2_sweep.original import Original, read_published, write_original
 from benchmarks.gpt2_sweep.pipes import Batch, Ours, Pipe, Torchgpipe, block_cuts, layers_of
-from benchmarks.gpt2_sweep.report import Cell, Figures, Shape, write_sweep
+from benchmarks.gpt2_sweep.report import Cell, Figures, Shape, Variants, write_sweep
 from benchmarks.support.command_line import add_output, bench_parser
 from benchmarks.support.ranks import as_ranks
 from benchmarks.support.torchgpipe import require_torchgpipe
@@ -131,7 +133,18 @@ def run(world: World, *, arguments: argparse.Namespace) -> None:
     )
     if world.rank == 0:
         shape = Shape(BATCH, SIZES[arguments.scale], on_gpus=world.device.type == "cuda")
-        write_sweep(found, difference, shape=shape, folder=arguments.output)
+        # Ranks that are not there need a process without ranks that are.
+        with ProcessPoolExecutor(1, get_context("spawn")) as other:
+            told = partial(other.submit, variant_bytes, shape.sizes)
+            variants = Variants(
+                apart=lambda cell: told(cell, "activation_bytes").result(),
+                by_stage=lambda cell: told(cell, "by_stage").result(),
+            )
+            write_sweep(found, difference, shape=shape, variants=variants, folder=arguments.output)
+
+
+def variant_bytes(sizes: Mapping[str, int], cell: Cell, method: str) -> int:
+    return sum(getattr(Original(sizes=sizes, batch_size=BATCH), method)(cell))
 
 
 def sweep(
@@ -165,7 +178,7 @@ def sweep(
                 figures.forward_seconds.append(forward)
     pipes.clear()
     for cell, figures in found.items():
-        figures.parameter_bytes, figures.growth_bytes, figures.kept_bytes = bench.memory(bench.build(cell))
+        figures.parameter_bytes, figures.growth_bytes = bench.memory(bench.build(cell))
     return found, difference
 
 
@@ -260,9 +273,9 @@ class Bench:
             clear(pipe)
         return seconds, forward
 
-    def memory(self, pipe: Pipe | None) -> tuple[list[int], list[int], list[int]]:
-        """Bytes of the parameters of every partition, by device the peak above them: of a first step, which makes the
-        gradients, and a second that has them already; by process what lay there behind the second's last forward."""
+    def memory(self, pipe: Pipe | None) -> tuple[list[int], list[int]]:
+        """Bytes of the parameters of every partition, and by device the peak above them: of a first step, which makes
+        the gradients, and a second that has them already."""
 
         def steps() -> None:
             assert pipe is not None
@@ -272,18 +285,17 @@ class Bench:
                 parameter.grad.zero_()
             pipe.step()
 
-        held, growth, kept = list[int](), list[int](), list[int]()
+        held, growth = list[int](), list[int]()
         if pipe is not None:
             clear(pipe)
             held = [sum(p.numel() * p.element_size() for p in part.parameters()) for part in pipe.partitions]
-            found = peak_growth(steps, partitions=pipe.partitions, devices=list(dict.fromkeys(pipe.devices)))
-            growth, kept = found.peaks, [found.kept]
+            growth = peak_growth(steps, partitions=pipe.partitions, devices=list(dict.fromkeys(pipe.devices)))
             clear(pipe)
-        everyone = [(held, growth, kept)] * self._world.size
-        dist.all_gather_object(everyone, (held, growth, kept))
+        everyone = [(held, growth)] * self._world.size
+        dist.all_gather_object(everyone, (held, growth))
         by_rank = zip(*everyone, strict=True)
-        held, growth, kept = ([num_bytes for of_rank in column for num_bytes in of_rank] for column in by_rank)
-        return held, growth, kept
+        held, growth = ([num_bytes for of_rank in column for num_bytes in of_rank] for column in by_rank)
+        return held, growth
 
     def gradients(self, cell: Cell) -> dict[str, Tensor]:
         """After one step, those that this rank has, by the parameter's name in the model."""

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpt2_sweep.pipes import Batch, Ours, Torchgpipe, block_cuts, layers_of
@@ -102,6 +102,11 @@ class Original:
         measure = self._of_torchgpipe if cell.implementation == "torchgpipe" else self._of_ours
         rows = self._batch_size // cell.num_microbatches
         return extend(partial(measure, cell, rows), cell.num_microbatches)
+
+    def by_stage(self, cell: Cell) -> list[int]:
+        """``activation_bytes`` of ours where it recomputes a stage at once, not block by block."""
+        with patch.object(Graph, "segments", lambda graph, units: (units,)):
+            return self.activation_bytes(cell)
 
     def _of_ours(self, cell: Cell, rows: int, num_microbatches: int) -> list[int]:
         if rows not in self._graphs:

@@ -129,9 +129,10 @@ def follow(partitions: Sequence[nn.Module], live: PlacedBytes) -> None:
         def enter(*_: object, place: int = place) -> None:
             live.place = place
 
-        def leave(module: object, given: object, output: torch.Tensor, enter: Callable[..., None] = enter) -> None:
-            if output.requires_grad:
-                output.register_hook(enter)
+        def leave(module: object, given: object, output: Any, enter: Callable[..., None] = enter) -> None:
+            for tensor in output if isinstance(output, tuple) else (output,):
+                if tensor.requires_grad:
+                    tensor.register_hook(enter)
 
         partition.register_forward_pre_hook(enter)
         partition.register_forward_hook(leave)

@@ -217,10 +217,10 @@ def time_rounds(steps: Sequence[Step | None], *, repeats: int, device: torch.dev
 # ---- command lines ---------------------------------------------------------------------------------------------------
 
 
-def add_scale(parser: Parser, *, most_ranks: int = 8) -> None:
+def add_scale(parser: Parser, *, most_ranks: int = 8, scales: Sequence[str] = ("small", "full")) -> None:
     """The arguments ``--scale`` and ``--ranks``."""
     parser.add_argument(
-        "--scale", choices=("small", "full"), help="sizes for small machines, or the original's (default: by CUDA)"
+        "--scale", choices=scales, help="sizes for small machines, or the original's (default: by CUDA)"
     )
     parser.add_argument(
         "--ranks",
