@@ -14,10 +14,13 @@ sys.path.insert(0, str(REPOSITORY))
 
 import benchmarks.gpt2_sweep.__main__ as gpt2_sweep
 import benchmarks.support.fake_memory as fake_memory
+from benchmarks.amoebanet_memory.jobs import Model
+from benchmarks.amoebanet_memory.original import Original as AmoebaNet
 from benchmarks.gpt2_sweep.original import Original, read_published
 from benchmarks.gpt2_sweep.pipes import Batch, Torchgpipe, layers_of
 from benchmarks.gpt2_sweep.report import Cell, Figures
 from benchmarks.support.fake_memory import extend
+from benchmarks.support.graphs import Setting
 from pipetransformer.adapter import LiveBytes
 from pipetransformer.graphs.zoo import zoo_model
 from pipetransformer.process.world import World
@@ -85,3 +88,13 @@ def test_simulated_times_are_the_fitted_ones_where_they_were_fitted() -> None:
     assert original.times(Cell(1, 1, False, "ours"), fitted) == pytest.approx(fitted, rel=1e-6)
     halves = original.times(Cell(2, 8, False, "ours"), fitted)
     assert sum(fitted) / 2 < sum(halves) < sum(fitted)
+
+
+@pytest.mark.parametrize(
+    "setting", [Setting("naive-1", 1, 4, checkpoint=None), Setting("pipeline-2", 2, 4, 4)], ids=lambda s: s.name
+)
+def test_the_planners_formula_is_near_what_cells_hold(setting: Setting) -> None:
+    original = AmoebaNet(setting, Model(1, 16), image_size=64)
+    ours, predicted = original.of_ours(), original.predicted()
+    assert len(ours) == len(predicted) == setting.num_devices
+    assert 0.8 < sum(predicted) / sum(ours) < 1.3

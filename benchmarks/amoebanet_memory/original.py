@@ -139,7 +139,13 @@ class Original:
         sent = sum(t.num_bytes for t in self.graph.crossing(unit + 1) if t.producer == unit)
         whole = entering + made - sent  # what it sends enters the next unit
         return UnitBytes(
-            lasting=0, gradients=0, entering=entering, kept=entering, whole=whole, working=working, between=0
+            lasting=0,
+            gradients=0,
+            entering=entering,
+            kept=entering if self._setting.recomputes else whole,
+            whole=whole,
+            working=working,
+            between=0,
         )
 
     def _sizes(self, unit: int) -> tuple[int, int]:
