@@ -1,11 +1,14 @@
 """torchgpipe's table of AmoebaNet-D's memory: naive-1 and pipelines of 1 to 8 devices with models that grow with them.
 
-    pipetransformer bench amoebanet-memory [--scale small|full] [--ranks 8] [--device-memory BYTES]
+    pipetransformer bench amoebanet-memory [--scale small|full|original] [--ranks 8] [--device-memory BYTES]
 
 The models are the published rows': (L, F) are normal cells a group and filters, 10 classes, and their parameters times
 12 bytes (weights, gradients, RMSprop's squares, as benchmarks/amoebanetd-memory/main.py at a471026 counts) are its
 "GB", of 2^30. Batch 128 in 128 micro-batches, two steps, gradients kept, are that script's too. Each row runs on ranks
 of its own, so that one which runs out of memory is named and the next goes on.
+
+``--scale original`` counts the published rows at their own sizes on any machine, ours beside torchgpipe itself and the
+planner's formula: no storage is allocated and no arithmetic done.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.amoebanet_memory.jobs import BYTES_PER_PARAMETER, Held, Job, Model, find_boundaries, measure
+from benchmarks.amoebanet_memory.table import write_original
 from benchmarks.ddp_vs_pipe.fresh_ranks import FreshRanks, OutOfMemory
 from benchmarks.support.command_line import add_output, bench_parser
 from benchmarks.support.graphs import Setting, add_scale, needs, num_ranks, pick_scale
@@ -78,6 +82,8 @@ NOTES = (
     "Pipelines: GPipe, as many micro-batches as rows, except_last (the original's default: what enters a unit is kept, "
     "all of the last micro-batch), cut by the exact partitioner by measured time, without regard to memory. Times are "
     "taken before, by ranks of their own: rank 0's device holds the whole model then, and its stage alone in the row.",
+    "The base of pipelines is pipeline-1: naive-1 runs its batch at once and recomputes nothing, so that what is below "
+    "its memory is recomputation and micro-batches, not the pipeline.",
     "Published figures are of 24 GB Tesla P40, in units of 2^30 bytes; 613M times 12 bytes are 6.85 of them, not the "
     "6.45 printed. naive-1 ran out of memory there.",
 )
@@ -85,7 +91,7 @@ NOTES = (
 
 def main() -> None:
     parser = bench_parser(NAME, description=__doc__)
-    add_scale(parser)
+    add_scale(parser, predicted="original")
     parser.add_argument(
         "--device-memory",
         type=count,
@@ -94,11 +100,15 @@ def main() -> None:
     )
     add_output(parser)
     arguments = parser.parse_args()
+    if arguments.scale == "original":
+        write_original(SIZES["full"].models, settings(SIZES["full"]), PUBLISHED, folder=arguments.output)
+        return
     scale, most = pick_scale(arguments.scale), num_ranks(arguments.ranks)
     size = SIZES[scale]
     with FreshRanks.ready(timeout_seconds=size.timeout_seconds) as ranks:
         bench = Bench(size, ranks, most_ranks=most, limit=arguments.device_memory)
         rows = [bench.row(setting) for setting in settings(size)]
+    add_base(rows)
     notes = [f"Batch {size.batch_size}, {size.image_size} x {size.image_size} random pixels.", *NOTES]
     if not torch.cuda.is_available():
         notes.append(
@@ -128,7 +138,7 @@ class Bench:
         self._limit = limit
         self._held: dict[Job, list[Held] | None] = {}
 
-    def row(self, setting: Setting) -> Row:
+    def row(self, setting: Setting) -> dict[str, str | int | float | None]:
         model = self._size.models[setting.name]
         number = model.num_parameters
         published = PUBLISHED[setting.name]
@@ -139,6 +149,8 @@ class Bench:
             "model MiB": BYTES_PER_PARAMETER * number / 2**20,
             "peak activations MiB": None,
             "largest device MiB": None,
+            "model over pipeline-1": None,
+            "memory over pipeline-1": None,
             "published (L, F)": published[0],
             "published parameters": published[1],
             "published model": published[2],
@@ -199,6 +211,17 @@ class Bench:
                 return f"{largest}; {model} is {NOT_CUT}"
             largest = str(model)
         return largest
+
+
+def add_base(rows: Sequence[dict[str, str | int | float | None]]) -> None:
+    """Fills the columns over pipeline-1, which recomputes and cuts its batch as the longer pipelines do."""
+    base = {row["experiment"]: row for row in rows}["pipeline-1"]
+    for row in rows:
+        if row["experiment"] == "naive-1" or None in (row["peak activations MiB"], base["peak activations MiB"]):
+            continue
+        row["model over pipeline-1"] = _number(row["model MiB"]) / _number(base["model MiB"])
+        held, beside = (_number(r["model MiB"]) + _number(r["peak activations MiB"]) for r in (row, base))
+        row["memory over pipeline-1"] = held / beside
 
 
 def draw(figure: Figure, rows: Sequence[Row]) -> None:

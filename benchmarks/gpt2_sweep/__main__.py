@@ -1,8 +1,9 @@
 """A GPT of 90 M parameters over K stages and M micro-batches, checkpointing off and on: ours beside torchgpipe.
 
     pip install -e ".[bench]"
-    pipetransformer bench gpt2-sweep [--scale small|full] [--repeats 7] [--schedule gpipe|1f1b] [--stages 1,2,4]
-                                    [--microbatches 1,2,4,8,16,32,64]
+    pipetransformer bench gpt2-sweep [--scale small|full|original] [--repeats 7] [--schedule gpipe|1f1b]
+                                    [--stages 1,2,4] [--microbatches 1,2,4,8,16,32,64]
+                                    [--checkpoint False,True] [--implementation ours,torchgpipe]
 
 Both run the zoo's ``gpt2_90m`` from the same weights on the same batch of 64, cut before the same blocks, without an
 optimizer step; first their gradients are compared, dropout off. Checkpointing "True" is torchgpipe's default in both,
@@ -10,6 +11,9 @@ optimizer step; first their gradients are compared, dropout off. Checkpointing "
 
 Ours has a rank for each stage, with one thread. torchgpipe has one process, on K GPUs or on K times "cpu"; there it has
 one thread or K, whichever is faster. Rounds are interleaved; memory is measured behind the timed ones.
+
+``--scale original`` has the published sweep's cells beside its figures on any machine: no storage is allocated and no
+arithmetic done for its memory, and its times are simulated.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from time import perf_counter
 
 import torch
@@ -28,8 +34,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.gpt2_sweep.growth import peak_growth
+from benchmarks.gpt2_sweep.original import Original, read_published, write_original
 from benchmarks.gpt2_sweep.pipes import Batch, Ours, Pipe, Torchgpipe, block_cuts, layers_of
-from benchmarks.gpt2_sweep.report import Cell, Figures, Shape, write_sweep
+from benchmarks.gpt2_sweep.report import Cell, Figures, Shape, Variants, write_sweep
 from benchmarks.support.command_line import add_output, bench_parser
 from benchmarks.support.ranks import as_ranks
 from benchmarks.support.torchgpipe import require_torchgpipe
@@ -43,6 +50,7 @@ from pipetransformer.process.world import World
 
 MODEL, BATCH = "gpt2_90m", 64
 STAGES, MICROBATCHES = (1, 2, 4), (1, 2, 4, 8, 16, 32, 64)
+MODES, IMPLEMENTATIONS = ("False", "True"), ("ours", "torchgpipe")
 SIZES: Mapping[str, Mapping[str, int]] = {
     "full": {"num_layers": 12, "width": 768, "num_heads": 12, "vocabulary_size": 3000, "sequence_length": 128},
     "small": {"num_layers": 8, "width": 128, "num_heads": 4, "vocabulary_size": 1000, "sequence_length": 32},
@@ -56,17 +64,25 @@ def main() -> None:
     arguments = parse()
     require_torchgpipe()
     check_arguments(arguments)
+    if arguments.scale == "original":
+        write_original(cells_of(arguments), sizes=SIZES["full"], batch_size=BATCH, folder=arguments.output)
+        return
     as_ranks(__file__, partial(run, arguments=arguments), num_ranks=max(arguments.stages))
 
 
 def parse() -> argparse.Namespace:
     parser = bench_parser("gpt2-sweep", description=__doc__)
     scale = "full" if torch.cuda.is_available() else "small"
-    parser.add_argument("--scale", choices=SIZES, default=scale, help="sizes of the model")
+    parser.add_argument(
+        "--scale", choices=(*SIZES, "original"), default=scale, help="sizes of the model; original: see above"
+    )
     parser.add_argument("--repeats", type=count, default=7, help="timed rounds over all cells (default 7)")
     parser.add_argument("--schedule", choices=("gpipe", "1f1b"), default="gpipe", help="1f1b adds its rows")
     for name, default, what in (("stages", STAGES, "stages"), ("microbatches", MICROBATCHES, "micro-batches")):
         parser.add_argument(f"--{name}", type=counts, default=default, metavar="N,N,...", help=f"numbers of {what}")
+    for name, every in (("checkpoint", MODES), ("implementation", IMPLEMENTATIONS)):
+        listed = ",".join(every)
+        parser.add_argument(f"--{name}", type=some_of(every), default=every, metavar=listed, help=f"of {listed}")
     add_output(parser)
     return parser.parse_args()
 
@@ -75,11 +91,29 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(sorted({count(part) for part in text.split(",")}))
 
 
+def some_of(every: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    def read(text: str) -> tuple[str, ...]:
+        wrong = [part for part in text.split(",") if part not in every]
+        if wrong:
+            raise argparse.ArgumentTypeError(f"{wrong[0]} is not allowed; give one or more of {','.join(every)}")
+        return tuple(name for name in every if name in text.split(","))
+
+    return read
+
+
 def check_arguments(arguments: argparse.Namespace) -> None:
     """Raises UserError for what this machine or the model does not allow."""
     for m in arguments.microbatches:
         if BATCH % m:
             raise UserError(f"--microbatches: {m} does not divide the batch of {BATCH}; give powers of 2 up to {BATCH}")
+    if arguments.scale == "original":
+        if cells := sorted({cell[:2] for cell in cells_of(arguments)} - {cell[:2] for cell in read_published()}):
+            raise UserError(
+                "--stages, --microbatches: K {} with M {} was not published; give of {} and of {}".format(
+                    *cells[0], ",".join(map(str, STAGES)), ",".join(map(str, MICROBATCHES))
+                )
+            )
+        return
     longest, num_blocks = max(arguments.stages), SIZES[arguments.scale]["num_layers"]
     if longest > num_blocks:
         raise UserError(f"--stages: {longest} is more than the {num_blocks} blocks of --scale {arguments.scale}")
@@ -94,36 +128,45 @@ def run(world: World, *, arguments: argparse.Namespace) -> None:
     found, difference = sweep(
         world,
         sizes=SIZES[arguments.scale],
-        stages=arguments.stages,
-        microbatches=arguments.microbatches,
-        with_1f1b=arguments.schedule == "1f1b",
+        cells=cells_of(arguments),
         repeats=arguments.repeats,
     )
     if world.rank == 0:
         shape = Shape(BATCH, SIZES[arguments.scale], on_gpus=world.device.type == "cuda")
-        write_sweep(found, difference, shape=shape, folder=arguments.output)
+        # Ranks that are not there need a process without ranks that are.
+        with ProcessPoolExecutor(1, get_context("spawn")) as other:
+            told = partial(other.submit, variant_bytes, shape.sizes)
+            variants = Variants(
+                apart=lambda cell: told(cell, "activation_bytes").result(),
+                by_stage=lambda cell: told(cell, "by_stage").result(),
+            )
+            write_sweep(found, difference, shape=shape, variants=variants, folder=arguments.output)
+
+
+def variant_bytes(sizes: Mapping[str, int], cell: Cell, method: str) -> int:
+    return sum(getattr(Original(sizes=sizes, batch_size=BATCH), method)(cell))
 
 
 def sweep(
     world: World,
     *,
     sizes: Mapping[str, int],
-    stages: tuple[int, ...],
-    microbatches: tuple[int, ...],
-    with_1f1b: bool,
+    cells: Sequence[Cell],
     repeats: int,
 ) -> tuple[dict[Cell, Figures], float]:
     """Collective. Every cell's figures, on rank 0, and the largest difference of gradients, over the largest gradient.
 
     Raises RuntimeError if ours are not torchgpipe's.
     """
+    stages = tuple(sorted({cell.num_stages for cell in cells}))
+    most = max(cell.num_microbatches for cell in cells)
     difference = gradient_difference(
-        Bench(world, sizes=sizes, stages=stages, dropout=0.0), stages=stages, num_microbatches=microbatches[-1]
+        Bench(world, sizes=sizes, stages=stages, dropout=0.0), stages=stages, num_microbatches=most
     )
     if difference > TOLERANCE:
         raise RuntimeError(f"gradients of ours and torchgpipe's differ by {difference:.1e} of the largest")
     bench = Bench(world, sizes=sizes, stages=stages, dropout=0.1)
-    found = {cell: Figures() for cell in cells(stages, microbatches, with_1f1b=with_1f1b)}
+    found = {cell: Figures() for cell in cells}
     pipes = {cell: bench.build(cell) for cell in found}
     for cell, pipe in pipes.items():
         found[cell].num_threads = bench.pick_threads(pipe, cell)
@@ -135,16 +178,18 @@ def sweep(
                 figures.forward_seconds.append(forward)
     pipes.clear()
     for cell, figures in found.items():
-        figures.parameter_bytes, figures.growth_bytes, figures.kept_bytes = bench.memory(bench.build(cell))
+        figures.parameter_bytes, figures.growth_bytes = bench.memory(bench.build(cell))
     return found, difference
 
 
-def cells(stages: tuple[int, ...], microbatches: tuple[int, ...], *, with_1f1b: bool) -> list[Cell]:
+def cells_of(arguments: argparse.Namespace) -> list[Cell]:
     """1F1B takes as many micro-batches as stages, at least; one stage has no schedule."""
     found = []
-    for k, m, is_checkpointed in product(stages, microbatches, (False, True)):
-        names = ["ours", "torchgpipe", *(["ours 1f1b"] if with_1f1b and m >= k > 1 else [])]
-        found += [Cell(k, m, is_checkpointed, name) for name in names]
+    for k, m, mode in product(arguments.stages, arguments.microbatches, arguments.checkpoint):
+        names = list(arguments.implementation)
+        if arguments.schedule == "1f1b" and "ours" in names and m >= k > 1:
+            names.append("ours 1f1b")
+        found += [Cell(k, m, mode == "True", name) for name in names]
     return found
 
 
@@ -228,9 +273,9 @@ class Bench:
             clear(pipe)
         return seconds, forward
 
-    def memory(self, pipe: Pipe | None) -> tuple[list[int], list[int], list[int]]:
-        """Bytes of the parameters of every partition, by device the peak above them: of a first step, which makes the
-        gradients, and a second that has them already; by process what lay there behind the second's last forward."""
+    def memory(self, pipe: Pipe | None) -> tuple[list[int], list[int]]:
+        """Bytes of the parameters of every partition, and by device the peak above them: of a first step, which makes
+        the gradients, and a second that has them already."""
 
         def steps() -> None:
             assert pipe is not None
@@ -240,18 +285,17 @@ class Bench:
                 parameter.grad.zero_()
             pipe.step()
 
-        held, growth, kept = list[int](), list[int](), list[int]()
+        held, growth = list[int](), list[int]()
         if pipe is not None:
             clear(pipe)
             held = [sum(p.numel() * p.element_size() for p in part.parameters()) for part in pipe.partitions]
-            found = peak_growth(steps, partitions=pipe.partitions, devices=list(dict.fromkeys(pipe.devices)))
-            growth, kept = found.peaks, [found.kept]
+            growth = peak_growth(steps, partitions=pipe.partitions, devices=list(dict.fromkeys(pipe.devices)))
             clear(pipe)
-        everyone = [(held, growth, kept)] * self._world.size
-        dist.all_gather_object(everyone, (held, growth, kept))
+        everyone = [(held, growth)] * self._world.size
+        dist.all_gather_object(everyone, (held, growth))
         by_rank = zip(*everyone, strict=True)
-        held, growth, kept = ([num_bytes for of_rank in column for num_bytes in of_rank] for column in by_rank)
-        return held, growth, kept
+        held, growth = ([num_bytes for of_rank in column for num_bytes in of_rank] for column in by_rank)
+        return held, growth
 
     def gradients(self, cell: Cell) -> dict[str, Tensor]:
         """After one step, those that this rank has, by the parameter's name in the model."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -12,35 +11,25 @@ from torch import nn
 from pipetransformer.adapter import LiveBytes
 from pipetransformer.process.device import synchronize
 
-__all__ = ["Growth", "peak_growth"]
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Bytes above what was there before. Attributes: peaks: by device. kept: behind the last forward, on a CPU."""
-
-    peaks: list[int]
-    kept: int = 0
+__all__ = ["peak_growth"]
 
 
 def peak_growth(
     work: Callable[[], None], *, partitions: Sequence[nn.Module], devices: Sequence[torch.device]
-) -> Growth:
-    """Runs ``work``.
+) -> list[int]:
+    """Runs ``work``; by device, the most bytes above what was there before.
 
     A GPU: what torch's allocator gave out. The CPU, which has no such count, all together: tensors that are alive, made
     by operators of this thread or, in whatever thread, of ``partitions``; not what operators use inside themselves.
     """
     gc.collect()
     if devices[0].type == "cpu":
-        alive, kept = LiveBytes(), 0
+        alive = LiveBytes()
 
         def begin(*_: object) -> None:  # Note: a mode belongs to a thread; this enters it in whichever runs a partition
             alive.__enter__()
 
         def end(*_: object) -> None:
-            nonlocal kept
-            kept = alive.alive
             alive.__exit__(None, None, None)
 
         handles = [part.register_forward_pre_hook(begin) for part in partitions]
@@ -49,7 +38,7 @@ def peak_growth(
             work()
         for handle in handles:
             handle.remove()
-        return Growth([alive.peak], kept)
+        return [alive.peak]
     for device in devices:
         synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -57,4 +46,4 @@ def peak_growth(
     work()
     for device in devices:
         synchronize(device)
-    return Growth([torch.cuda.max_memory_allocated(device) - least for device, least in zip(devices, before)])
+    return [torch.cuda.max_memory_allocated(device) - least for device, least in zip(devices, before)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.support.table import Row, write_table
 
-__all__ = ["Cell", "Figures", "Shape", "memory_notes", "rows_of", "write_sweep"]
+__all__ = ["Cell", "Figures", "Shape", "Variants", "memory_notes", "rows_of", "write_sweep"]
 
 MIB = 2**20
 
@@ -35,7 +35,6 @@ class Figures:
         seconds, forward_seconds: of a step and of its forward phase, by round.
         parameter_bytes: by partition.
         growth_bytes: peaks above the parameters, by device; one where devices are not told apart.
-        kept_bytes: above the parameters, behind the last forward, by process; on CPUs.
     """
 
     num_threads: int = 1
@@ -43,7 +42,6 @@ class Figures:
     forward_seconds: list[float] = field(default_factory=list)
     parameter_bytes: list[int] = field(default_factory=list)
     growth_bytes: list[int] = field(default_factory=list)
-    kept_bytes: list[int] = field(default_factory=list)
 
     @property
     def activation_bytes(self) -> list[int]:
@@ -66,11 +64,6 @@ class Shape:
     batch_size: int
     sizes: Mapping[str, int]
     on_gpus: bool
-
-    @property
-    def hidden_bytes(self) -> int:
-        """Bytes that cross a cut in the forward of a whole batch, in float32."""
-        return 4 * self.batch_size * self.sizes["sequence_length"] * self.sizes["width"]
 
 
 def rows_of(found: Mapping[Cell, Figures], *, batch_size: int) -> list[Row]:
@@ -106,7 +99,9 @@ def _mebibytes(numbers: Sequence[int]) -> str:
     return " ".join(f"{number / MIB:.1f}" for number in numbers)
 
 
-def write_sweep(found: Mapping[Cell, Figures], difference: float, *, shape: Shape, folder: Path) -> None:
+def write_sweep(
+    found: Mapping[Cell, Figures], difference: float, *, shape: Shape, variants: Variants, folder: Path
+) -> None:
     """Prints and writes all of it. ``difference``: of the gradients, over the largest gradient."""
     rows = rows_of(found, batch_size=shape.batch_size)
     sizes = ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in shape.sizes.items())
@@ -115,13 +110,14 @@ def write_sweep(found: Mapping[Cell, Figures], difference: float, *, shape: Shap
         f"differ by at most {difference:.1e} of the largest of their tensor.",
         *(NOTES_ON_GPUS if shape.on_gpus else NOTES_ON_CPU),
         *NOTES,
-        *memory_notes(found, shape=shape),
+        *memory_notes(found, shape=shape, variants=variants),
     ]
     title = "A GPT: K stages, M micro-batches, checkpointing"
     write_table("gpt2-sweep", rows, title=title, notes=notes, draw=lambda to: draw(to, rows), folder=folder)
 
 
 NOTES = (
+    "K 1 of ours is gradient accumulation, another algorithm than torchgpipe's, and is counted apart.",
     "checkpoint True: except_last in both. Forward is from the start to the loss of the last micro-batch, backward the "
     "rest of the step on the slowest rank; where ours has one stage, forwards and backwards take turns and are added "
     "up. 1F1B has no such phases. samples_per_s: the median of whole steps, the lowest and the highest round.",
@@ -137,43 +133,63 @@ NOTES_ON_CPU = (
 )
 
 
-def memory_notes(found: Mapping[Cell, Figures], *, shape: Shape) -> list[str]:
-    """In how many cells ours takes at most torchgpipe's memory, and the others, each with what may account for it."""
-    others: list[str] = []
+Variant = Callable[[Cell], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """Peaks above weights and gradients of the same cell done otherwise, of all devices together.
+
+    Attributes:
+        apart: of torchgpipe, on as many devices as stages.
+        by_stage: of ours, a stage recomputed at once.
+    """
+
+    apart: Variant
+    by_stage: Variant
+
+
+def memory_notes(found: Mapping[Cell, Figures], *, shape: Shape, variants: Variants) -> list[str]:
+    """In how many cells ours takes at most torchgpipe's memory, one stage apart, and the others with their causes."""
     pairs = [(cell, cell._replace(implementation="torchgpipe")) for cell in found if cell.implementation == "ours"]
-    for cell, beside in pairs:
-        mine, theirs = sum(found[cell].total_bytes), sum(found[beside].total_bytes)
-        if mine > theirs:
-            causes = _causes(cell, mine - theirs, found=found, shape=shape)
+    notes, others = [], list[str]()
+    for is_pipeline in (True, False):
+        chosen = [pair for pair in pairs if (pair[0].num_stages > 1) == is_pipeline and pair[1] in found]
+        more = [pair for pair in chosen if sum(found[pair[0]].total_bytes) > sum(found[pair[1]].total_bytes)]
+        what = "ours" if is_pipeline else "gradient accumulation (ours at K 1, one micro-batch at a time)"
+        if chosen:
+            notes.append(
+                f"Memory: {what} takes at most torchgpipe's in {len(chosen) - len(more)} of {len(chosen)} cells."
+            )
+        for cell, beside in more:
+            mine, theirs = sum(found[cell].total_bytes), sum(found[beside].total_bytes)
+            causes = _causes(cell, mine - theirs, found=found, shape=shape, variants=variants)
             others.append(
                 f"  K {cell.num_stages}, M {cell.num_microbatches}, checkpoint {cell.is_checkpointed}: "
                 f"{mine / MIB:.1f} MiB, torchgpipe {theirs / MIB:.1f} MiB, {100 * (mine / theirs - 1):.1f} % more: "
                 f"{causes}"
             )
-    said = f"Memory: ours takes at most torchgpipe's in {len(pairs) - len(others)} of {len(pairs)} cells"
-    return [f"{said}.", *([] if not others else ["The others:", *others])]
+    return [*notes, *([] if not others else ["The others:", *others])]
 
 
-def _causes(cell: Cell, excess: int, *, found: Mapping[Cell, Figures], shape: Shape) -> str:
-    """The tensors that ours keeps and torchgpipe does not, with the most bytes that it may be."""
+def _causes(cell: Cell, excess: int, *, found: Mapping[Cell, Figures], shape: Shape, variants: Variants) -> str:
+    """What ours holds and torchgpipe does not: two measured, of one the most that it may be."""
     causes = {}
-    hidden, k, m = shape.hidden_bytes, cell.num_stages, cell.num_microbatches
-    if cell.is_checkpointed and m > 1 and k > 1:  # one stage has one micro-batch alive at a time
-        kept = (shape.sizes["num_layers"] - k) * hidden * (m - 1) // m
-        causes["what enters each block, where torchgpipe keeps what enters a partition"] = kept
-        # Note: torch's GPipe schedule takes the backwards in the order of the forwards.
-        everything = sum(found[cell._replace(is_checkpointed=False)].activation_bytes)
-        causes[
-            "a block run again while the last micro-batch waits: its backward comes last in ours, first in torchgpipe"
-        ] = everything * k // (m * shape.sizes["num_layers"])
+    k, m = cell.num_stages, cell.num_microbatches
     if not shape.on_gpus and k > 1:
-        causes["what crosses a cut, on both sides of it"] = (k - 1) * hidden
-        # When torchgpipe's last partition is at its peak, all others still hold what theirs begin with.
-        peaks = list(zip(found[cell].growth_bytes, found[cell].kept_bytes, strict=True))[:-1]
-        causes["what backwards work with on all ranks but the last, which do not peak at once but count so"] = sum(
-            peak - kept for peak, kept in peaks
-        )
-    said = [f"{name}: {num_bytes / MIB:.1f} MiB" for name, num_bytes in causes.items() if num_bytes]
+        beside = cell._replace(implementation="torchgpipe")
+        apart = variants.apart(beside) - sum(found[beside].activation_bytes)
+        causes["torchgpipe on devices of its own, each at its own peak, holds more, measured"] = apart
+    if cell.is_checkpointed and m > 1 and k > 1:  # one stage has one micro-batch alive at a time
+        by_block = sum(found[cell].activation_bytes) - variants.by_stage(cell)
+        causes["blocks recomputed one by one, not a stage at once, measured"] = by_block
+        # Note: torch's GPipe schedule takes the backwards in the order of the forwards.
+        everything = found.get(cell._replace(is_checkpointed=False))
+        if everything is not None:
+            causes[
+                "a block run again while the last micro-batch waits, whose backward torchgpipe takes first: at most"
+            ] = sum(everything.activation_bytes) * k // (m * shape.sizes["num_layers"])
+    said = [f"{name}: {num_bytes / MIB:.1f} MiB" for name, num_bytes in causes.items()]
     if excess > sum(causes.values()):
         said.append("the rest is not explained")
     return "; ".join(said)

@@ -23,19 +23,25 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         alive: bytes now.
         peak: the most since it was last set.
+
+    Args:
+        counts_meta: whether tensors of the meta device, which have no data, count as if they had.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, counts_meta: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.alive = self.peak = 0
+        self._counts_meta = counts_meta
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and not leaf.is_meta and leaf.untyped_storage()._cdata not in given:
-                self._count(leaf.untyped_storage())
+            if isinstance(leaf, Tensor) and (self._counts_meta or not leaf.is_meta):
+                storage = leaf.untyped_storage()
+                if storage._cdata not in given:
+                    self._count(storage)
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:
@@ -43,9 +49,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if key in self._known:
             return
         self._known.add(key)
+        self._made(key, num_bytes)
+        weakref.finalize(storage, self._freed, key, num_bytes)
+
+    def _made(self, key: int, num_bytes: int) -> None:
         self.alive += num_bytes
         self.peak = max(self.peak, self.alive)
-        weakref.finalize(storage, self._freed, key, num_bytes)
 
     def _freed(self, key: int, num_bytes: int) -> None:
         self._known.discard(key)

@@ -164,7 +164,8 @@ class Graph:
 
     def output_examples(self) -> list[Tensor]:
         """The model's outputs for one micro-batch, without data."""
-        return [torch.empty_like(node.meta["val"], device="meta") for node in self.program.outputs]
+        values = [node.meta["val"] for node in self.program.outputs]
+        return [torch.empty(value.shape, dtype=value.dtype, device="meta") for value in values]
 
     def parameter_bytes(self, unit: int) -> int:
         return sum(self.program.tensors[name].tensor.nbytes for name in self.units[unit].parameters)

@@ -1,0 +1,96 @@
+"""The published table beside ours, torchgpipe's own and the planner's prediction, at the original's sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from benchmarks.amoebanet_memory.jobs import BYTES_PER_PARAMETER, Model
+from benchmarks.amoebanet_memory.original import Original
+from benchmarks.support.fake_memory import SHORT_RUNS
+from benchmarks.support.graphs import Setting
+from benchmarks.support.table import Row, write_table
+from benchmarks.support.torchgpipe import require_torchgpipe
+
+__all__ = ["draw", "row_of", "write_original"]
+
+GIB = 2**30
+Published = Mapping[str, tuple[str, str, str, str | None]]
+NOTES = (
+    "Batch 128, 224 x 224, 10 classes; pipelines in 128 micro-batches, except_last, naive-1 in one.",
+    "Bytes of tensors alive above weights and gradients in a step that finds gradients in place, of each device at its "
+    "own peak, counted on torch's meta device. 128 micro-batches: on the line through the real schedules of "
+    f"{SHORT_RUNS}, which is checked to be one. Model: 12 bytes a parameter, as the original's.",
+    "Ours recomputes cell by cell, torchgpipe a whole partition at once. Both are cut at the same cells, by the exact "
+    "partitioner from counted operations of the forward; torchgpipe's cut of then is not published.",
+    "predicted: the planner's formula (pipe/planner/memory.py) from bytes counted cell by cell; a cell's two inputs "
+    "count where they enter a stage, later the new one alone.",
+    "The base is pipeline-1: naive-1 runs its batch at once and recomputes nothing.",
+)
+
+
+def write_original(
+    models: Mapping[str, Model], settings: Sequence[Setting], published: Published, *, folder: Path
+) -> None:
+    """Prints and writes ``amoebanet-memory-original``. Raises UserError without torchgpipe."""
+    require_torchgpipe()
+    rows: list[dict[str, str | int | float | None]] = []
+    for setting in settings:
+        rows.append(row_of(setting, models[setting.name], published[setting.name], image_size=224))
+        print(" ".join(f"{name}: {value};" for name, value in rows[-1].items()), flush=True)
+    base = {row["experiment"]: row for row in rows}["pipeline-1"]
+    for row in rows:
+        is_pipeline = row["experiment"] != "naive-1"
+        row["model over pipeline-1"] = float(row["model GiB"] or 0) / float(base["model GiB"] or 1)
+        row["memory over pipeline-1"] = _all(row) / _all(base) if is_pipeline else None
+    title = "AmoebaNet-D memory at the original's sizes"
+    write_table(
+        "amoebanet-memory-original", rows, title=title, notes=NOTES, draw=lambda to: draw(to, rows), folder=folder
+    )
+
+
+def row_of(
+    setting: Setting, model: Model, published: tuple[str, str, str, str | None], *, image_size: int
+) -> dict[str, str | int | float | None]:
+    original, number = Original(setting, model, image_size=image_size), model.num_parameters
+    ours, predicted = original.of_ours(), original.predicted()
+    theirs = original.of_torchgpipe() if setting.checkpoint is not None else None
+    shape, parameters, memory, activations = published
+    return {
+        "experiment": setting.name,
+        "AmoebaNet-D (L, F)": str(model),
+        "parameters": number,
+        "published parameters": parameters,
+        "model GiB": BYTES_PER_PARAMETER * number / GIB,
+        "published model": memory,
+        "ours GiB": sum(ours) / GIB,
+        "predicted GiB": sum(predicted) / GIB,
+        "torchgpipe GiB": None if theirs is None else sum(theirs) / GIB,
+        "published activations": activations,
+        "ours by rank GiB": _list(ours),
+        "predicted by rank GiB": _list(predicted),
+        "torchgpipe by device GiB": None if theirs is None else _list(theirs),
+    }
+
+
+def _list(numbers: Sequence[int]) -> str:
+    return " ".join(f"{number / GIB:.2f}" for number in numbers)
+
+
+def _all(row: Row) -> float:
+    return float(row["model GiB"] or 0) + float(row["ours GiB"] or 0)
+
+
+def draw(figure: Figure, rows: Sequence[Row]) -> None:
+    """Activations of all devices of a row, by source."""
+    axes = figure.subplots()
+    sources = ("ours GiB", "predicted GiB", "torchgpipe GiB", "published activations")
+    for number, source in enumerate(sources):
+        values = [float(str(row[source] or 0).removesuffix("GB")) for row in rows]
+        places = [place + 0.2 * (number - 1.5) for place in range(len(rows))]
+        axes.bar(places, values, width=0.19, label=source.removesuffix(" GiB"))
+    axes.set_xticks(range(len(rows)), [f"{row['experiment']}\n{row['AmoebaNet-D (L, F)']}" for row in rows])
+    axes.set_ylabel("peak activations, GiB")
+    axes.legend()
