@@ -18,6 +18,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpt2_sweep.pipes import Batch, Ours, Torchgpipe, block_cuts, layers_of
