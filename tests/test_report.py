@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,7 +31,8 @@ from pipetransformer.run.step_figures import StepFigures
 from pipetransformer.run.tracking import Tracker
 
 CPU = torch.device("cpu")
-FIGURES = StepFigures(2, 4.0, 0.5, 0.75, 16.0, 60, 4, {name: [1.0, 2.0] for name in ("forward", "backward", "prefix")})
+PHASES = [field.name for field in fields(PhaseSeconds)]
+FIGURES = StepFigures(2, 4.0, 0.5, 0.75, 16.0, 60, 4, [80, 40], {name: [1.0, 2.0] for name in PHASES})
 TOTALS = {"train_s": 7.0, "wall_s": 100.0, "hits": 3, "transitions": []}
 DECISION = FreezeDecision(step=6, interval=3, frozen=5, norms=(1.0, 2.0))
 METRICS = {"accuracy": 0.25, "loss": 2.0}
@@ -81,7 +83,8 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
         {
             **{"event": "steps", "step": 12, "num_steps": 2, "seconds": 4.0, "loss": 0.5, "accuracy": 0.75},
             **{"samples_per_s": 16.0, "hits": 60, "misses": 4},
-            "phase_seconds_by_rank": {name: [1.0, 2.0] for name in ("forward", "backward", "prefix")},
+            "sent_bytes_by_rank": [80, 40],
+            "phase_seconds_by_rank": {name: [1.0, 2.0] for name in PHASES},
         },
     ),
     (
@@ -157,24 +160,28 @@ def gathered(world: World) -> StepFigures:
     objective.num_correct += world.rank + 1
     objective.num_samples += 2 + world.rank
     phases = PhaseSeconds(*(float(7 * world.rank + number) for number in range(1, 8)))
-    return StepFigures.gather(objective, phases, num_steps=4, seconds=2.0, hits=10 * world.rank + 1, misses=world.rank)
+    return StepFigures.gather(
+        objective, phases, num_steps=4, seconds=2.0, hits=10 * world.rank + 1, misses=world.rank,
+        sent_bytes=80 - 40 * world.rank,
+    )  # fmt: skip
 
 
 def test_figures_are_those_of_all_ranks(ranks: RankPool) -> None:
     one, other = ranks.run(2, gathered)
-    names = ("data", "prefix", "forward", "backward", "wait", "reduction", "optimizer")
     assert one == other == StepFigures(
         num_steps=4, seconds=2.0, loss=10 / 5, accuracy=3 / 5, samples_per_s=5 / 2.0, hits=12, misses=1,
-        phase_seconds_by_rank={name: [float(n), float(n + 7)] for n, name in enumerate(names, start=1)},
+        sent_bytes_by_rank=[80, 40],
+        phase_seconds_by_rank={name: [float(n), float(n + 7)] for n, name in enumerate(PHASES, start=1)},
     )  # fmt: skip
     metrics = one.metrics(PLAN, transition_seconds=0.5)
     assert metrics["forward_time_per_batch"] == (10 + 9) / 4 and metrics["backwards_time_per_batch"] == 11 / 4
     assert metrics["cache_hit_rate"] == 12 / 13 and metrics["comm_frequency"] == 0.0, "a single replica"
+    assert (metrics["size_params_ddp_sum"], metrics["bandwidth"]) == (120 / 4, 120 / 2.0)
     assert (metrics["Train/Loss"], metrics["Train/Acc"], metrics["transition_seconds"]) == (2.0, 0.6, 0.5)
 
 
 def test_no_time_and_no_sample_divide_nothing() -> None:
-    figures = StepFigures(1, 0.0, 0.0, 0.0, 0.0, 0, 0, {name: [0.0] for name in ("forward", "backward", "prefix")})
+    figures = StepFigures(1, 0.0, 0.0, 0.0, 0.0, 0, 0, [0], {name: [0.0] for name in PHASES})
     assert figures.hit_rate is None
     assert figures.metrics(PLAN, transition_seconds=0.0)["comm_frequency"] == 0.0
 
@@ -184,9 +191,9 @@ def test_no_time_and_no_sample_divide_nothing() -> None:
 ROWS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [5.0, 5.0]], dtype=torch.float64)
 
 
-def objective(kind: Any, global_count: int = 4) -> Objective:
+def objective(kind: Any, batch_size: int = 4) -> Objective:
     made = Objective(kind, label_smoothing=0.0, device=CPU)
-    made.begin(step=3, global_count=global_count)
+    made.begin(step=3, batch_size=batch_size)
     return made
 
 
@@ -216,7 +223,7 @@ def test_the_loss_of_spans() -> None:
     first = torch.tensor([[9.0, 0.0, 0.0], [0.0, 9.0, 0.0], [0.0, 0.0, 0.0]])
     last = torch.tensor([[9.0, 0.0, 0.0], [0.0, 0.0, 9.0], [0.0, 0.0, 0.0]])
     labels = torch.tensor([[0, 1], [1, 2], [IGNORED, IGNORED]])
-    found = objective("spans", global_count=2)
+    found = objective("spans", batch_size=2)
     right = np.log(1 + 2 * np.exp(-9))
     loss = (3 * right + right + 9) / 2
     assert float(found(torch.stack([first, last], dim=2), labels)) == pytest.approx(loss / 2)
@@ -226,7 +233,7 @@ def test_the_loss_of_spans() -> None:
 def test_the_first_step_with_a_bad_loss_is_kept() -> None:
     found = objective("classes")
     for step, value in ((3, 0.0), (4, float("nan")), (5, float("inf"))):
-        found.begin(step=step, global_count=1)
+        found.begin(step=step, batch_size=1)
         found(torch.full((1, 2), value), torch.tensor([0]))
     assert int(found.first_bad_step) == 4
 
