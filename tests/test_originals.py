@@ -103,7 +103,11 @@ def test_mean_errors_drop_signs_and_the_first_row(tmp_path: Path) -> None:
     tell = partial(tell_predictions, published=PUBLISHED, title="T", notes=["N"], folder=tmp_path)
     tell("speed", found, SETTINGS)
     kept = json.loads((tmp_path / "speed-original.json").read_text())
-    assert len(kept["rows"]) == len(found) * (len(SETTINGS) + 1) and kept["notes"][-1] == "N"
-    errors = [row["error %"] for row in kept["rows"][: len(SETTINGS)]]
-    assert kept["rows"][len(SETTINGS)]["error %"] == pytest.approx(sum(map(abs, errors[1:])) / 2)
-    assert kept["rows"][1]["predicted"] == pytest.approx(found[0].samples_per_s["pipe"] / 100.0)
+    *rows, errors = kept["rows"]
+    assert len(rows) == len(SETTINGS) and kept["notes"][-1] == "N"
+    for each in found:
+        name = each.assumption.name
+        assert rows[1][name] == pytest.approx(each.samples_per_s["pipe"] / 100.0)
+        missed = [row[name] / row["published"] - 1 for row in rows[1:]]
+        assert errors[name] == pytest.approx(100 * sum(map(abs, missed)) / 2)
+    assert rows[1]["our cut"] == pytest.approx(found[-1].best_samples_per_s["pipe"] / 100.0)

@@ -100,7 +100,7 @@ def small() -> Size:
     return Size(
         told="a ResNet of 4 blocks with 16 to 128 channels",
         network=Network((1, 1, 1, 1), (16, 32, 64, 128), stride=2, channels_last=True),
-        recipe=Recipe(epochs=8, base_rate=0.05, base_batch=32, weight_decay=5e-4, schedule="line"),
+        recipe=Recipe(epochs=6, base_rate=0.05, base_batch=32, weight_decay=5e-4, schedule="line"),
         pictures=PictureSet("CIFAR-100", 100, 50_000, 10_000, CIFAR_PIXELS),
         waves=(
             tuple(map(Experiment, (data_256, pipe_256, data_1k, pipe_1k))),

@@ -1,4 +1,4 @@
-"""The table of ``--scale original``: predicted speed-ups beside the published, an assumption more in every block."""
+"""The table of ``--scale original``: predicted speed-ups beside the published, an assumption more in every column."""
 
 from __future__ import annotations
 
@@ -11,45 +11,32 @@ from benchmarks.resnet101_speed.original import Prediction, mean_error
 from benchmarks.support.graphs import Setting
 from benchmarks.support.table import Row, write_table
 
-__all__ = ["rows_of_predictions", "tell_predictions"]
+__all__ = ["OUR_CUT", "rows_of_predictions", "tell_predictions"]
+
+OUR_CUT = "our cut"
 
 
 def rows_of_predictions(
     predictions: Sequence[Prediction], settings: Sequence[Setting], *, published: Mapping[str, float]
 ) -> list[Row]:
-    """A block for each assumption, its mean errors below it."""
-    base = settings[0].name
-    rows: list[Row] = []
-    for prediction in predictions:
-        by_balance = (prediction.samples_per_s, prediction.best_samples_per_s)
-        for setting in settings:
-            given, best = (rates[setting.name] / published[base] for rates in by_balance)
-            rows.append(
-                {
-                    "counted": prediction.assumption.name,
-                    "experiment": setting.name,
-                    "devices": setting.num_devices,
-                    "rows": setting.batch_size,
-                    "micro-batches": setting.num_microbatches,
-                    "checkpoint": setting.checkpoint or "never",
-                    "published speed-up": published[setting.name] / published[base],
-                    "predicted": given,
-                    "error %": 100 * (prediction.samples_per_s[setting.name] / published[setting.name] - 1),
-                    "predicted, our cut": best,
-                    "error of it %": 100 * (prediction.best_samples_per_s[setting.name] / published[setting.name] - 1),
-                }
-            )
-        errors = [100 * mean_error(rates, published, first=base) for rates in by_balance]
-        rows.append(
-            {
-                **dict.fromkeys(rows[0]),
-                "counted": prediction.assumption.name,
-                "experiment": "mean error",
-                "error %": errors[0],
-                "error of it %": errors[1],
-            }
-        )
-    return rows
+    """One for each setting: speed-ups by assumption, then that of our cut under the last; the mean errors below."""
+    base, last = settings[0].name, predictions[-1]
+    rows: list[Row] = [
+        {
+            "experiment": setting.name,
+            "devices": setting.num_devices,
+            "rows": setting.batch_size,
+            "micro-batches": setting.num_microbatches,
+            "checkpoint": setting.checkpoint or "never",
+            "published": published[setting.name] / published[base],
+            **{each.assumption.name: each.samples_per_s[setting.name] / published[base] for each in predictions},
+            OUR_CUT: last.best_samples_per_s[setting.name] / published[base],
+        }
+        for setting in settings
+    ]
+    found = {each.assumption.name: each.samples_per_s for each in predictions} | {OUR_CUT: last.best_samples_per_s}
+    errors = {name: 100 * mean_error(rates, published, first=base) for name, rates in found.items()}
+    return [*rows, {**dict.fromkeys(rows[0]), "experiment": "mean error %", **errors}]
 
 
 def tell_predictions(
@@ -78,35 +65,29 @@ def _notes(predictions: Sequence[Prediction], settings: Sequence[Setting]) -> li
     rates = ", ".join(f"{each.assumption.name} {each.operations_per_s / 1e12:.2f}e12" for each in predictions)
     base, by_sheet = settings[0].name, predictions[2].assumption
     return [
-        f"One rate of operations per second is fitted, on {base} alone, for each block: {rates}. The data sheet of a "
+        f"One rate of operations per second is fitted, on {base} alone, for each column: {rates}. The data sheet of a "
         "Tesla P40 has 12e12.",
-        "predicted: the original's balance of its layers; our cut: the exact partitioner's for these costs. Mean "
-        f"error: of the rows but {base}, signs dropped.",
+        "Speed-ups over the first row, with the original's balance of its layers; our cut: the exact partitioner's for "
+        f"the costs of the column before it. Mean error: of the rows but {base}, signs dropped.",
         "operations: of matrix products and convolutions, counted per unit; memory: operands of all operators, "
         f"each once, of sums of gradients and of SGD, at {by_sheet.memory / 1e9:.0f} GB/s; copies: tensors over each "
-        f"cut and their gradients, at {by_sheet.link / 1e9:.2f} GB/s. Each block adds to the one before.",
+        f"cut and their gradients, at {by_sheet.link / 1e9:.2f} GB/s. Each column adds to the one before.",
         "Not timed: nothing ran. Micro-batches are as torch's chunk makes them from the original's numbers.",
     ]
 
 
 def _draw(figure: Figure, rows: Sequence[Row]) -> None:
-    """Speed-ups as bars: the published, then one for each assumption; our cut as a mark."""
-    rows = [row for row in rows if row["devices"] is not None]
-    names = list(dict.fromkeys(str(row["experiment"]) for row in rows))
-    counted = list(dict.fromkeys(str(row["counted"]) for row in rows))
+    """Speed-ups as bars: the published, then one for each assumption; our cut as a mark on the last."""
+    rows = rows[:-1]
+    names, columns = [str(row["experiment"]) for row in rows], list(rows[0])[list(rows[0]).index("published") : -1]
     axes = figure.subplots()
-    columns = [("published (P40)", counted[0], "published speed-up")]
-    columns += [(f"predicted: {name}", name, "predicted") for name in counted]
     width = 0.8 / len(columns)
-    for number, (label, block, key) in enumerate(columns):
-        of_block = [row for row in rows if row["counted"] == block]
+    for number, column in enumerate(columns):
         places = [at + width * (number - (len(columns) - 1) / 2) for at in range(len(names))]
-        heights = [_number(row[key]) for row in of_block]
-        bars = axes.bar(places, heights, width=0.92 * width, label=label)
+        label = f"predicted: {column}" if number else "published (P40)"
+        bars = axes.bar(places, [_number(row[column]) for row in rows], width=0.92 * width, label=label)
         axes.bar_label(bars, fmt="%.2f", fontsize=6, padding=2)
-        if key == "predicted":
-            cuts = [_number(row["predicted, our cut"]) for row in of_block]
-            axes.plot(places, cuts, "k_", markersize=12, label="with our cut" if number == 1 else None)
+    axes.plot(places, [_number(row[OUR_CUT]) for row in rows], "k_", markersize=12, label=OUR_CUT)
     axes.axhline(1, color="grey", linewidth=0.8)
     axes.set_xticks(range(len(names)), names)
     axes.set_ylabel(f"speed-up over {names[0]}")
