@@ -42,7 +42,7 @@ PLANTED = (
     ),
     Planted(
         "the worst weights are kept as the best",
-        *("run/report.py", "metrics[by] > totals.best_metrics[by]", "metrics[by] < totals.best_metrics[by]"),
+        *("run/totals.py", "rank(metrics) > rank(self.best_metrics)", "rank(metrics) < rank(self.best_metrics)"),
         ("tests/test_counts.py",),
     ),
     Planted(
