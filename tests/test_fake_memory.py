@@ -69,10 +69,9 @@ def test_a_longer_step_is_on_the_line_of_short_ones(name: str, monkeypatch: pyte
     assert original.activation_bytes(cell) == extended
 
 
-def test_what_is_on_no_line_is_not_extended() -> None:
+def test_what_is_on_no_line_is_run_whole() -> None:
     assert extend(lambda m: [5 + 2 * m, 7], 100) == [205, 7]
-    with pytest.raises(RuntimeError, match="9, 16, 36 bytes with"):
-        extend(lambda m: [m * m], 100)
+    assert extend(lambda m: [m * m, m], 100) == [10_000, 100]
 
 
 def test_the_published_sweep_is_whole_and_its_model_is_12_bytes_a_parameter() -> None:

@@ -22,7 +22,7 @@ from pipetransformer.trainer import Trainer
 PAPER = ["freeze.policy=paper", "freeze.every=4 steps", "freeze.alpha=0.4", "pipe.initial_length=2"]
 
 
-PERCENTILE = ["freeze.policy=percentile", "freeze.percentile=60", "freeze.every=2 steps", "freeze.patience=2"]
+PERCENTILE = ["freeze.policy=percentile", "freeze.percentile=60", "freeze.every=2 steps", "freeze.patience=1"]
 
 
 class _Stop(Exception):

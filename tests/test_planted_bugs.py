@@ -90,7 +90,7 @@ def mis_scaled_microbatch() -> Iterator[None]:
 
     def mean(self: Objective, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         real = (labels >= 0).sum().clamp(min=1)
-        return call(self, logits, labels) / self._scale / real / round(1 / self._scale / len(labels) + 0.499)
+        return call(self, logits, labels) * self._batch_size / real / round(self._batch_size / len(labels) + 0.499)
 
     with mock.patch.object(Objective, "__call__", mean):
         yield

@@ -22,7 +22,7 @@ NOTES = (
     "Batch 128, 224 x 224, 10 classes; pipelines in 128 micro-batches, except_last, naive-1 in one.",
     "Bytes of tensors alive above weights and gradients in a step that finds gradients in place, of each device at its "
     "own peak, counted on torch's meta device. 128 micro-batches: on the line through the real schedules of "
-    f"{SHORT_RUNS}, which is checked to be one. Model: 12 bytes a parameter, as the original's.",
+    f"{SHORT_RUNS} where these are on one, else run whole. Model: 12 bytes a parameter, as the original's.",
     "Ours recomputes cell by cell, torchgpipe a whole partition at once. Both are cut at the same cells, by the exact "
     "partitioner from counted operations of the forward; torchgpipe's cut of then is not published.",
     "predicted: the planner's formula (pipe/planner/memory.py) from bytes counted cell by cell; a cell's two inputs "

@@ -196,13 +196,13 @@ class RankJob:
     """One rank's job. ``start_bytes``: what the rank holds of its device without the model."""
 
     def __init__(self, world: World, trial: Trial) -> None:
-        self._world, self._plan, self._config = world, trial.plan, trial.config
+        self._world, self._plan = world, trial.plan
         self.job: Job = build_job(trial.config, world, lead=partial(led_by, 0))
         chain, data = self.job.chain, self.job.datasets["train"]
         train = trial.config.train.model_copy(update={"batch_size": trial.batch})
-        config = trial.config.model_copy(update={"train": train})
+        config = self._config = trial.config.model_copy(update={"train": train})
         self.cache = AutoCache(config, chain=chain, datasets=self.job.datasets, world=world)
-        self.engine = Engine(chain, self.job.datasets, trial.config, world, stores=self.cache.store)
+        self.engine = Engine(chain, self.job.datasets, config, world, stores=self.cache.store)
         self.objective = self.engine.objective
         order = epoch_batches(data.lengths, batch_size=trial.batch, seed=0, epoch=0)
         ids = np.concatenate([batch.ids for batch in order])

@@ -257,8 +257,8 @@ def published_row(row: Row) -> Row:
 NOTES = (
     "peak_activation_bytes: of tensors alive above weights and gradients in a step that finds gradients in place, of "
     "each device at its own peak, counted on torch's meta device; more than 6 micro-batches: on the line through 3, 4 "
-    "and 6 of the same rows, which is checked to be one. The original takes what torch's allocator had reserved on its "
-    "devices, less 12 bytes a parameter. total_bytes: with these, on both sides.",
+    "and 6 of the same rows where these are on one, else run whole. The original takes what torch's allocator had "
+    "reserved on its devices, less 12 bytes a parameter. total_bytes: with these, on both sides.",
     "K 1 of ours is gradient accumulation: a backward follows each forward, and one micro-batch is alive.",
     "Times: the simulator's, fitted on the published K 1, M 1, checkpoint False of self for ours, of tgp for "
     "torchgpipe; partitions by counted operations, micro-batches in proportion to rows, links cost nothing.",

@@ -142,13 +142,11 @@ def follow(partitions: Sequence[nn.Module], live: PlacedBytes) -> None:
 
 
 def extend(measure: Callable[[int], Sequence[int]], num_microbatches: int) -> list[int]:
-    """``measure(num_microbatches)``, or, for more than ``SHORT_RUNS``, the line through those of these.
+    """``measure(num_microbatches)``, or, for more than ``SHORT_RUNS``, the line through those of these where they grow
+    by the same bytes with each micro-batch: a long run takes minutes.
 
     Args:
         measure: bytes of a step of so many micro-batches, all of the same rows.
-
-    Raises:
-        RuntimeError: if they do not grow by the same bytes with each micro-batch.
     """
     first, middle, last = SHORT_RUNS
     if num_microbatches <= last:
@@ -156,6 +154,6 @@ def extend(measure: Callable[[int], Sequence[int]], num_microbatches: int) -> li
     found = []
     for a, b, c in zip(measure(first), measure(middle), measure(last), strict=True):
         if (b - a) * (last - middle) != (c - b) * (middle - first):
-            raise RuntimeError(f"{a}, {b}, {c} bytes with {SHORT_RUNS} micro-batches are not on one line")
+            return list(measure(num_microbatches))
         found.append(c + (b - a) // (middle - first) * (num_microbatches - last))
     return found
