@@ -1,15 +1,12 @@
-"""The table at the original's sizes, on no machine: our stages and torchgpipe itself run on torch's meta device.
-
-Cuts are the exact partitioner's at cells, by counted operations, so that all of it is the same every time.
-"""
+"""The table at the original's sizes, on no machine: our stages and torchgpipe itself run on torch's meta device."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.amoebanet_memory.jobs import Model
 from benchmarks.support.fake_memory import PlacedBytes, extend, fake_devices, fake_gradients, fake_rank, follow
@@ -20,7 +17,6 @@ from pipetransformer.graphs.graph.stage import GraphStage
 from pipetransformer.graphs.graph.trace import trace
 from pipetransformer.pipe.planner.costs import JobCosts, Link
 from pipetransformer.pipe.planner.memory import RankWork, UnitBytes, rank_bytes, widest_boundary
-from pipetransformer.pipe.planner.partition import partition
 from pipetransformer.plan import ParallelPlan
 
 __all__ = ["Original", "cells_of"]
@@ -32,19 +28,21 @@ class Original:
     A step finds gradients in place, as a second one does; optimizer state counts with the model.
 
     Attributes:
-        graph: of micro-batches of the row's size; a unit is the stem, a cell or the classifier.
+        graph: of micro-batches of the row's size; units are the stem, each cell, and at last the classifier's.
         boundaries: first units of stages 1, 2, ...
-        operations: of a forward, by unit.
+
+    Args:
+        balance: layers of each stage: the stem, cells, the classifier.
     """
 
-    def __init__(self, setting: Setting, model: Model, *, image_size: int) -> None:
+    def __init__(self, setting: Setting, model: Model, *, balance: Sequence[int], image_size: int) -> None:
         self._setting, self._image_size = setting, image_size
         with torch.device("meta"):
             self._model = model.build().train()
         self.graph = trace(self._model, (self._images(setting.rows),), depth=1)
         self._stages = [GraphStage(self.graph, unit, unit + 1) for unit in range(self.graph.num_units)]
-        self.operations = [self._count(unit) for unit in range(len(self._stages))]
-        self.boundaries = partition(self.operations, num_stages=setting.num_devices) or ()
+        assert len(balance) == setting.num_devices, (balance, setting)
+        self.boundaries = tuple(accumulate(balance[:-1]))
 
     def of_ours(self) -> list[int]:
         """By rank."""
@@ -120,7 +118,7 @@ class Original:
         setting = self._setting
         costs = _costs(len(self._stages), recompute=setting.checkpoint or "never")
         plan = ParallelPlan(
-            frozen=0, pp=setting.num_devices, dp=1, boundaries=tuple(self.boundaries), schedule="gpipe", cached=None,
+            frozen=0, pp=setting.num_devices, dp=1, boundaries=self.boundaries, schedule="gpipe", cached=None,
             num_microbatches=setting.num_microbatches, num_blocks=len(self._stages) - 2,
         )  # fmt: skip
         sizes = [self._sizes(unit) for unit in range(len(self._stages))]
@@ -166,11 +164,6 @@ class Original:
         if unit == 0:
             return [self._images(self._setting.rows)]
         return [torch.empty(t.shape, device="meta", requires_grad=True) for t in self.graph.crossing(unit)]
-
-    def _count(self, unit: int) -> int:
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            self._stages[unit](*self._arguments(unit))
-        return counter.get_total_flops()
 
 
 def _costs(num_units: int, *, recompute: str) -> JobCosts:

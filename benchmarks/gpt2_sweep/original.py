@@ -11,7 +11,6 @@ import csv
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -25,7 +24,6 @@ from benchmarks.gpt2_sweep.pipes import Batch, Ours, Torchgpipe, block_cuts, lay
 from benchmarks.gpt2_sweep.report import MIB, Cell, draw
 from benchmarks.support.fake_memory import (
     PlacedBytes,
-    extend,
     fake_devices,
     fake_gradients,
     fake_rank,
@@ -45,6 +43,13 @@ BYTES_PER_PARAMETER = 12  # the original's "Total Model Parameter Memory": weigh
 class Times(NamedTuple):
     forward_s: float
     backward_s: float
+
+
+class Held(NamedTuple):
+    """Bytes of a device. alive: in tensors, at the peak. reserved: taken by torch's allocator to serve them."""
+
+    alive: int
+    reserved: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,29 +103,32 @@ class Original:
             for a, b in zip(edges, edges[1:])
         ]
 
+    def held(self, cell: Cell) -> list[Held]:
+        """By device, above weights and gradients."""
+        return self._of_torchgpipe(cell) if cell.implementation == "torchgpipe" else self._of_ours(cell)
+
     def activation_bytes(self, cell: Cell) -> list[int]:
-        """By device, the most above weights and gradients."""
-        measure = self._of_torchgpipe if cell.implementation == "torchgpipe" else self._of_ours
-        rows = self._batch_size // cell.num_microbatches
-        return extend(partial(measure, cell, rows), cell.num_microbatches)
+        """By device, what is alive."""
+        return [one.alive for one in self.held(cell)]
 
     def by_stage(self, cell: Cell) -> list[int]:
         """``activation_bytes`` of ours where it recomputes a stage at once, not block by block."""
         with patch.object(Graph, "segments", lambda graph, units: (units,)):
             return self.activation_bytes(cell)
 
-    def _of_ours(self, cell: Cell, rows: int, num_microbatches: int) -> list[int]:
+    def _of_ours(self, cell: Cell) -> list[Held]:
+        rows = self._batch_size // cell.num_microbatches
         if rows not in self._graphs:
             self._graphs[rows] = trace(self.model, (self._batch(rows).inputs,), depth=1)
-        return [self._of_rank(rank, cell, rows, num_microbatches) for rank in range(cell.num_stages)]
+        return [self._of_rank(rank, cell, self._graphs[rows]) for rank in range(cell.num_stages)]
 
-    def _of_rank(self, rank: int, cell: Cell, rows: int, num_microbatches: int) -> int:
+    def _of_rank(self, rank: int, cell: Cell, graph: Graph) -> Held:
         with fake_rank(rank, num_ranks=cell.num_stages) as group:
             pipe = Ours(
-                self._graphs[rows],
-                self._batch(rows * num_microbatches),
+                graph,
+                self._batch(self._batch_size),
                 cuts=block_cuts(self._num_blocks, num_stages=cell.num_stages),
-                num_microbatches=num_microbatches,
+                num_microbatches=cell.num_microbatches,
                 checkpoint=_mode(cell),
                 kind="gpipe",
                 group=group,
@@ -130,16 +138,16 @@ class Original:
                 fake_gradients(stage)
             with live:
                 pipe.step()
-        return live.peak
+        return Held(live.peak, live.allocators[0].reserved)
 
-    def _of_torchgpipe(self, cell: Cell, rows: int, num_microbatches: int) -> list[int]:
+    def _of_torchgpipe(self, cell: Cell) -> list[Held]:
         live = PlacedBytes()
         with fake_devices(live):
             pipe = Torchgpipe(
                 layers_of(deepcopy(self.model)),
-                self._batch(rows * num_microbatches),
+                self._batch(self._batch_size),
                 cuts=block_cuts(self._num_blocks, num_stages=cell.num_stages),
-                num_microbatches=num_microbatches,
+                num_microbatches=cell.num_microbatches,
                 checkpoint=_mode(cell),
                 devices=[torch.device("meta", place) for place in range(cell.num_stages)],
             )
@@ -148,7 +156,7 @@ class Original:
                 fake_gradients(partition)
             with live:
                 pipe.step()
-        return [live.peaks[place] for place in range(cell.num_stages)]
+        return [Held(live.peaks[place], live.allocators[place].reserved) for place in range(cell.num_stages)]
 
     def times(self, cell: Cell, fitted: Times) -> Times:
         """Of a step, simulated: links cost nothing, micro-batches cost their share.
@@ -220,7 +228,8 @@ def write_original(cells: Sequence[Cell], *, sizes: Mapping[str, int], batch_siz
 
 
 def row_of(cell: Cell, original: Original, *, published: Mapping[Cell, Published], batch_size: int) -> Row:
-    weights, activations = original.parameter_bytes(cell.num_stages), original.activation_bytes(cell)
+    weights, held = original.parameter_bytes(cell.num_stages), original.held(cell)
+    activations = [one.alive for one in held]
     model = [BYTES_PER_PARAMETER * num_bytes // 4 for num_bytes in weights]
     there, fitted = published[cell], published[Cell(1, 1, False, cell.implementation)].times
     times = original.times(cell, fitted)
@@ -232,6 +241,8 @@ def row_of(cell: Cell, original: Original, *, published: Mapping[Cell, Published
         "peak_activation_bytes": sum(activations),
         "published": there.activation_bytes,
         "over published": sum(activations) / there.activation_bytes,
+        "reserved_bytes": sum(one.reserved for one in held),
+        "reserved over published": sum(one.reserved for one in held) / there.activation_bytes,
         "total_bytes": sum(activations) + sum(model),
         "published total": there.total_bytes,
         "model_bytes": sum(model),
@@ -256,9 +267,9 @@ def published_row(row: Row) -> Row:
 
 NOTES = (
     "peak_activation_bytes: of tensors alive above weights and gradients in a step that finds gradients in place, of "
-    "each device at its own peak, counted on torch's meta device; more than 6 micro-batches: on the line through 3, 4 "
-    "and 6 of the same rows where these are on one, else run whole. The original takes what torch's allocator had "
-    "reserved on its devices, less 12 bytes a parameter. total_bytes: with these, on both sides.",
+    "each device at its own peak, counted on torch's meta device. reserved_bytes: what torch's CUDA allocator takes to "
+    "serve these, by its rules. The original takes what it had reserved on its devices, less 12 bytes a parameter. "
+    "total_bytes: with these, on both sides.",
     "K 1 of ours is gradient accumulation: a backward follows each forward, and one micro-batch is alive.",
     "Times: the simulator's, fitted on the published K 1, M 1, checkpoint False of self for ours, of tgp for "
     "torchgpipe; partitions by counted operations, micro-batches in proportion to rows, links cost nothing.",
@@ -298,10 +309,13 @@ def errors(rows: Sequence[Row]) -> list[str]:
             ):
                 mine = [r for r in chosen if (r["implementation"], r["checkpoint"]) == (name, checkpoint)]
                 if mine:
-                    ratios = [float(r["over published"] or 0) for r in mine]
+                    ratios, kept = (
+                        [float(r[name] or 0) for r in mine] for name in ("over published", "reserved over published")
+                    )
                     rates = [float(r["samples_per_s"] or 0) / float(r["published samples_per_s"] or 1) for r in mine]
                     said.append(
                         f"{name}, {kind}, checkpoint {checkpoint}: activations {min(ratios):.2f} .. {max(ratios):.2f} "
-                        f"of the published (mean {mean(ratios):.2f}); samples/s {min(rates):.2f} .. {max(rates):.2f}."
+                        f"of the published (mean {mean(ratios):.2f}), reserved {min(kept):.2f} .. {max(kept):.2f} "
+                        f"(mean {mean(kept):.2f}); samples/s {min(rates):.2f} .. {max(rates):.2f}."
                     )
     return said

@@ -12,7 +12,7 @@ real run to the byte: tests/test_gpt2_sweep.py.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.support.caching_allocator import Block, CachingAllocator
 from pipetransformer.adapter import LiveBytes
 
 __all__ = ["PlacedBytes", "extend", "fake_devices", "fake_gradients", "fake_rank", "follow"]
@@ -38,24 +39,29 @@ class PlacedBytes(LiveBytes):
     Attributes:
         place: of what is made now.
         peaks: by place, the most bytes at once.
+        allocators: by place, torch's for CUDA, with what it would have taken from the device.
     """
 
     def __init__(self) -> None:
         super().__init__(counts_meta=True)
         self.place = 0
         self.peaks: Counter[int] = Counter()
+        self.allocators: defaultdict[int, CachingAllocator] = defaultdict(CachingAllocator)
         self._alive: Counter[int] = Counter()
-        self._places: dict[int, int] = {}
+        self._blocks: dict[int, tuple[int, Block | None]] = {}
 
     def _made(self, key: int, num_bytes: int) -> None:
         super()._made(key, num_bytes)
-        place = self._places[key] = self.place
+        place = self.place
+        self._blocks[key] = (place, self.allocators[place].take(num_bytes))
         self._alive[place] += num_bytes
         self.peaks[place] = max(self.peaks[place], self._alive[place])
 
     def _freed(self, key: int, num_bytes: int) -> None:
         super()._freed(key, num_bytes)
-        self._alive[self._places.pop(key)] -= num_bytes
+        place, block = self._blocks.pop(key)
+        self._alive[place] -= num_bytes
+        self.allocators[place].give(block)
 
 
 @contextmanager
