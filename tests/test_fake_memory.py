@@ -61,7 +61,7 @@ def test_torchgpipe_without_data_holds_the_bytes_of_its_real_run() -> None:
     assert Original(sizes=SIZES, batch_size=64).activation_bytes(cell) == [live.peak]
 
 
-@pytest.mark.parametrize("name", ["ours", "torchgpipe"])
+@pytest.mark.parametrize("name", [pytest.param("ours", marks=pytest.mark.full), "torchgpipe"])
 def test_a_longer_step_is_on_the_line_of_short_ones(name: str) -> None:
     def measure(m: int) -> list[int]:
         return Original(sizes=SIZES, batch_size=2 * m).activation_bytes(Cell(2, m, True, name))
