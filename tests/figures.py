@@ -92,8 +92,9 @@ def values_of(value: Any) -> Iterator[float]:
     if isinstance(value, dict):
         for each in value.values():
             yield from values_of(each)
-    elif isinstance(value, list) and len(value) > FEW_VALUES and all(isinstance(each, (int, float)) for each in value):
+    elif isinstance(value, list) and value and all(isinstance(each, (int, float)) for each in value):
         yield from (min(value), median(value), max(value))
+        yield from value if len(value) <= FEW_VALUES else ()
     elif isinstance(value, list):
         for each in value:
             yield from values_of(each)
