@@ -34,10 +34,8 @@ NOTES = (
     "Ours recomputes cell by cell and keeps what enters each cell of every micro-batch; torchgpipe recomputes a whole "
     "partition at once and keeps what enters that. Both are cut at the same cells, by the balances of the original's "
     "script (benchmarks/amoebanetd-memory at a471026).",
-    "Published are bytes that the allocator had reserved, less the model: beside torchgpipe's own on each device, the "
-    "rest is nearly the same on every device of a row, whatever lies there. That ours is near them is chance.",
-    "predicted: the planner's formula (pipe/planner/memory.py) from bytes counted cell by cell; a cell's two inputs "
-    "count where they enter a stage, later the new one alone.",
+    "Published are bytes that the allocator had reserved, less the model: what they have beyond torchgpipe's tensors that "
+    "are alive here, a device, lay in its allocator and libraries, or in tensors of a version of then.",
     "The base is pipeline-1: naive-1 runs its batch at once and recomputes nothing.",
 )
 
