@@ -34,8 +34,8 @@ NOTES = (
     "Ours recomputes cell by cell and keeps what enters each cell of every micro-batch; torchgpipe recomputes a whole "
     "partition at once and keeps what enters that. Both are cut at the same cells, by the balances of the original's "
     "script (benchmarks/amoebanetd-memory at a471026).",
-    "Published are bytes that the allocator had reserved, less the model: what they have beyond torchgpipe's tensors that "
-    "are alive here, a device, lay in its allocator and libraries, or in tensors of a version of then.",
+    "Published are bytes that the allocator had reserved, less the model: what they have beyond torchgpipe's tensors "
+    "that are alive here, a device, lay in its allocator and libraries, or in tensors of a version of then.",
     "The base is pipeline-1: naive-1 runs its batch at once and recomputes nothing.",
 )
 
