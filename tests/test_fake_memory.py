@@ -74,6 +74,18 @@ def test_the_allocator_takes_whole_segments_for_what_is_alive() -> None:
     assert held.reserved % 2**21 == 0 and held.alive <= held.reserved < 1.5 * held.alive + 40 * 2**20
 
 
+def test_dropout_keeps_a_byte_a_number_on_cuda() -> None:
+    original = Original(sizes=SIZES, batch_size=64, as_published=True)
+    rows, heads = 64 * 16, 4
+    hidden, weights = rows * 32, rows * 16 * heads  # numbers behind which something is dropped: see PlainGPT
+    blocks = SIZES["num_layers"]
+    for name in ("ours", "torchgpipe"):
+        cell = Cell(1, 1, False, name)
+        (there,), (here,) = original.activation_bytes(cell), original.on_cpu().activation_bytes(cell)
+        causal = blocks * 16 * 16  # a mask that attention keeps where it is multiplied out
+        assert here - there == 3 * (blocks * (2 * hidden + weights) + hidden) - causal, name
+
+
 def test_what_is_on_no_line_is_run_whole() -> None:
     assert extend(lambda m: [5 + 2 * m, 7], 100) == [205, 7]
     assert extend(lambda m: [m * m, m], 100) == [10_000, 100]

@@ -107,6 +107,8 @@ def check_arguments(arguments: argparse.Namespace) -> None:
         if BATCH % m:
             raise UserError(f"--microbatches: {m} does not divide the batch of {BATCH}; give powers of 2 up to {BATCH}")
     if arguments.scale == "original":
+        if arguments.schedule == "1f1b":
+            raise UserError("--schedule: 1f1b was not published; leave it out with --scale original")
         if cells := sorted({cell[:2] for cell in cells_of(arguments)} - {cell[:2] for cell in read_published()}):
             raise UserError(
                 "--stages, --microbatches: K {} with M {} was not published; give of {} and of {}".format(

@@ -1,6 +1,7 @@
 """The sweep at the original's size, without its machine: bytes counted on the meta device, times simulated.
 
-Bytes are those of a step that finds gradients in place. Ours is one rank's stage after another; torchgpipe is itself.
+Bytes are those of a step that finds gradients in place, with dropout as CUDA keeps it. Ours is one rank's stage after
+another; torchgpipe is itself.
 Step times come from the pipeline's simulator, fitted on the published K 1, M 1 without checkpointing: ours on the rows
 of the GPipe that stood beside torchgpipe there ("self"), torchgpipe on its own ("tgp").
 """
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from contextlib import nullcontext
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -24,6 +26,8 @@ from benchmarks.gpt2_sweep.pipes import Batch, Ours, Torchgpipe, block_cuts, lay
 from benchmarks.gpt2_sweep.report import MIB, Cell, draw
 from benchmarks.support.fake_memory import (
     PlacedBytes,
+    attention,
+    cuda_dropout,
     fake_devices,
     fake_gradients,
     fake_rank,
@@ -84,15 +88,24 @@ class Original:
 
     Args:
         batch_size: rows of a step, whatever M is.
+        as_published: on CUDA, and ours recomputes the last micro-batch too, as the GPipe beside torchgpipe did: with
+            checkpointing it took less memory and a longer backward at M 1. Else as in the sweep on this machine.
     """
 
-    def __init__(self, *, sizes: Mapping[str, int], batch_size: int) -> None:
+    def __init__(self, *, sizes: Mapping[str, int], batch_size: int, as_published: bool = False) -> None:
         self._zoo = zoo_model("gpt2_90m")
         with torch.device("meta"):
             self.model = self._zoo.build(**sizes, dropout=0.1)
         self._length, self._batch_size = sizes["sequence_length"], batch_size
         self._num_blocks = sizes["num_layers"]
         self._graphs: dict[int, Graph] = {}
+        self._as_published = as_published
+
+    def on_cpu(self) -> Original:
+        """Of the same model."""
+        other = copy(self)
+        other._as_published, other._graphs = False, {}
+        return other
 
     def parameter_bytes(self, num_stages: int) -> list[int]:
         """Of each partition's weights."""
@@ -105,7 +118,8 @@ class Original:
 
     def held(self, cell: Cell) -> list[Held]:
         """By device, above weights and gradients."""
-        return self._of_torchgpipe(cell) if cell.implementation == "torchgpipe" else self._of_ours(cell)
+        with cuda_dropout() if self._as_published else nullcontext():
+            return self._of_torchgpipe(cell) if cell.implementation == "torchgpipe" else self._of_ours(cell)
 
     def activation_bytes(self, cell: Cell) -> list[int]:
         """By device, what is alive."""
@@ -129,7 +143,7 @@ class Original:
                 self._batch(self._batch_size),
                 cuts=block_cuts(self._num_blocks, num_stages=cell.num_stages),
                 num_microbatches=cell.num_microbatches,
-                checkpoint=_mode(cell),
+                checkpoint=self._mode(cell),
                 kind="gpipe",
                 group=group,
             )
@@ -148,7 +162,7 @@ class Original:
                 self._batch(self._batch_size),
                 cuts=block_cuts(self._num_blocks, num_stages=cell.num_stages),
                 num_microbatches=cell.num_microbatches,
-                checkpoint=_mode(cell),
+                checkpoint=self._mode(cell),
                 devices=[torch.device("meta", place) for place in range(cell.num_stages)],
             )
             follow(pipe.partitions, live)
@@ -165,7 +179,7 @@ class Original:
             fitted: of K 1, M 1 without checkpointing.
         """
         m = cell.num_microbatches
-        again = (m - 1) / m if cell.is_checkpointed else 0.0
+        again = {"never": 0.0, "except_last": (m - 1) / m, "always": 1.0}[self._mode(cell)]
         stages = [
             StageCosts(
                 round(1e9 * share * fitted.forward_s / m),
@@ -199,9 +213,10 @@ class Original:
         ids = torch.empty(rows, self._length, dtype=torch.long, device="meta")
         return Batch(ids, ids)
 
-
-def _mode(cell: Cell) -> str:
-    return "except_last" if cell.is_checkpointed else "never"
+    def _mode(self, cell: Cell) -> str:
+        if not cell.is_checkpointed:
+            return "never"
+        return "always" if self._as_published and cell.implementation == "ours" else "except_last"
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------
@@ -209,7 +224,7 @@ def _mode(cell: Cell) -> str:
 
 def write_original(cells: Sequence[Cell], *, sizes: Mapping[str, int], batch_size: int, folder: Path) -> None:
     """Prints and writes ``gpt2-sweep-original``."""
-    original, published = Original(sizes=sizes, batch_size=batch_size), read_published()
+    original, published = Original(sizes=sizes, batch_size=batch_size, as_published=True), read_published()
     rows = []
     for cell in cells:
         rows.append(row_of(cell, original, published=published, batch_size=batch_size))
@@ -221,7 +236,7 @@ def write_original(cells: Sequence[Cell], *, sizes: Mapping[str, int], batch_siz
         "gpt2-sweep-original",
         rows,
         title=title,
-        notes=[*notes, *errors(rows), attention_note(original)],
+        notes=[*notes, *errors(rows), dropout_note(original)],
         draw=lambda to: draw(to, [*rows, *map(published_row, rows)]),
         folder=folder,
     )
@@ -232,6 +247,7 @@ def row_of(cell: Cell, original: Original, *, published: Mapping[Cell, Published
     activations = [one.alive for one in held]
     model = [BYTES_PER_PARAMETER * num_bytes // 4 for num_bytes in weights]
     there, fitted = published[cell], published[Cell(1, 1, False, cell.implementation)].times
+    is_ours = cell.implementation == "ours"
     times = original.times(cell, fitted)
     return {
         "K_partitions": cell.num_stages,
@@ -243,8 +259,10 @@ def row_of(cell: Cell, original: Original, *, published: Mapping[Cell, Published
         "over published": sum(activations) / there.activation_bytes,
         "reserved_bytes": sum(one.reserved for one in held),
         "reserved over published": sum(one.reserved for one in held) / there.activation_bytes,
+        "recomputed by stage": sum(original.by_stage(cell)) if cell.is_checkpointed and is_ours else None,
         "total_bytes": sum(activations) + sum(model),
         "published total": there.total_bytes,
+        "parameter_bytes": " ".join(map(str, weights)),
         "model_bytes": sum(model),
         "published model": there.total_bytes - there.activation_bytes,
         "total_per_device_MiB": " ".join(f"{(a + b) / MIB:.0f}" for a, b in zip(activations, model)),
@@ -269,28 +287,29 @@ NOTES = (
     "peak_activation_bytes: of tensors alive above weights and gradients in a step that finds gradients in place, of "
     "each device at its own peak, counted on torch's meta device. reserved_bytes: what torch's CUDA allocator takes to "
     "serve these, by its rules. The original takes what it had reserved on its devices, less 12 bytes a parameter. "
-    "total_bytes: with these, on both sides.",
-    "K 1 of ours is gradient accumulation: a backward follows each forward, and one micro-batch is alive.",
+    "total_bytes: with these, on both sides. Dropout keeps a byte a number, as on CUDA, and attention is multiplied out.",
+    "K 1 of ours is gradient accumulation: a backward follows each forward, and one micro-batch is alive. With "
+    "checkpointing ours recomputes all micro-batches, as self did, block by block; recomputed by stage: the activations "
+    "where a stage is recomputed at once. torchgpipe recomputes all but the last.",
     "Times: the simulator's, fitted on the published K 1, M 1, checkpoint False of self for ours, of tgp for "
     "torchgpipe; partitions by counted operations, micro-batches in proportion to rows, links cost nothing.",
 )
 
 
-def attention_note(original: Original) -> str:
-    """What attention keeps, by running the step in one piece with less of it."""
+def dropout_note(original: Original) -> str:
+    """What dropout and attention keep, by running the step in one piece otherwise."""
     cell = Cell(1, 1, False, "torchgpipe")
-    found = {"as it is": sum(original.activation_bytes(cell))}
-    for name, attention in (("nothing dropped in attention", _explicit), ("no scores kept", _scoreless)):
-        with patch("torch.nn.functional.scaled_dot_product_attention", attention):
+    found = {"as here": sum(original.activation_bytes(cell))}
+    for name, other in (("nothing dropped in attention", _undropped), ("no scores kept", _scoreless)):
+        with patch("benchmarks.support.fake_memory.attention", other):
             found[name] = sum(original.activation_bytes(cell))
+    found["a mask of 4 bytes a number, as on the CPU"] = sum(original.on_cpu().activation_bytes(cell))
     said = "; ".join(f"{name}: {num_bytes:,} bytes" for name, num_bytes in found.items())
-    return f"K 1, M 1, torchgpipe, measured: {said}. The published figure holds the allocator's rounding besides."
+    return f"K 1, M 1, torchgpipe, measured: {said}."
 
 
-def _explicit(query: Tensor, key: Tensor, value: Tensor, **_: object) -> Tensor:
-    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
-    causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    return scores.masked_fill(~causal, float("-inf")).softmax(-1) @ value
+def _undropped(query: Tensor, key: Tensor, value: Tensor, *, dropout_p: float, **others: bool) -> Tensor:
+    return attention(query, key, value, **others)  # type: ignore[arg-type]
 
 
 def _scoreless(query: Tensor, key: Tensor, value: Tensor, **_: object) -> Tensor:
@@ -310,7 +329,7 @@ def errors(rows: Sequence[Row]) -> list[str]:
                 mine = [r for r in chosen if (r["implementation"], r["checkpoint"]) == (name, checkpoint)]
                 if mine:
                     ratios, kept = (
-                        [float(r[name] or 0) for r in mine] for name in ("over published", "reserved over published")
+                        [float(r[key] or 0) for r in mine] for key in ("over published", "reserved over published")
                     )
                     rates = [float(r["samples_per_s"] or 0) / float(r["published samples_per_s"] or 1) for r in mine]
                     said.append(

@@ -21,13 +21,22 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.support.caching_allocator import Block, CachingAllocator
 from pipetransformer.adapter import LiveBytes
 
-__all__ = ["PlacedBytes", "extend", "fake_devices", "fake_gradients", "fake_rank", "follow"]
+__all__ = [
+    "PlacedBytes",
+    "attention",
+    "cuda_dropout",
+    "extend",
+    "fake_devices",
+    "fake_gradients",
+    "fake_rank",
+    "follow",
+]
 
 # Micro-batches of the runs that a longer one is extended from.
 SHORT_RUNS = (3, 4, 6)
@@ -78,6 +87,39 @@ def fake_gradients(module: nn.Module) -> None:
     """Gives every parameter a gradient, as it has from a first step on."""
     for parameter in module.parameters():
         parameter.grad = torch.empty_like(parameter)
+
+
+# ---- CUDA's dropout --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def cuda_dropout() -> Iterator[None]:
+    """Dropout keeps what it keeps on CUDA, a byte a number; on the CPU and the meta device its mask is of the numbers'
+    own type. Attention is multiplied out, as where no kernel computes its scores again in the backward.
+
+    For modules that run, and for those that are traced, inside.
+    """
+    functional = "torch.nn.functional"
+    with (
+        patch(f"{functional}.dropout", _dropout),
+        patch(f"{functional}.scaled_dot_product_attention", lambda *args, **kwargs: attention(*args, **kwargs)),
+    ):
+        yield
+
+
+def _dropout(hidden: Tensor, p: float, training: bool, inplace: bool = False) -> Tensor:
+    return torch.native_dropout(hidden, p, True)[0] if training and p else hidden
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: None = None, dropout_p: float = 0.0, is_causal: bool = False
+) -> Tensor:
+    """Causal, multiplied out: the weights of all pairs [..., query, key] are kept, before and after dropout."""
+    assert is_causal and attn_mask is None
+    scores = query @ key.transpose(-2, -1) * query.shape[-1] ** -0.5
+    causal = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    weights = scores.masked_fill(~causal, float("-inf")).softmax(-1)
+    return _dropout(weights, dropout_p, training=True) @ value
 
 
 # ---- torchgpipe ------------------------------------------------------------------------------------------------------
