@@ -285,12 +285,13 @@ def published_row(row: Row) -> Row:
 
 NOTES = (
     "peak_activation_bytes: of tensors alive above weights and gradients in a step that finds gradients in place, of "
-    "each device at its own peak, counted on torch's meta device. reserved_bytes: what torch's CUDA allocator takes to "
-    "serve these, by its rules. The original takes what it had reserved on its devices, less 12 bytes a parameter. "
-    "total_bytes: with these, on both sides. Dropout keeps a byte a number, as on CUDA, and attention is multiplied out.",
+    "each device at its own peak, counted on torch's meta device; dropout keeps a byte a number, as on CUDA, and "
+    "attention is multiplied out. reserved_bytes: what torch's CUDA allocator takes to serve these, by its rules. The "
+    "original takes what it had reserved on its devices, less 12 bytes a parameter. total_bytes: with these, on both "
+    "sides.",
     "K 1 of ours is gradient accumulation: a backward follows each forward, and one micro-batch is alive. With "
-    "checkpointing ours recomputes all micro-batches, as self did, block by block; recomputed by stage: the activations "
-    "where a stage is recomputed at once. torchgpipe recomputes all but the last.",
+    "checkpointing ours recomputes all micro-batches, as self did, block by block (recomputed by stage: activations "
+    "where a stage is recomputed at once); torchgpipe recomputes all but the last.",
     "Times: the simulator's, fitted on the published K 1, M 1, checkpoint False of self for ours, of tgp for "
     "torchgpipe; partitions by counted operations, micro-batches in proportion to rows, links cost nothing.",
 )
