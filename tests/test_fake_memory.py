@@ -66,7 +66,7 @@ def test_a_longer_step_is_on_the_line_of_short_ones(name: str) -> None:
     def measure(m: int) -> list[int]:
         return Original(sizes=SIZES, batch_size=2 * m).activation_bytes(Cell(2, m, True, name))
 
-    assert extend(measure, 10) == measure(10)
+    assert extend(measure, 10, num_devices=2) == measure(10)
 
 
 def test_the_allocator_takes_whole_segments_for_what_is_alive() -> None:
@@ -87,8 +87,8 @@ def test_dropout_keeps_a_byte_a_number_on_cuda() -> None:
 
 
 def test_what_is_on_no_line_is_run_whole() -> None:
-    assert extend(lambda m: [5 + 2 * m, 7], 100) == [205, 7]
-    assert extend(lambda m: [m * m, m], 100) == [10_000, 100]
+    assert extend(lambda m: [5 + 2 * m, 7], 100, num_devices=8) == [205, 7]
+    assert extend(lambda m: [m * m, m], 100, num_devices=1) == [10_000, 100]
 
 
 def test_the_published_sweep_is_whole_and_its_model_is_12_bytes_a_parameter() -> None:

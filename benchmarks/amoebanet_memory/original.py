@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.amoebanet_memory.jobs import Model
-from benchmarks.support.fake_memory import PlacedBytes, extend, fake_devices, fake_gradients, fake_rank, follow
+from benchmarks.support.fake_memory import (
+    PlacedBytes,
+    extend,
+    fake_devices,
+    fake_gradients,
+    fake_rank,
+    follow,
+    short_runs,
+)
 from benchmarks.support.graphs import Setting, cross_entropy_of
 from benchmarks.support.torchgpipe import build_gpipe
 from pipetransformer.graphs.graph.pipeline import GraphPipeline
@@ -43,14 +51,23 @@ class Original:
         self._stages = [GraphStage(self.graph, unit, unit + 1) for unit in range(self.graph.num_units)]
         assert len(balance) == setting.num_devices, (balance, setting)
         self.boundaries = tuple(accumulate(balance[:-1]))
+        self._runs: dict[int, tuple[list[int], list[int]]] = {}
 
     def of_ours(self) -> list[int]:
         """By rank."""
-        return extend(self._ours, self._setting.num_microbatches)
+        return self._extended(self._ours)
 
     def of_torchgpipe(self) -> list[int]:
         """By device."""
-        return extend(self._torchgpipe, self._setting.num_microbatches)
+        return self._extended(lambda m: self._torchgpipe(m)[0])
+
+    def reserved_of_torchgpipe(self) -> list[int]:
+        """By device, what torch's CUDA allocator takes to serve it, by its rules, in a short run."""
+        _, _, longest = short_runs(self._setting.num_devices)
+        return self._torchgpipe(min(longest, self._setting.num_microbatches))[1]
+
+    def _extended(self, measure: Callable[[int], Sequence[int]]) -> list[int]:
+        return extend(measure, self._setting.num_microbatches, num_devices=self._setting.num_devices)
 
     def _ours(self, num_microbatches: int) -> list[int]:
         if self._setting.checkpoint is None:
@@ -83,7 +100,10 @@ class Original:
                 pipeline.train((images,), target)
         return live.peak
 
-    def _torchgpipe(self, num_microbatches: int) -> list[int]:
+    def _torchgpipe(self, num_microbatches: int) -> tuple[list[int], list[int]]:
+        """By device: alive in tensors, and reserved. Each number of micro-batches runs once."""
+        if num_microbatches in self._runs:
+            return self._runs[num_microbatches]
         live, places = PlacedBytes(), range(self._setting.num_devices)
         with torch.device("meta"), fake_devices(live):
             layers = cells_of(self._model)
@@ -99,7 +119,9 @@ class Original:
             images, target = self._batch(num_microbatches)
             with live:
                 torch.autograd.backward(self._loss(gpipe(images), target))
-        return [live.peaks[place] for place in places]
+        held = [live.peaks[place] for place in places], [live.allocators[place].reserved for place in places]
+        self._runs[num_microbatches] = held
+        return held
 
     def _batch(self, num_microbatches: int) -> tuple[Tensor, Tensor]:
         rows = self._setting.rows * num_microbatches

@@ -36,10 +36,8 @@ __all__ = [
     "fake_gradients",
     "fake_rank",
     "follow",
+    "short_runs",
 ]
-
-# Micro-batches of the runs that a longer one is extended from.
-SHORT_RUNS = (3, 4, 6)
 
 
 class PlacedBytes(LiveBytes):
@@ -189,14 +187,20 @@ def follow(partitions: Sequence[nn.Module], live: PlacedBytes) -> None:
 # ---- many micro-batches ----------------------------------------------------------------------------------------------
 
 
-def extend(measure: Callable[[int], Sequence[int]], num_microbatches: int) -> list[int]:
-    """``measure(num_microbatches)``, or, for more than ``SHORT_RUNS``, the line through those of these where they grow
+def short_runs(num_devices: int) -> tuple[int, int, int]:
+    """Micro-batches of the runs that a longer one is extended from: more than devices, so that all of these are at work
+    at once in each."""
+    return (num_devices + 2, num_devices + 3, num_devices + 5)
+
+
+def extend(measure: Callable[[int], Sequence[int]], num_microbatches: int, *, num_devices: int) -> list[int]:
+    """``measure(num_microbatches)``, or, for more than ``short_runs``, the line through those of these where they grow
     by the same bytes with each micro-batch: a long run takes minutes.
 
     Args:
         measure: bytes of a step of so many micro-batches, all of the same rows.
     """
-    first, middle, last = SHORT_RUNS
+    first, middle, last = short_runs(num_devices)
     if num_microbatches <= last:
         return list(measure(num_microbatches))
     found = []
