@@ -270,6 +270,7 @@ def test_class_folders_are_trained(ranks: RankPool, tmp_path: Path) -> None:
 
 # ---- runs that are kept ----------------------------------------------------------------------------------------------
 
+CODE = "benchmarks/resnet101_accuracy/training.py"
 OUTCOME = Outcome(59.5, 12.0, (4.0, 3.0))
 
 
@@ -311,8 +312,8 @@ def test_the_command_run_again_does_what_is_missing(tmp_path: Path, monkeypatch:
     assert all(num_ranks == run.setting.num_devices for run, num_ranks in rest)
     assert done(runs) == []
     assert list((tmp_path / "checkpoints").iterdir()) == []  # an ended run needs none
-    rows = json.loads((tmp_path / FILE).read_text())
-    assert len(rows) == len(runs) == len((tmp_path / FILE).read_text().splitlines()) - 2
+    rows = json.loads((tmp_path / FILE).read_text())["rows"]
+    assert len(rows) == len(runs) == len((tmp_path / FILE).read_text().splitlines()) - 5
     assert rows[0]["settings"]["setting"]["batch_size"] == 32 and rows[0]["environment"] == {"commit": "abc"}
     assert KeptRuns(tmp_path).error(runs[0]) == 61.0
 
@@ -328,14 +329,15 @@ def test_other_settings_and_other_code_make_a_run_missing(tmp_path: Path, monkey
     kept.keep(longer, replace(OUTCOME, error=50.0))
     assert (kept.error(run), kept.error(longer), kept.error(other)) == (None, 50.0, 59.5)  # in its place
     texts = dict(kept_runs.sources())
-    assert "training.py" in texts and "report.py" not in texts
-    monkeypatch.setattr(kept_runs, "sources", lambda: {**texts, "training.py": texts["training.py"] + "\n"})
+    assert CODE in texts and not any(name.endswith("report.py") for name in texts)
+    assert "pipetransformer/graphs/graph/pipeline.py" in texts
+    monkeypatch.setattr(kept_runs, "sources", lambda: {**texts, CODE: texts[CODE] + "\n"})
     assert KeptRuns(tmp_path).error(other) is None
     monkeypatch.undo()
     assert key_of(other) == key_of(replace(other)) and KeptRuns(tmp_path).error(other) == 59.5
 
 
-@pytest.mark.parametrize("text", ["[", '[{"key": 1}]', "[1]", "[\xe4]"])
+@pytest.mark.parametrize("text", ["[", '{"rows": [{"key": 1}]}', "[1]", "{}", "[\xe4]"])
 def test_a_file_that_holds_no_runs_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match="does not hold runs; delete it"):
@@ -353,7 +355,7 @@ def test_the_whole_command_trains_class_folders(tmp_path: Path) -> None:
     kept = KeptRuns(tmp_path)
     script.complete(runs, kept, data=tmp_path / "data", checkpoints=tmp_path / "checkpoints")
     assert all(0 <= (kept.error(run) or 0) <= 100 for run in runs)
-    assert [len(row["losses"]) for row in json.loads((tmp_path / FILE).read_text())] == [2, 2]
+    assert [len(row["losses"]) for row in json.loads((tmp_path / FILE).read_text())["rows"]] == [2, 2]
 
 
 # ---- the table -------------------------------------------------------------------------------------------------------

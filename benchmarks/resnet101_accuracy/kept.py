@@ -1,6 +1,6 @@
 """Runs that have ended, a row each in ``FOLDER/resnet101-accuracy-runs.json``: they are not trained again.
 
-A row counts as long as its settings and the code that trained it are today's.
+A row counts as long as its settings and the code that trained it are today's. Pictures are known by their numbers.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import datetime, timezone
 from pathlib import Path
 
 from benchmarks.resnet101_accuracy.training import Outcome, Run
+from benchmarks.support.git import ROOT
 from benchmarks.support.measure import environment
 from pipetransformer.errors import UserError
 from pipetransformer.process.files import write_whole
@@ -21,7 +21,16 @@ __all__ = ["FILE", "KeptRuns", "key_of"]
 
 FILE = "resnet101-accuracy-runs.json"
 # Another text of these makes all runs missing again.
-_CODE = ("checkpoints.py", "methods.py", "network.py", "pictures.py", "training.py")
+_CODE = (
+    *(
+        f"benchmarks/resnet101_accuracy/{name}.py"
+        for name in ("checkpoints", "methods", "network", "pictures", "training")
+    ),
+    "benchmarks/support/graphs.py",
+    "pipetransformer/adapter/pipelining.py",
+    "pipetransformer/graphs/graph/*.py",
+    "pipetransformer/graphs/zoo/resnet.py",
+)
 
 
 class KeptRuns:
@@ -32,7 +41,7 @@ class KeptRuns:
         self._rows: list[dict[str, object]] = []
         if self._path.exists():
             try:
-                self._rows = json.loads(self._path.read_text(encoding="ascii"))
+                self._rows = json.loads(self._path.read_text(encoding="ascii"))["rows"]
                 assert all(row["key"] and row["name"] and isinstance(row["error"], float) for row in self._rows)
             except (ValueError, TypeError, KeyError, AssertionError) as error:
                 raise UserError(f"--output: {self._path} does not hold runs; delete it to train all anew") from error
@@ -50,12 +59,12 @@ class KeptRuns:
             "key": key_of(run),
             **asdict(outcome),
             "settings": asdict(run),
-            "date": datetime.now(timezone.utc).date().isoformat(),
             "environment": environment(),
         }
         self._rows = [kept for kept in self._rows if kept["name"] != name] + [row]
         lines = ",\n ".join(map(json.dumps, self._rows))
-        write_whole(self._path, f"[\n {lines}\n]\n", key="--output")
+        text = f'{{\n"environment": {json.dumps(environment())},\n"rows": [\n {lines}\n]\n}}\n'
+        write_whole(self._path, text, key="--output")
 
 
 def key_of(run: Run) -> str:
@@ -67,4 +76,6 @@ def key_of(run: Run) -> str:
 
 
 def sources() -> Mapping[str, str]:
-    return {name: (Path(__file__).parent / name).read_text(encoding="utf-8") for name in _CODE}
+    """By path from the top of the project."""
+    paths = sorted(path for pattern in _CODE for path in ROOT.glob(pattern))
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
