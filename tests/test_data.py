@@ -33,6 +33,7 @@ from pipetransformer.data import (
     replica_share,
 )
 from pipetransformer.data.cifar import CIFAR100_NAMES
+from pipetransformer.data.reader import PictureSplit
 from pipetransformer.data.reading import drawn
 from pipetransformer.errors import UserError
 
@@ -442,6 +443,12 @@ def test_pictures_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     train, evaluation = load_image_data(settings, preprocessing=COLOUR, seed=0).values()
     assert train.labels.tolist() == np.array([5, 6, 7])[drawn(3, max_samples=2)].tolist()
     assert evaluation.labels.tolist() == [5, 6, 7]
+
+
+def test_a_reader_that_reads_more_than_is_drawn_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PictureSplit, "rows", lambda wanted, number: np.arange(number))
+    message = "data.name: the reader of digits gave 1437 pictures of train where 20 are wanted; read PictureSplit.rows"
+    _refused(message, lambda: load_image_data(_settings("digits", max_train_samples=20), preprocessing=GREY, seed=0))
 
 
 @pytest.mark.parametrize(

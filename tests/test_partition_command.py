@@ -46,12 +46,17 @@ def test_the_commands_of_the_original_are_ours(theirs: list[str], ours: str) -> 
     assert parsed(theirs) == parsed(ours.split())
 
 
+def test_two_batch_sizes_are_one_line() -> None:
+    assert parsed(["--batch_size=4", "--analysis_batch_size=4"]).batch_size == 4
+    with pytest.raises(UserError, match=r"--analysis_batch_size: 1 is given, and 4 before it; .* are one option"):
+        parsed(["--batch_size=4", "--analysis_batch_size=1"])
+
+
 def test_names_of_files_tell_what_was_asked() -> None:
-    bases = [
-        partition._output_base(zoo_model("gpt2"), parsed(["--auto_file_name", *more]))
-        for more in ([], ["--no_recomputation"], ["--n_partitions=2", "--batch_size=3"])
-    ]
-    assert bases == [Path(name) for name in ("gpt2_4p_bs1", "gpt2_4p_bs1_no_recomputation", "gpt2_2p_bs3")]
+    calls = ([], ["--no_recomputation"], ["--n_partitions=2", "--batch_size=3"], ["--size=96", "--labels=vision"])
+    bases = [partition._output_base(zoo_model("gpt2"), parsed(["--auto_file_name", *more])) for more in calls]
+    names = ("gpt2_4p_bs1", "gpt2_4p_bs1_no_recomputation", "gpt2_2p_bs3", "gpt2_4p_bs1_vision_size96")
+    assert bases == [Path(name) for name in names]
     assert partition._output_base(zoo_model("gpt2"), parsed([])) is None
 
 
@@ -95,11 +100,11 @@ def test_the_command_of_the_original_runs(
 
 def test_words_of_a_file_become_ids_by_frequency(tmp_path: Path) -> None:
     (tmp_path / "words.txt").write_text("b a a c\na b d d\nmore")
-    read = file_text(tmp_path / "words.txt", num_words=8)
+    read = partial(file_text, tmp_path / "words.txt")
     ids = partial(word_ids, read, batch_size=2, vocabulary_size=3, source="words.txt")
-    assert read == "b a a c\na b d d\n"  # a file may be large
+    assert read(num_words=8) == "b a a c\na b d d\n"  # a file may be large
     assert ids(length=4).tolist() == [[1, 0, 0, 2], [0, 1, 2, 2]]
-    with pytest.raises(UserError, match=r"words.txt has 8 words; 10 are needed"):
+    with pytest.raises(UserError, match=r"words.txt has 9 words; 10 are needed"):
         ids(length=5)
     drawn = zipf_ids(4, 1000, vocabulary_size=100)
     assert drawn.shape == (4, 1000) and int(drawn.max()) < 100
@@ -127,8 +132,19 @@ def test_a_text_is_tokenised_by_the_tokenizer_of_a_folder(tokenizer: Path, tmp_p
         partition._example(zoo_model("gpt2"), parsed([*arguments, "--size=8"]))
 
 
+def test_a_text_is_read_on_where_words_have_no_token(tokenizer: Path) -> None:
+    asked: list[int] = []
+
+    def read(*, num_words: int) -> str:
+        asked.append(num_words)
+        return "one " * (num_words // 2)  # as if the other half had no token
+
+    ids = tokenizer_ids(read, folder=tokenizer, batch_size=1, length=6, vocabulary_size=8, source="")
+    assert ids.shape == (1, 6) and len(asked) > 1
+
+
 def test_a_tokenizer_that_does_not_fit_is_one_line(tokenizer: Path, tmp_path: Path) -> None:
-    ids: Any = partial(tokenizer_ids, "one two three", batch_size=1, length=3, source="")
+    ids: Any = partial(tokenizer_ids, lambda num_words: "one two three", batch_size=1, length=3, source="")
     assert torch.equal(ids(folder=tokenizer, vocabulary_size=8), torch.tensor([[1, 2, 7]]))
     (tmp_path / "empty").mkdir()
     for folder, vocabulary_size, line in [

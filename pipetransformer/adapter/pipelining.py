@@ -61,8 +61,8 @@ def build_schedule(
     """A schedule over the static-shape stages of one rank; ``loss`` None makes a forward-only one.
 
     Note: giving both examples makes shapes static: no inference forward at the first step. ``scale_grads=False``: the
-    loss is already divided by the global count, and the division would also touch gradients on ``eval``. A schedule
-    without a loss has no backward in any version, whatever its kind.
+    loss is already divided by the global batch size, and the division would also touch gradients on ``eval``. A
+    schedule without a loss has no backward in any version, whatever its kind.
     """
     stages = []
     for part in parts:

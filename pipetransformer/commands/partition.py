@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -25,6 +26,17 @@ from pipetransformer.launch.arguments import count
 _SIZES = {"imagenet": 224, "cifar10": 32, "cifar100": 32}
 
 
+class _Once(argparse.Action):
+    """An option of several names that has one value."""
+
+    def __call__(self, parser: object, namespace: argparse.Namespace, values: Any, name: str | None = None) -> None:
+        before = getattr(namespace, self.dest)
+        if before not in (None, values):
+            names = ", ".join(self.option_strings)
+            raise UserError(f"{name}: {values} is given, and {before} before it; {names} are one option here")
+        setattr(namespace, self.dest, values)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Spellings with underscores are those of FTPipe's scripts, whose options run here as they stand."
     parser.add_argument(
@@ -33,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         *("--batch-size", "--batch_size", "--analysis_batch_size"),
         type=count,
-        default=1,
+        action=_Once,
         help="samples of a micro-batch, for the cut and for its analysis (default 1)",
     )
     parser.add_argument(*("--stages", "--n_partitions"), type=count, default=4, help="parts to cut into (default 4)")
@@ -126,8 +138,12 @@ def _output_base(model: ZooModel, arguments: argparse.Namespace) -> Path | None:
     if name is None:
         return None
     if name == "auto":
-        name = f"{model.name}_{arguments.stages}p_bs{arguments.batch_size}"
+        name = f"{model.name}_{arguments.stages}p_bs{_batch_size(arguments)}"
         name += "_no_recomputation" * arguments.no_recomputation
+        for given in (arguments.dataset, arguments.labels):
+            name += f"_{given}" if given else ""
+        for word, number in (("size", arguments.size), ("depth", arguments.depth)):
+            name += f"_{word}{number}" if number else ""
     check_folder(Path(name).parent, key="--output")
     return Path(name)
 
@@ -172,22 +188,25 @@ def _example(model: ZooModel, arguments: argparse.Namespace) -> tuple[Tensor, st
     length = arguments.size or model.size
     if length > model.size:
         raise UserError(f"--size: {length} is more than the {model.size} tokens that {model.name} reads; give fewer")
-    shape = {"batch_size": arguments.batch_size, "length": length, "vocabulary_size": model.vocabulary_size}
+    shape = {"batch_size": _batch_size(arguments), "length": length, "vocabulary_size": model.vocabulary_size}
     if file is not None and dataset is not None:
         raise UserError(f"--train-data-file: {file} and --dataset {dataset} are two sources of words; leave one out")
     if file is None and dataset is None:
         if folder is not None:
             raise UserError(f"--tokenizer: {folder} has no text to read; give --train-data-file")
         return zipf_ids(**shape), "token ids drawn by Zipf's law"
-    num_words = arguments.batch_size * length
     if file is None:
-        text, source = wikitext_text(dataset, num_words=num_words), f"--dataset: {dataset}"
+        read, source = partial(wikitext_text, dataset), f"--dataset: {dataset}"
     else:
-        text, source = file_text(file, num_words=num_words), f"--train-data-file: {file}"
+        read, source = partial(file_text, file), f"--train-data-file: {file}"
     name = dataset or file
     if folder is None:
-        return word_ids(text, **shape, source=source), f"words of {name}, token ids by frequency"
-    return tokenizer_ids(text, folder=folder, **shape, source=source), f"tokens of {name} by the tokenizer of {folder}"
+        return word_ids(read, **shape, source=source), f"words of {name}, token ids by frequency"
+    return tokenizer_ids(read, folder=folder, **shape, source=source), f"tokens of {name} by the tokenizer of {folder}"
+
+
+def _batch_size(arguments: argparse.Namespace) -> int:
+    return arguments.batch_size or 1
 
 
 def _images(model: ZooModel, arguments: argparse.Namespace) -> tuple[Tensor, str]:
@@ -198,5 +217,5 @@ def _images(model: ZooModel, arguments: argparse.Namespace) -> tuple[Tensor, str
     if dataset in WIKITEXT:
         raise UserError(f"--dataset: {dataset} has words and {model.name} reads images; give {' or '.join(_SIZES)}")
     size = arguments.size or _SIZES.get(dataset) or model.size
-    images = model.example(batch_size=arguments.batch_size, seed=0, size=size)
+    images = model.example(batch_size=_batch_size(arguments), seed=0, size=size)
     return images, f"{len(images)} images of {size} x {size} random pixels"

@@ -145,11 +145,22 @@ def load_image_data(
             interpolation=preprocessing.interpolation,
         )
         splits[split] = ImageDataset(
-            prepared(partial(_key, reader, wanted), partial(reader.read, wanted), lead=lead),
+            prepared(partial(_key, reader, wanted), partial(_read, reader, wanted), lead=lead),
             preprocessing=preprocessing,
             seed=seed if split == "train" and data.augment == "basic" else None,
         )
     return splits
+
+
+def _read(reader: PictureReader, wanted: PictureSplit) -> dict[str, np.ndarray]:
+    """Raises UserError, also for a reader that reads more than what is drawn."""
+    arrays, most = reader.read(wanted), wanted.max_samples
+    if most is not None and (number := len(arrays["labels"])) > most:
+        raise UserError(
+            f"data.name: the reader of {reader.data.name} gave {number} pictures of {wanted.split} where {most} are "
+            "wanted; read PictureSplit.rows alone"
+        )
+    return arrays
 
 
 def _key(reader: PictureReader, wanted: PictureSplit) -> object:

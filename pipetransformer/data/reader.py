@@ -114,7 +114,7 @@ class PictureSplit:
     interpolation: str
 
     def rows(self, num_samples: int) -> np.ndarray:
-        """The rows to read of all, int64, ascending."""
+        """The rows to read of all, int64, ascending. The only draw of pictures: a reader reads no others."""
         return drawn(num_samples, max_samples=self.max_samples)
 
 

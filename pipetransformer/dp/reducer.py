@@ -20,7 +20,7 @@ _BUCKET_BYTES = 8 * 2**20
 class GradientReducer:
     """Owns the gradients of ``parameters`` until ``close``: each ``.grad`` is a view of its bucket.
 
-    It takes the sum over the replicas, not the mean: the loss is already divided by the global number of samples.
+    It takes the sum over the replicas, not the mean: the loss is already divided by the global batch size.
 
     Args:
         parameters: the parameters of this rank by name, in the order of the forward.

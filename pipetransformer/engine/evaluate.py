@@ -46,7 +46,7 @@ def evaluate(
     mine: list[tuple[np.ndarray, np.ndarray]] = []
     with torch.no_grad():
         for batch in feed.batches(batches, epoch=0):
-            objective.begin(step=-1, batch_size=batch.global_count)
+            objective.begin(step=-1)
             feed.enter(batch)
             outputs = executor.evaluate(batch)
             if outputs is not None and batch.num_real:

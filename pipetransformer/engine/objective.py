@@ -48,12 +48,13 @@ class Objective:
         self.num_correct = torch.zeros((), dtype=torch.int64, device=self._device)
         self.num_samples = torch.zeros((), dtype=torch.int64, device=self._device)
 
-    def begin(self, *, step: int, batch_size: int) -> None:
+    def begin(self, *, step: int, batch_size: int = 1) -> None:
         """Prepares for one global batch.
 
         Args:
             step: number of the optimizer step, from 0; -1 for an evaluation batch.
-            batch_size: number of samples, over all replicas, of a batch that is not short.
+            batch_size: number of samples, over all replicas, of a batch that is not short; of no matter where no
+                backward follows.
         """
         self._batch_size = batch_size
         self._step.fill_(step)

@@ -165,7 +165,8 @@ class Graph:
     def output_examples(self) -> list[Tensor]:
         """The model's outputs for one micro-batch, without data."""
         values = [node.meta["val"] for node in self.program.outputs]
-        return [torch.empty(value.shape, dtype=value.dtype, device="meta") for value in values]
+        # Strides too: torch compares them with those of what the last stage gives.
+        return [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device="meta") for v in values]
 
     def parameter_bytes(self, unit: int) -> int:
         return sum(self.program.tensors[name].tensor.nbytes for name in self.units[unit].parameters)

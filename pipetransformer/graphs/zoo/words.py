@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,10 @@ WIKITEXT = {"wikitext2": "wikitext-2-raw-v1", "wikitext103": "wikitext-103-raw-v
 """By name on the command line, the raw texts of Merity et al., arXiv 1609.07843, as the hub has them."""
 
 
+Read = Callable[..., str]
+"""A text, given ``num_words``: its first lines, up to that many words where there are as many."""
+
+
 def file_text(path: Path, *, num_words: int) -> str:
     """The first lines of a text file, up to that many words where there are as many. Raises UserError."""
     try:
@@ -29,7 +33,10 @@ def file_text(path: Path, *, num_words: int) -> str:
 
 
 def wikitext_text(name: str, *, num_words: int) -> str:
-    """The same of the training texts of one of ``WIKITEXT``, from the hub or its local cache. Raises UserError."""
+    """The first training texts of one of ``WIKITEXT``, up to that many words, from the hub or its local cache.
+
+    Raises UserError.
+    """
     import datasets  # costs a second
 
     try:
@@ -52,28 +59,32 @@ def _first_lines(lines: Iterable[str], num_words: int) -> str:
     return "".join(taken)
 
 
-def word_ids(text: str, *, batch_size: int, length: int, vocabulary_size: int, source: str) -> Tensor:
+def word_ids(read: Read, *, batch_size: int, length: int, vocabulary_size: int, source: str) -> Tensor:
     """Ids [batch_size, length] of the first words: 0 is the most frequent one, the last id all rare ones.
 
     Raises:
         UserError: there are fewer; begins with ``source``.
     """
-    words = text.split()[: batch_size * length]
-    _check(len(words), batch_size * length, source=source, kind="words")
+    words = read(num_words=batch_size * length).split()[: batch_size * length]
+    _check_enough(len(words), batch_size * length, source=source, kind="words")
     ranks = {word: rank for rank, (word, _) in enumerate(Counter(words).most_common(vocabulary_size - 1))}
     return torch.tensor([ranks.get(word, vocabulary_size - 1) for word in words]).reshape(batch_size, length)
 
 
 def tokenizer_ids(
-    text: str, *, folder: Path, batch_size: int, length: int, vocabulary_size: int, source: str
+    read: Read, *, folder: Path, batch_size: int, length: int, vocabulary_size: int, source: str
 ) -> Tensor:
     """Ids [batch_size, length] of the first tokens, by the tokenizer that ``folder`` holds, without special tokens.
 
     Raises:
         UserError: there is no tokenizer, there are fewer tokens, or ids beyond the vocabulary.
     """
-    ids = _tokenizer(folder)(text, add_special_tokens=False, verbose=False)["input_ids"][: batch_size * length]
-    _check(len(ids), batch_size * length, source=source, kind="tokens")
+    tokenizer, needed = _tokenizer(folder), batch_size * length
+    ids, text, num_words = list[int](), "", needed
+    while len(ids) < needed and len(more := read(num_words=num_words)) > len(text):
+        ids = tokenizer(more, add_special_tokens=False, verbose=False)["input_ids"][:needed]
+        text, num_words = more, 2 * num_words  # some words have no token
+    _check_enough(len(ids), needed, source=source, kind="tokens")
     if max(ids) >= vocabulary_size:
         raise UserError(
             f"--tokenizer: {folder} gives id {max(ids)} and the model reads ids below {vocabulary_size}; give the "
@@ -96,7 +107,7 @@ def _tokenizer(folder: Path) -> Any:
         ) from error
 
 
-def _check(found: int, needed: int, *, source: str, kind: str) -> None:
+def _check_enough(found: int, needed: int, *, source: str, kind: str) -> None:
     if found < needed:
         raise UserError(f"{source} has {found} {kind}; {needed} are needed")
 
