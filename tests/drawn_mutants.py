@@ -47,7 +47,6 @@ _UNSEEN = {
     "cancel",
     "record_stream",
     "reset_peak_memory",
-    "update",
 }
 _BOUNDS = {"max", "min", "clamp", "clamp_max", "clamp_min"}
 _FREE_ORDER = _BOUNDS | {"gcd", "lcm", "equal", "maximum", "minimum", "isclose", "isinstance", "zip", "product"}

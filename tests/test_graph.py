@@ -376,3 +376,20 @@ def test_modes_and_weights_are_left_alone() -> None:
     assert any("batch_norm" in unit.operators for unit in graph.units)
     with pytest.raises(UserError, match="empty; give ascending ones from 1 to "):
         graph.stages((3, 3))
+
+
+class _Turned(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.linear(inputs).transpose(1, 2)
+        return result
+
+
+def test_outputs_are_told_with_their_strides() -> None:
+    """Torch may compare the last stage's with what the schedule was built for."""
+    model, inputs = _Turned(), torch.zeros(2, 4, 3)
+    (told,), real = trace(model, (inputs,), depth=1).output_examples(), model(inputs)
+    assert (told.shape, told.stride(), told.dtype) == (real.shape, real.stride(), real.dtype)

@@ -50,18 +50,19 @@ def slowed(owner: type, name: str, seconds: float) -> Any:
     return mock.patch.object(owner, name, slow)
 
 
-def phases_of(world: World, pp: int, folder: str) -> list[tuple[int, dict[str, list[float]]]]:
-    """(steps, seconds of every rank by phase) of an epoch of two steps, one micro-batch each."""
+def phases_of(world: World, pp: int, folder: str) -> list[tuple[int, float, dict[str, list[float]]]]:
+    """(steps, their seconds, seconds of every rank by phase) of an epoch of two steps, one micro-batch each."""
     replay = Path(folder) / f"replay_{world.rank}.jsonl"
     plan = make_plan(0, pp, world_size=world.size, num_microbatches=1, schedule="gpipe")
     write_replay(replay, {0: plan})
     overrides = [*Case("vit", world.size, ((0, 0, pp),)).overrides(""), "train.epochs=1", "data.max_train_samples=64"]
     overrides += [f"run.replay={replay}", f"run.dir={folder}", f"run.id=pp{pp}", "data.max_eval_samples=4"]
-    found: list[tuple[int, dict[str, list[float]]]] = []
+    found: list[tuple[int, float, dict[str, list[float]]]] = []
 
     def listen(event: events.Event) -> None:
         if isinstance(event, events.Logged):
-            found.append((event.figures.num_steps, event.figures.phase_seconds_by_rank))
+            figures = event.figures
+            found.append((figures.num_steps, figures.seconds, figures.phase_seconds_by_rank))
 
     forward = Stage.forward
 
@@ -86,13 +87,15 @@ def phases_of(world: World, pp: int, folder: str) -> list[tuple[int, dict[str, l
 @pytest.mark.parametrize("pp", [1, 2])
 def test_every_second_is_counted_in_its_phase(pp: int, ranks: RankPool, tmp_path: Path) -> None:
     """On two ranks; those of a pipeline wait for each other."""
-    (num_steps, seconds), *others = ranks.run(2, phases_of, pp, str(tmp_path))[0]
+    (num_steps, whole, seconds), *others = ranks.run(2, phases_of, pp, str(tmp_path))[0]
     assert num_steps == 2 and not others
     waits = [0.0, 0.0] if pp == 1 else [ASLEEP["forward"] + ASLEEP["backward"], ASLEEP["forward"]]
     for rank in range(2):
         for phase, asleep in ASLEEP.items():
             assert seconds[phase][rank] >= num_steps * asleep, (phase, rank, seconds)
         assert seconds["wait"][rank] >= num_steps * waits[rank]
+    for rank in range(2):  # none is counted twice
+        assert sum(of_ranks[rank] for of_ranks in seconds.values()) <= whole + 1e-3, (rank, seconds, whole)
     if pp == 1:  # a plain loop waits for nobody: what is left is a loop's own
         assert max(seconds["wait"]) < num_steps * ASLEEP["forward"]
 

@@ -101,6 +101,14 @@ def test_another_torch_has_its_own_environment(tmp_path: Path, version: str, exp
     )
 
 
+def test_make_test_has_torchgpipe() -> None:
+    """Else the tests of the sweep would be skipped everywhere."""
+    text = (REPOSITORY / "pyproject.toml").read_text()
+    extras = {name: re.search(rf"^{name} = \[(.*)\]$", text, re.M) for name in ("dev", "bench")}
+    assert extras["dev"] and '"pipetransformer[bench]"' in extras["dev"][1]
+    assert extras["bench"] and '"torchgpipe' in extras["bench"][1]
+
+
 def test_every_direct_dependency_has_a_tested_version() -> None:
     text = (REPOSITORY / "pyproject.toml").read_text()
     lists = [re.search(r"^dependencies = \[(.*?)^\]", text, re.M | re.S)]
