@@ -47,6 +47,7 @@ _UNSEEN = {
     "cancel",
     "record_stream",
     "reset_peak_memory",
+    "update",  # of the progress bar
 }
 _BOUNDS = {"max", "min", "clamp", "clamp_max", "clamp_min"}
 _FREE_ORDER = _BOUNDS | {"gcd", "lcm", "equal", "maximum", "minimum", "isclose", "isinstance", "zip", "product"}
