@@ -96,16 +96,6 @@ def test_rows_are_kept_where_none_of_them_can_run(table: SpeedTable, tmp_path: P
     )
 
 
-@pytest.mark.parametrize(
-    "fastest", ["plain loop, 2 threads", "data parallel, 2 ranks", "1F1B, 2 ranks, M 4", "torchgpipe"]
-)
-def test_the_reason_is_the_winners(fastest: str) -> None:
-    winner = "A pipeline" if fastest.startswith("1F1B") else fastest.partition(",")[0].capitalize()
-    assert (
-        pipeline.why(fastest).casefold().removeprefix("a ").startswith(winner.casefold().removeprefix("a ") + " wins")
-    )
-
-
 def test_a_table_is_printed_kept_with_a_row_a_line_and_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

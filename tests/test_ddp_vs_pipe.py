@@ -121,8 +121,7 @@ def test_every_replica_has_whole_micro_batches() -> None:
         shape = Shape(length, nodes=2)
         assert chunks_of(shape, None) == (m,)
         for replicas in (shape.nodes, shape.world_size):
-            step = step_of(shape, m, replicas=replicas)
-            assert step % (replicas * m) == 0 and step % shape.world_size == 0
+            assert step_of(shape, m) % (replicas * m) == 0 == step_of(shape, m) % shape.world_size
 
 
 # ---- one measurement -------------------------------------------------------------------------------------------------

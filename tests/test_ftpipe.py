@@ -37,8 +37,11 @@ def test_figures_that_follow_are_those_that_it_printed(report: str, printed: dic
     original = ORIGINALS[report][0]
     figures = dict(_figures(original, connected=set(pairwise(range(len(original.volumes))))))
     assert {name: figures[name] for name in printed} == pytest.approx(printed, rel=1e-12)
-    latencies = [float(ms) for ms in str(figures["ideal real latency backward ms"]).split(" | ")]
-    assert latencies[0] == pytest.approx(sum(original.real.backward), rel=1e-5)
+    latencies = [label for label in figures if "latency" in label]
+    assert len(latencies) == (0 if report.startswith("gpt2") else 4)  # that script printed none
+    for label in latencies[-1:]:
+        first, *_ = str(figures[label]).split(" | ")
+        assert float(first) == pytest.approx(sum(original.real.backward), rel=1e-5)
 
 
 def test_every_command_is_one_of_ours() -> None:
@@ -70,7 +73,7 @@ def test_a_report_leaves_its_text_its_picture_and_its_figures_beside_the_origina
     assert rows["input size MB"]["FTPipe, GTX 1070"] == "0.008192 | 6.29965"
     (first, sent), (given, last) = (rows[label]["here"].split(" | ") for label in ("input size MB", "out MB"))
     assert (first, sent, last) == ("0.000128", given, "0.003904")
-    assert list(rows)[-1] == "ideal real latency backward ms" and all(row["here"] for row in rows.values())
+    assert list(rows)[-1] == "send time ms" and all(row["here"] for row in rows.values())
     text = (tmp_path / "ftpipe-gpt2-2p.txt").read_text()
     assert f"forward {rows['real imbalance forward']['here']}\n" in text and "parallel forward {0: " in text
     assert (tmp_path / "ftpipe-gpt2-2p.png").read_bytes().startswith(b"\x89PNG")

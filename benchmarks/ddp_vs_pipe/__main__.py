@@ -91,7 +91,7 @@ def check(shape: Shape, arguments: argparse.Namespace, scale: Scale) -> None:
         if m < shape.ranks_per_node:
             raise UserError(f"--chunks: {m} do not fill a pipeline of {shape.ranks_per_node}; give at least as many")
     largest = arguments.largest_batch
-    step = max(step_of(shape, m, replicas=replicas) for m in chunks for replicas in (shape.nodes, shape.world_size))
+    step = max(step_of(shape, m) for m in chunks)
     if largest is not None and largest < step:
         raise UserError(f"--largest-batch: {largest} is less than one step of {step}; give at least {step}")
     num_gpus = torch.cuda.device_count()

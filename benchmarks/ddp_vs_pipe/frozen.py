@@ -45,7 +45,7 @@ class Frozen:
 def tell_frozen(ranks: FreshRanks, shape: Shape, scale: Scale, *, scale_name: str, repeats: int, folder: Path) -> None:
     """One step a round of every batch, the prefix computed or read from the cache."""
     samples = (f"data.max_train_samples={min(scale.probed)}", "data.max_eval_samples=1")  # all are cached first
-    config = load_config(CONFIG, (*scale.job, *samples, "data.num_workers=0"))  # loading is a phase here, not hidden
+    config = load_config(CONFIG, (*scale.job, *samples, "data.num_workers=0"))
     num_blocks = scale.num_blocks
     found = dict[tuple[int, str], list[Probe]]()
     for number in range(repeats):
@@ -107,7 +107,7 @@ def notes_of(shape: Shape, *, num_samples: int) -> list[str]:
         "that over the step's seconds. size_params_ddp_sum: the same in millions of parameters, as the original counts "
         "in a hook of DDP's buckets; its head of 768 x 100 would be 0.077 there, but 0 is what it printed.",
         "The original's data loading is the copy to its GPU, and its backward contains loss, clipping and update; ours "
-        "are the wait for the batch and the backward alone.",
+        "are the reading of the batch, of which nothing is read ahead, and the backward alone.",
         "Our trainer has no pipeline any more where all is frozen: every rank is a replica and runs the prefix on its "
         "share. The original sent all batches through its pipelines, and had no cache here.",
         where(shape),

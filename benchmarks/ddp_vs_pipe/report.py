@@ -87,10 +87,11 @@ def speed_table(
         "interleaved rounds, with least and most; x DDP: median of the rounds' ratios at the same kind of batch.",
         f"time: minutes for {EPOCHS} epochs of CIFAR-100's {_IMAGES:,} training images at that rate, evaluation left "
         "out. The original does not tell its epochs: its times at its rates are 24 to 29, and their median is taken.",
-        "published: GPUs a machine: batch, memory a GPU, images/s, minutes, on 2 machines; its 'OOM' rows are the "
-        "smallest batch that it names as too large.",
+        "predicted wait: share of a step in which a pipeline's ranks wait for each other. published: GPUs a machine: "
+        "batch, memory a GPU, images/s, minutes, on 2 machines; its 'OOM' rows are the smallest batch that it names as "
+        "too large.",
         *notes,
-        *_verdict(lines, device=device),
+        *_verdict(lines),
     )
     draw = partial(_draw_speed, lines)
     return write_table(
@@ -119,6 +120,7 @@ def _row(line: Line, ddp: Line | None, *, shape: Shape) -> Row:
         "least": min(rates, default=None),
         "most": max(rates, default=None),
         "x DDP": median(ratios) if ratios else None,
+        "predicted wait": line.bubble,
         "time": EPOCHS * _IMAGES / median(rates) / 60 if rates else None,
         "published": _published(line, shape=shape) if line.block == "largest" else None,
     }
@@ -133,8 +135,8 @@ def _published(line: Line, *, shape: Shape) -> str | None:
     return "; ".join(map(str, same)) or None
 
 
-def _verdict(lines: Sequence[Line], *, device: str) -> list[str]:
-    """The winner here, and its reasons."""
+def _verdict(lines: Sequence[Line]) -> list[str]:
+    """The winner here, what is within its spread, and the largest batches."""
     told = []
     for block in ("largest", "equal"):
         timed = [line for line in lines if line.block == block and line.images_per_second]
@@ -155,29 +157,7 @@ def _verdict(lines: Sequence[Line], *, device: str) -> list[str]:
     for m in dict.fromkeys(line.chunks for line in largest if line.bubble is not None):
         batches = "; ".join(f"{line.method} {line.batch:,}" for line in largest if line.chunks == m)
         told.append(f"Largest global batches at M {m}: {batches}.")
-    return [
-        *told,
-        *_reason([line for line in lines if line.block == "equal" and line.images_per_second], device=device),
-    ]
-
-
-def _reason(equal: Sequence[Line], *, device: str) -> list[str]:
-    """The reasons of the fastest at one batch."""
-    pipes = [line for line in equal if line.bubble is not None]
-    if not pipes or len(pipes) == len(equal):
-        return []
-    waits = ", ".join(f"{line.bubble:.0%} of a step with {line.name}" for line in pipes)
-    best = max(equal, key=lambda line: median(line.images_per_second))
-    price = f"a pipeline's ranks wait for each other (predicted: {waits}) and send activations"
-    gain = "sums over the machines only what a stage's weights are, where data parallelism sums the whole model's"
-    if best.bubble is not None:
-        return [f"Why a pipeline wins: {price}, but each {gain}, and that is worth more here."]
-    cores = "Ranks that share cores can use what others wait, but no pipeline computes less. " * (device == "cpu")
-    return [
-        f"Why data parallelism wins: {price}. {cores}What a pipeline has for it: a rank holds the weights, gradients "
-        f"and moments of a stage alone, and {gain}; here that is worth less. Micro-batches save activations without a "
-        "pipeline too."
-    ]
+    return told
 
 
 def _draw_speed(lines: Sequence[Line], figure: Figure) -> None:

@@ -41,8 +41,9 @@ def chunks_of(shape: Shape, given: Sequence[int] | None) -> tuple[int, ...]:
     return tuple(m for m in usual if m >= shape.ranks_per_node) or (2 * shape.ranks_per_node,)
 
 
-def step_of(shape: Shape, num_microbatches: int, *, replicas: int) -> int:
-    return math.lcm(STEP_ROWS * shape.world_size, replicas * num_microbatches)
+def step_of(shape: Shape, num_microbatches: int) -> int:
+    """The same for data parallelism and for a pipeline of so many micro-batches: neither is tried more finely."""
+    return math.lcm(STEP_ROWS * shape.world_size, shape.world_size * num_microbatches)
 
 
 def methods_of(bench: Bench, shape: Shape, chunks: Sequence[int], scale: Scale) -> list[Method]:
@@ -52,11 +53,11 @@ def methods_of(bench: Bench, shape: Shape, chunks: Sequence[int], scale: Scale) 
     for name, bucket_mb in ((DDP, DDP_BUCKETS_MB[-1]), (OUR_PLAN, None)):
         for m in (1, *chunks):
             plan = ParallelPlan(0, 1, dp, (), m, "1f1b", None, scale.num_blocks)
-            step = step_of(shape, m, replicas=dp)
+            step = step_of(shape, m)
             methods.append(Method(name, Trial(config, plan, bucket_mb, batch=step, steps=scale.steps), step))
     trial = methods[-1].trial
     for m in chunks:
-        step = step_of(shape, m, replicas=shape.nodes)
+        step = step_of(shape, m)
         methods.append(cut_for(bench, trial, shape, m, step=step, batch=step))
     return methods
 
@@ -173,8 +174,8 @@ def memory_notes(budget: int | None, *, most: int) -> list[str]:
 def ddp_note(bucket_mb: int) -> str:
     tried = ", ".join(map(str, DDP_BUCKETS_MB))
     return (
-        f"DDP: gradient_as_bucket_view, buckets of {bucket_mb} MB (the fastest of {tried}), static_graph; with M "
-        "micro-batches no_sync for all but the last, without static_graph. All methods have the same optimizer, data "
+        f"DDP: gradient_as_bucket_view, buckets of {bucket_mb} MB (the fastest of {tried} at M 1), static_graph; with "
+        "M micro-batches no_sync for all but the last, without static_graph. All methods have the same optimizer, data "
         "and loss."
     )
 

@@ -135,7 +135,8 @@ def _timed(own: RankJob, trial: Trial) -> Steps:
 
 
 def probe_frozen(world: World, trial: Trial) -> Probe:
-    """Steps of a plan that leaves the head alone active; phases are synchronised with the device, as CUDA events are.
+    """Steps of a plan that leaves the head alone active; phases are synchronised with the device, as CUDA events are,
+    and follow one another: loading too.
 
     The boundary of the last block is cached before where the plan says so. The warm-up has one row a rank: a step of
     the original's size takes minutes on a CPU.
@@ -148,12 +149,12 @@ def probe_frozen(world: World, trial: Trial) -> Probe:
         own.fill_cache(boundary=plan.cached)
     layout, feed = own.engine.layout, own.engine.feed("train")
     head = Stage(chain, range(chain.num_units - 1, chain.num_units))
-    incoming = feed.batches([own.small_batch()] * _WARM_UP + [own.batch] * trial.steps, epoch=0)
+    order = [own.small_batch()] * _WARM_UP + [own.batch] * trial.steps
     sums = np.zeros(4)
-    for number in range(_WARM_UP + trial.steps):
+    for number, wanted in enumerate(order):
         dist.barrier()
         times = [perf_counter()]
-        batch = next(incoming)
+        batch = next(feed.batches([wanted], epoch=0))  # none is read ahead, or its reading would be in no phase
         times.append(perf_counter())
         own.objective.begin(step=number, batch_size=batch.global_count)
         layout.reducer.begin(num_microbatches=1)

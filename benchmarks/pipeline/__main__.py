@@ -57,13 +57,6 @@ READING = (
     'torchgpipe has one worker for each distinct device, and "cpu" is one: its partitions follow one another, and only',
     "threads inside operators use the second core.",
 )
-WHY = {
-    "plain loop": "A plain loop wins: what two ranks gain is less here than what their gradients or activations cost.",
-    "data parallel": "Data parallel wins: its gradients are cheap to sum, against what a pipeline waits.",
-    "1F1B": "A pipeline wins: what it waits is less here than what replicas take to sum all gradients.",
-    "torchgpipe": "torchgpipe wins: threads inside operators gain more here than ranks, which pay for messages.",
-}
-"""By what is fastest."""
 
 
 def main() -> None:
@@ -210,6 +203,9 @@ def gpipe_of(chain: Chain, m: int) -> nn.Module:
 def tell(times: dict[str, list[float]]) -> None:
     """A table, and which wins here."""
     fastest = min((name for name in times if "halves" not in name), key=lambda name: median(times[name]))
+    others = [name for name in times if name != fastest and "halves" not in name]
+    near = [name for name in others if min(times[name]) <= max(times[fastest])]
+    beside = f"; within its spread: {', '.join(near)}" if near else ""
     rows = []
     for name, seconds in times.items():
         over = [mine / other for mine, other in zip(seconds, times[fastest])]
@@ -231,7 +227,7 @@ def tell(times: dict[str, list[float]]) -> None:
         "pipeline",
         rows,
         title=f"A ViT of 5.4 M parameters, {BATCH} pictures a step, forward and backward, on 2 cores",
-        notes=[f"Fastest here: {fastest}. {why(fastest)}", *READING],
+        notes=[f"Fastest here: {fastest}{beside}.", *READING],
         draw=lambda figure: draw(figure, times),
     )
 
@@ -255,10 +251,6 @@ def ceiling(both: float, apart: float, m: int) -> float:
         apart: likewise, one half after the other.
     """
     return ((m - 1) * both + apart) / m
-
-
-def why(fastest: str) -> str:
-    return next(sentence for name, sentence in WHY.items() if fastest.startswith(name))
 
 
 def draw(figure: Figure, times: dict[str, list[float]]) -> None:
