@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,24 @@ def test_a_result_tells_command_day_machine_and_commit(monkeypatch: pytest.Monke
     assert told["memory GiB"] > 0.1 and told["cores"] > 0 and told["cpu"]
 
 
-def test_the_commit_is_that_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    measure.measured_commit.cache_clear()
+def test_the_commit_is_that_of_the_start_and_says_whether_it_stayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    measure.started_at.cache_clear()
+    told = iter(["abc", "abc", "def", "abc-dirty"])
+    monkeypatch.setattr(measure, "_commit", lambda: next(told))
+    assert [measure.measured_commit() for _ in range(3)] == ["abc", "abc-dirty", "abc-dirty"]
+    measure.started_at.cache_clear()
+
+
+def test_pages_and_results_are_no_code(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "git", partial(measure.git, folder=clone))
+    monkeypatch.setattr(measure, "started_at", measure._commit)
     first = measure.measured_commit()
-    monkeypatch.setattr(measure, "git", lambda *arguments: "another")
-    assert measure.measured_commit() == first != "another"
+    for name in ("docs/results.md", "benchmarks/results/new.json"):
+        (clone / name).parent.mkdir(exist_ok=True, parents=True)
+        (clone / name).write_text("1")
+    assert measure.measured_commit() == first
+    (clone / "benchmarks" / "new.py").write_text("")
+    assert measure.measured_commit() == f"{first}-dirty"
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------
@@ -250,9 +264,9 @@ def test_without_git_or_a_repository_it_is_one_line(lacking: str, clone: Path, m
     with pytest.raises(UserError, match="bench --stale: it asks git for what changed; run it in a clone"):
         stale.main()
     monkeypatch.setattr(measure, "ROOT", clone)
-    measure.measured_commit.cache_clear()
+    measure.started_at.cache_clear()
     assert measure.measured_commit() == "unknown"
-    measure.measured_commit.cache_clear()
+    measure.started_at.cache_clear()
 
 
 def test_stale_lists_all_results_or_nothing(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks.support.measure import RESULTS, measured_commit
+from benchmarks.support.measure import RESULTS, started_at
 from pipetransformer.errors import check_folder
 from pipetransformer.launch.arguments import Parser
 
@@ -14,7 +14,7 @@ __all__ = ["add_output", "bench_parser"]
 
 def bench_parser(name: str, *, description: str | None) -> Parser:
     """Args: name: as in ``pipetransformer bench NAME``."""
-    measured_commit()  # now: a later commit is not the code that runs
+    started_at()  # now: a later commit is not the code that runs
     formatter = argparse.RawDescriptionHelpFormatter
     return Parser(description=description, prog=f"pipetransformer bench {name}", formatter_class=formatter)
 

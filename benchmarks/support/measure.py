@@ -22,6 +22,7 @@ from pipetransformer.process.device import device_name
 __all__ = ["CONFIGS", "RESULTS", "environment", "measured_commit", "save", "spread"]
 
 RESULTS, CONFIGS = ROOT / "benchmarks" / "results", ROOT / "config"
+_CODE = ("pipetransformer", "benchmarks", "config", "*.py", "*.sh", "pyproject.toml")
 
 
 def environment() -> dict[str, object]:
@@ -79,12 +80,24 @@ def _line(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-@cache
 def measured_commit() -> str:
-    """The commit of the code, "-dirty" behind it where files differ from it; another result that was written anew does
-    not make it another. Of the first call: a benchmark calls it when it starts (``bench_parser``)."""
-    changes = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)benchmarks/results")
-    return (git("rev-parse", "--short", "HEAD") or "unknown") + ("-dirty" if changes else "")
+    """The last commit of the code, "-dirty" behind it where files differ from it now or differed, or were of another
+    commit, when the benchmark started: processes that it starts import what lies there then."""
+    first, now = started_at(), _commit()
+    return first if now == first else f"{first.removesuffix('-dirty')}-dirty"
+
+
+@cache
+def started_at() -> str:
+    """``measured_commit`` at the first call: a benchmark calls it when it starts (``bench_parser``)."""
+    return _commit()
+
+
+def _commit() -> str:
+    """Of code alone: neither pages nor results make it another."""
+    code = [f":(top){name}" for name in _CODE] + [":(top,exclude)benchmarks/results"]
+    changes = git("status", "--porcelain", "--", *code)
+    return (git("log", "-1", "--format=%h", "--", *code) or "unknown") + ("-dirty" if changes else "")
 
 
 def _command(argv: Sequence[str]) -> str:
