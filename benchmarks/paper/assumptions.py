@@ -1,4 +1,6 @@
-"""The paper's elastic run beside ours, an assumption at a time; none is fitted on a row that it is judged by.
+"""The paper's elastic run beside ours, an assumption at a time.
+
+Only reading is fitted on a row of the table, that of alpha 1/2, which it therefore is no check of.
 
 planned      our planner, free after the first freeze, at the rate of the paper's development notes
 halving      the pipeline halves as the paper's does
