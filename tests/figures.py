@@ -3,10 +3,12 @@
 By section of a page (from a heading to the next):
 
 - A section with figures names the files of them, as ``benchmarks/results/NAME.json``.
-- A row of a table: all its numbers stand in one row of one file. Where rows hold every word and number of its first
-  cell ("one / other": of either), it is one of these, or all of them together if they are few (``MOST_TOGETHER``). A
-  ratio of two rows is a figure of the file too, written by its benchmark. Titles and notes count for prose alone.
-- Prose: a number with a decimal point, or with a unit, stands in a file of its section.
+- A row of a table: all its numbers stand in one row of one file, one that holds every word of its first cell
+  ("one / other": in these two together). A ratio of two rows is a figure of the file too, written by its benchmark.
+- A column whose head says "published" or "FTPipe" shows what stands under such a name in the file, and no other does.
+- ``a [b .. c]`` is the median, the least and the most of one list.
+- Prose: a number with a decimal point, or with a unit, stands in title or notes of a file of its section, or in the
+  rows of a file that has few numbers (``FEW_NUMBERS``): in a large one any number would.
 - A number stands in a row if one of the row's numbers, rounded as shown, is it; of a list, one of up to eight values,
   the least, the median or the most. Texts hold numbers too. Seconds are also ms, bytes MB, shares per cent (``UNITS``:
   the unit stands behind the number or in the column's head).
@@ -24,22 +26,25 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-MOST_TOGETHER, FEW_VALUES = 5, 8
+FEW_VALUES, FEW_NUMBERS = 8, 200
 UNITS: dict[str, tuple[float, ...]] = {  # what a value of a file may be multiplied with
     "%": (100,), "per cent": (100,), "points": (100,), "ms": (1e3,), "s": (1e-3,), "seconds": (1e-3,), "/s": (),
     "minutes": (1 / 60,), "KB": (1e-3,), "MB": (1e-6,), "GB": (1e-9, 1e-3), "KiB": (2**-10,), "MiB": (2**-20,),
-    "GiB": (2**-30, 2**-10), "M parameters": (1e-6,), "bytes": (), "times": (),
+    "GiB": (2**-30, 2**-10), "M parameters": (1e-6,), "bytes": (), "times": (), "x": (),
 }  # fmt: skip
-_UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
+_UNIT = "|".join(sorted(map(re.escape, UNITS.keys() - {"x"}), key=len, reverse=True))
 _NUMBER = re.compile(
     r"(?<![\w.])(?<![\w.]-)(-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?(?:e-?\d+)?)(?!\d|\.\d|,\d{3})"
-    rf"(?:\s?({_UNIT})(?!\w)|\s?\w+(/s)(?!\w)|(?!\w))"
+    rf"(?:\s?({_UNIT})(?!\w)|(x)(?!\w)|\s?\w+(/s)(?!\w)|(?!\w))"
 )
 _NO_FIGURE = re.compile(r'`[^`\n]*`|"[^"\n]*"|\]\([^)]*\)|https?://\S+|<!--.*?-->', re.DOTALL)
+_SPREAD = re.compile(r"(-?[\d,.]+) \[(-?[\d,.]+) \.\. (-?[\d,.]+)\]")
+_PUBLISHED = re.compile(r"published|FTPipe", re.IGNORECASE)
 _MARK = re.compile(r"<!-- no file: (.*?) -->", re.DOTALL)
 
 
@@ -65,18 +70,35 @@ class Number:
 
 @dataclass(frozen=True)
 class Record:
-    """A row of a file: its numbers, and all that it says."""
+    """A row of a file.
+
+    Attributes:
+        numbers: of the machine that measured it. published: of the original that stands beside.
+        spreads: median, least and most of its lists.
+        words: of its names and texts, and its whole numbers.
+    """
 
     numbers: tuple[float, ...]
+    published: tuple[float, ...]
+    spreads: tuple[tuple[float, float, float], ...]
     words: frozenset[str]
 
-    def lacks(self, numbers: Sequence[Number]) -> list[str]:
-        return [number.text for number in numbers if not number.stands_in(self.numbers)]
+    def lacks(self, cell: str, *, head: str, allowed: Sequence[str]) -> list[str]:
+        """Numbers of a cell that are not this row's."""
+        found = [number for number in numbers_of(cell, head=head) if number.text not in allowed]
+        values = self.published if _PUBLISHED.search(head) else self.numbers
+        lacking = [number.text for number in found if not number.stands_in(values)]
+        unit = next((number.unit for number in found if number.unit), None)
+        for three in _SPREAD.findall(cell):
+            shown = [Number(text, unit) for text in three]
+            if not any(all(n.stands_in([value]) for n, value in zip(shown, spread)) for spread in self.spreads):
+                lacking += [text for text in three if text not in lacking]
+        return lacking
 
 
 def numbers_of(text: str, *, head: str | None = None) -> list[Number]:
     """Of a text without code; in a cell, those without a unit take the first of the cell, or that of its column."""
-    found = [(digits, unit or rate) for digits, unit, rate in _NUMBER.findall(text)]
+    found = [(digits, unit or times or rate) for digits, unit, times, rate in _NUMBER.findall(text)]
     if head is None:
         return [Number(digits, unit or None) for digits, unit in found]
     above = (unit for unit in UNITS if re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", head))
@@ -85,7 +107,9 @@ def numbers_of(text: str, *, head: str | None = None) -> list[Number]:
 
 
 def words_of(text: str) -> frozenset[str]:
-    return frozenset(word for word in re.findall(r"[^\W_]+", text.lower()) if len(word) > 1 or word.isdigit())
+    """Between spaces, in small letters, without signs: "GPT-2," is gpt2."""
+    words = (re.sub(r"[^\w.]|_", "", word).strip(".") for word in text.lower().split())
+    return frozenset(filter(None, words))
 
 
 def values_of(value: Any) -> Iterator[float]:
@@ -104,6 +128,42 @@ def values_of(value: Any) -> Iterator[float]:
         yield float(value)
 
 
+def spreads_of(value: Any) -> Iterator[tuple[float, float, float]]:
+    if isinstance(value, list) and value and all(isinstance(each, (int, float)) for each in value):
+        yield (median(value), min(value), max(value))
+    elif isinstance(value, (list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from spreads_of(each)
+        if isinstance(value, dict) and isinstance(value.get("least"), (int, float)):
+            numbers = (n for key, n in value.items() if isinstance(n, (int, float)) and key not in ("least", "most"))
+            yield from ((number, value["least"], value["most"]) for number in numbers)
+    elif isinstance(value, str):
+        for three in _SPREAD.findall(value):
+            middle, least, most = (float(text.replace(",", "")) for text in three)
+            yield (middle, least, most)
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Names, texts and whole numbers."""
+    if isinstance(value, dict):
+        yield from value
+    if isinstance(value, (list, dict)):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from texts_of(each)
+    elif isinstance(value, (str, int)):
+        yield str(value)
+
+
+def record_of(part: Any) -> Record:
+    beside = {key: value for key, value in part.items() if _PUBLISHED.search(key)} if isinstance(part, dict) else {}
+    own = {key: value for key, value in part.items() if key not in beside} if isinstance(part, dict) else part
+    published = tuple(values_of(beside))
+    if isinstance(part, dict) and any(isinstance(v, str) and _PUBLISHED.search(v) for v in own.values()):
+        published += tuple(values_of(own))  # a row of the original's
+    words = frozenset(word for text in texts_of(part) for word in words_of(text))
+    return Record(tuple(values_of(own)), published, tuple(spreads_of(part)), words)
+
+
 @dataclass(frozen=True)
 class Source:
     """A file's rows, and its title and notes; a file that has no rows is one row."""
@@ -111,17 +171,26 @@ class Source:
     rows: tuple[Record, ...]
     rest: Record
 
+    @cached_property
+    def prose(self) -> tuple[float, ...]:
+        """The numbers that a text may quote."""
+        told = (*self.rest.numbers, *self.rest.published)
+        in_rows = [number for row in self.rows for number in (*row.numbers, *row.published)]
+        return (*told, *(in_rows if len(in_rows) <= FEW_NUMBERS else ()))
+
 
 @cache
 def read_source(path: Path) -> Source:
     parts = {key: value for key, value in json.loads(path.read_text()).items() if key != "environment"}
     rows = parts.pop("rows", None) or [parts]
-    found = [Record(tuple(values_of(part)), words_of(json.dumps(part, ensure_ascii=False))) for part in [*rows, parts]]
-    return Source(tuple(found[:-1]), found[-1])
+    return Source(tuple(map(record_of, rows)), record_of(parts))
 
 
 def together(records: Sequence[Record]) -> Record:
-    return Record(tuple(n for record in records for n in record.numbers), frozenset())
+    def joined(name: str) -> tuple[Any, ...]:
+        return tuple(each for record in records for each in getattr(record, name))
+
+    return Record(joined("numbers"), joined("published"), joined("spreads"), frozenset(joined("words")))
 
 
 def faults(text: str, *, measured: bool, read: Callable[[str], Source]) -> list[str]:
@@ -146,18 +215,19 @@ def _faults_of_section(section: str, *, measured: bool, read: Callable[[str], So
     names = sorted(set(re.findall(r"benchmarks/results/([\w./-]+\.json)", section)))
     sources = [read(name) for name in names]
     rows = [row for source in sources for row in source.rows]
-    everything = together([*rows, *(source.rest for source in sources)])
+    prose = [number for source in sources for number in source.prose]
     strict, head, before = measured or bool(names), list[str](), ""
-    for line in _NO_FIGURE.sub("", section).splitlines()[1:]:
+    for written in re.sub(r"<!--.*?-->", "", section, flags=re.DOTALL).splitlines()[1:]:
+        line = _NO_FIGURE.sub("", written)
         cells = line.strip().strip("|").split("|") if line.startswith("|") else []
         if not cells:
             found = [n for n in numbers_of(line) if n.unit or (strict and "." in n.text)]
-            lacking = everything.lacks(found)
+            lacking = [n.text for n in found if not n.stands_in(prose)]
         elif not before.startswith("|"):
             head, lacking = cells, []
         elif strict:
-            found = [n for cell, top in zip(cells, head) for n in numbers_of(cell, head=top) if n.text not in allowed]
-            lacking = _lacking(cells[0], found, rows)
+            label = written.strip().strip("|").partition("|")[0]
+            lacking = _lacking(label, cells, head, rows, allowed)
         else:
             alone = [cell.strip() for cell in cells if re.fullmatch(r"\s*-?[\d,]+\.\d+\s*", cell)]
             lacking = [*alone, *(n.text for cell in cells for n in numbers_of(cell) if n.unit)]
@@ -167,9 +237,17 @@ def _faults_of_section(section: str, *, measured: bool, read: Callable[[str], So
             yield f"{title}: {', '.join(lacking)} of {line.strip()!r} in {source}"
 
 
-def _lacking(label: str, numbers: Sequence[Number], rows: Sequence[Record]) -> list[str]:
-    """Numbers of a table's row that the row of a file with the fewest of them missing lacks."""
-    labels = [words for words in map(words_of, label.split(" / ")) if any(map(str.isalpha, words))]
-    labelled = [row for row in rows if any(words <= row.words for words in labels)]
-    few = together(labelled if len(labelled) <= MOST_TOGETHER else [])
-    return min((row.lacks(numbers) for row in [*(labelled or rows), few]), key=len)
+def _lacking(
+    label: str, cells: Sequence[str], heads: Sequence[str], rows: Sequence[Record], allowed: Sequence[str]
+) -> list[str]:
+    """Numbers of a table's row that the row of a file with its label and the fewest of them missing lacks."""
+
+    def lacks(row: Record) -> list[str]:
+        return [text for cell, head in zip(cells, heads) for text in row.lacks(cell, head=head, allowed=allowed)]
+
+    if not any(numbers_of(cell) for cell in cells):
+        return []
+    kinds = [[row for row in rows if words_of(part) <= row.words] for part in label.split(" / ")]
+    if not all(kinds):
+        return [f"no row is {label.strip()!r}"]
+    return min((lacks(together(choice)) for choice in product(*kinds)), key=len)

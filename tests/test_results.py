@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from figures import Source, faults, read_source
+from figures import FEW_NUMBERS, Source, faults, read_source
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -45,28 +45,35 @@ FILE = {
     "title": "A model of 5.4 M parameters",
     "rows": [
         {
-            "what": "one",
+            "what": "pipeline-1",
             "step_s": [0.7, 0.75, 0.8, 0.76, 0.9, 0.9, 0.9, 0.9, 0.9],
             "share": 0.7185,
             "bytes": 1384999876,
+            "published": 1.44,
         },
-        {"what": "two", "step_s": 1.5, "share": -0.25, "bytes": 2048, "spread": "0.868 .. 1.000"},
+        {"what": "pipeline-2", "step_s": 1.5, "share": -0.25, "bytes": 2048, "spread": "0.9 [0.868 .. 1.000]"},
+        {"what": "pipeline-2, M 4", "images/s": 250.4, "least": 206.1, "most": 300.2, "MB": 126.0},
     ],
 }
-HEAD = "## Part\n`benchmarks/results/a.json`\n| what | figure | MB |\n|---|---|---|\n"
+HEAD = "## Part\n`benchmarks/results/a.json`\n| what | figure | MB | published |\n|---|---|---|---|\n"
 CASES = {
-    "| one | 900 ms [700 .. 900] | 1,385 |": [],
-    "| one | 900 ms [710 .. 900] | 1,385 |": ["710"],
-    "| one | 760 ms | |": ["760"],  # one of many values, neither least nor median nor most
-    "| one | 72 % | 1,384.9999 |": [],
-    "| one | 73 % | 1,384.9998 |": ["73", "1,384.9998"],
-    "| two | 0.868 and -0.25 | 0.002 |": [],
-    "| two | 0.25 | |": ["0.25"],
-    "| two | 0.7185 | |": ["0.7185"],  # of the other row
-    "| one / two | 0.7185 | 0.002 |": [],
-    "| GPT-2, 1F1B, 4x1 | 1.5 | |": [],
-    "A model of 5.4 M parameters takes 1.50 s.": [],
-    "A model of 5.3 M parameters takes 1.51 s.": ["5.3", "1.51"],
+    "| pipeline-1 | 900 ms [700 .. 900] | 1,385 | 1.44 |": [],
+    "| pipeline-1 | 900 ms [710 .. 900] | 1,385 | |": ["710"],
+    "| pipeline-1 | 760 ms | | |": ["760"],  # one of many values, neither least nor median nor most
+    "| pipeline-1 | 72 % | 1,384.9999 | |": [],
+    "| pipeline-1 | 73 % | 1,384.9998 | |": ["73", "1,384.9998"],
+    "| pipeline-1 | 1.44 | | 0.7185 |": ["1.44", "0.7185"],  # each in the other's column
+    "| pipeline-2 | 0.9 [0.868 .. 1.000] and -0.25 | 0.002 | |": [],
+    "| pipeline-2 | 0.868 [0.868 .. 1.000] | | |": ["0.868", "0.868", "1.000"],  # the least poses as the median
+    "| pipeline-2 | 0.25 | | |": ["0.25"],
+    "| pipeline-2 | 0.7185 | | |": ["0.7185"],  # of the other row
+    "| pipeline-2, M 4 | 250 [206 .. 300] | 126 | |": [],
+    "| pipeline-2, M 4 | 206 [206 .. 300] | | |": ["206", "206", "300"],
+    "| pipeline-1 / pipeline-2, M 4 | 0.7185 | 126 | |": [],
+    "| pipeline-3 | 1.5 | | |": ["no row is 'pipeline-3'"],
+    "| Pipeline-2, `M 4` | 126 | | |": [],
+    "A model of 5.4 M parameters takes 1.50 s, 1.5x as much.": [],
+    "A model of 5.3 M parameters takes 1.51 s, 1.8x as much.": ["5.3", "1.51", "1.8"],
     "It takes `1.51 s` on 33 cores, 33 s in all.": ["33"],  # of the environment alone
     "It takes 1.51 s. <!-- no file: 1.51 (of torch's manual) -->": [],
     "<!-- no file: 1.61 (gone from the page) -->": ["1.61 is let be"],
@@ -82,8 +89,16 @@ def source(tmp_path: Path) -> Source:
 @pytest.mark.parametrize("line", CASES)
 def test_a_figure_that_no_file_holds_is_found(line: str, source: Source) -> None:
     found = " ".join(faults(HEAD + line, measured=True, read=lambda name: source))
-    named = re.findall(r"## Part: ([^:']*?)(?: of '|, but)", found)
+    named = re.findall(r"## Part: (no row is '.*?'|[^:']*?)(?: of '|, but)", found)
     assert named == ([", ".join(CASES[line])] if CASES[line] else []), found
+
+
+def test_a_text_quotes_no_cell_of_a_large_file(tmp_path: Path) -> None:
+    rows = [{"cell": number, "ratio": 0.9 + number / 1000} for number in range(FEW_NUMBERS)]
+    (tmp_path / "a.json").write_text(json.dumps({"title": "", "rows": rows, "notes": ["from 0.900 to 1.099"]}))
+    source = read_source(tmp_path / "a.json")
+    assert faults(HEAD + "Predicted is 0.900 to 1.099.", measured=True, read=lambda name: source) == []
+    assert len(faults(HEAD + "Predicted is 0.950 to 1.050.", measured=True, read=lambda name: source)) == 1
 
 
 @pytest.mark.parametrize(
