@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.memory.__main__ import paired, ranges
 from benchmarks.pipeline.__main__ import ceiling
-from benchmarks.predictor.__main__ import Rounds, one_profile
+from benchmarks.predictor.__main__ import Rounds, earlier_profile, summary
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
 from pipetransformer.plan import ParallelPlan
@@ -53,12 +55,26 @@ def test_ranges_are_of_all_cells() -> None:
     assert "0.560 .. 0.600" in stage_0 and "0.250 .. 0.350" in recomputed
 
 
-def test_one_profile_is_the_first_and_then_the_kept(tmp_path: Path) -> None:
+def test_one_profile_is_of_an_earlier_run(tmp_path: Path) -> None:
     first = Profile({"hour": 1}, COSTS, dict(COSTS.by_rows), 1e9)
-    later = replace(first, key={"hour": 2})
-    assert one_profile(later, None) is later
-    assert one_profile(first, tmp_path / "kept.json") == first
-    assert one_profile(later, tmp_path / "kept.json") == first
+    later, kept = replace(first, key={"hour": 2}), tmp_path / "kept.json"
+    assert earlier_profile(first, kept) is None, "what it measured itself is of no other hour"
+    os.utime(kept, (kept.stat().st_mtime - 7200,) * 2)
+    found = earlier_profile(later, kept)
+    assert found is not None and found.profile == first and found.age_hours == pytest.approx(2, abs=0.1)
+
+
+def test_ranges_of_predictions_are_over_all_rows() -> None:
+    rows: list[dict[str, Any]] = [
+        {"step_ratios": [0.9, 1.0, 1.3], "stage_ratios": [[1.0, 1.1, 1.2], [0.8, 0.9, 1.0]]},
+        {"step_ratios": [1.1, 1.05, 1.0], "stage_ratios": [[1.0, 1.0, 1.0]] * 2},
+    ]
+    rows = [{**row, "step_ratios_of_one_profile": None} for row in rows]
+    steps, stages = summary(rows)
+    assert "steps: medians 1.000 .. 1.050, single rounds 0.900 .. 1.300" in steps
+    assert "stages: medians 0.900 .. 1.100, single rounds 0.800 .. 1.200" in stages
+    rows[1]["step_ratios_of_one_profile"] = [1.4, 1.5, 1.6]
+    assert "by the costs of one profile: medians 1.500 .. 1.500, single rounds 1.400 .. 1.600" in summary(rows)[-1]
 
 
 def test_rounds_tell_the_ratio_of_one_profile_apart() -> None:

@@ -5,8 +5,9 @@
 In every round costs are measured unit by unit, as the trainer does before training, then some steps of each layout are
 timed, then costs again. A ratio is of one round: the mean of both predictions over the steps, so that both have seen
 the same machine. Medians over the rounds, with their spread.
-A job measures once, before training: ``of one profile`` are the same ratios by the costs of a single measurement, the
-first of this run or, with --profiles, the one that FOLDER keeps of another hour (made there where it has none).
+A job measures once, before training: with --profiles, ``of one profile`` are the same ratios by the costs of a single
+measurement that an earlier run has kept in FOLDER, with its age; where FOLDER has none, this run's first is kept there
+for the next one.
 Layouts: GPipe and 1F1B, M = 2, 4, 8, recomputation never and always. Predictions are the planner's own, without the
 correction by static layouts that a job makes.
 """
@@ -15,13 +16,14 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
-from time import perf_counter
+from time import perf_counter, time
+from typing import Any
 
 import torch.distributed as dist
 
@@ -75,13 +77,31 @@ def run(world: World, *, repeats: int, profiles: Path | None) -> None:
         kept = None if profiles is None else profiles.absolute() / f"predictor-{mode}.json"
         rows += of_mode(config, job, world, mode=mode, repeats=repeats, kept=kept)
     if world.rank == 0:
-        print(f"saved {save('predictor', rows)}")
+        title = "Predicted over real: steps and stages of a pipeline of 2 ranks"
+        notes = [f"A ViT of 5.4 M parameters, 32 pictures a step on 2 ranks, {repeats} rounds.", *summary(rows)]
+        print(*notes, sep="\n")
+        print(f"saved {save('predictor', rows, title=title, notes=notes)}")
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The least and most of all layouts' medians and of all single rounds."""
+    ratios = {
+        "steps": [row["step_ratios"] for row in rows],
+        "stages": [ratios for row in rows for ratios in row["stage_ratios"]],
+        "steps by the costs of one profile": [r for row in rows if (r := row["step_ratios_of_one_profile"])],
+    }
+    return [
+        f"Predicted over real, {name}: medians {min(map(median, lists)):.3f} .. {max(map(median, lists)):.3f}, single "
+        f"rounds {min(map(min, lists)):.3f} .. {max(map(max, lists)):.3f}."
+        for name, lists in ratios.items()
+        if lists
+    ]
 
 
 def of_mode(
     config: Config, job: Job, world: World, *, mode: str, repeats: int, kept: Path | None
 ) -> list[dict[str, object]]:
-    """Args: kept: file of the one profile; None: this run's first."""
+    """Args: kept: file of the one profile, for this run or the next one; None for none."""
     data, train = job.datasets["train"], config.train
     batches = epoch_batches(data.lengths, batch_size=train.batch_size, seed=0, epoch=0, num_nodes=1)
     workload = Workload.of(batches, config, num_ranks=2, local_size=2)
@@ -94,7 +114,7 @@ def of_mode(
         return measure_profile(job.chain, data, workload=workload, config=config, world=world)
 
     first = measured()
-    before, once = first.job, led_by(0, partial(one_profile, first, kept)).job
+    before, once = first.job, None if kept is None else led_by(0, partial(earlier_profile, first, kept))
     plans = {
         layout: plan_of(*layout, config=config, job=job, costs=before) for layout in product(SCHEDULES, MICROBATCHES)
     }
@@ -104,18 +124,25 @@ def of_mode(
         real = {layout: bench.time(plans[layout]) for layout in layouts}
         behind = measured().job
         for layout, (step, stages) in real.items():
-            found[layout].add((before, behind), once, step=step, stages=stages, global_batch_size=train.batch_size)
+            alone = None if once is None else once.profile.job
+            found[layout].add((before, behind), alone, step=step, stages=stages, global_batch_size=train.batch_size)
         before = behind
-    return [row_of(rounds, mode=mode, world=world) for rounds in found.values()]
+    age = None if once is None else once.age_hours
+    return [{**row_of(rounds, mode=mode, world=world), "profile_age_hours": age} for rounds in found.values()]
 
 
-def one_profile(first: Profile, kept: Path | None) -> Profile:
-    """The profile that ``kept`` holds, or else ``first``, kept from then on."""
-    if kept is None:
-        return first
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    profile: Profile
+    age_hours: float
+
+
+def earlier_profile(first: Profile, kept: Path) -> Earlier | None:
+    """The profile that ``kept`` holds; where there is none, ``first`` is kept from then on."""
     if not kept.exists():
         save_profile(first, kept, key="--profiles")
-    return load_profile(kept)
+        return None
+    return Earlier(load_profile(kept), (time() - kept.stat().st_mtime) / 3600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +160,7 @@ class Rounds:
     def add(
         self,
         around: tuple[JobCosts, JobCosts],
-        once: JobCosts,
+        once: JobCosts | None,
         *,
         step: float,
         stages: Sequence[float],
@@ -143,19 +170,20 @@ class Rounds:
 
         Args:
             around: what was measured before the steps and behind them.
-            once: the one profile.
+            once: of the one profile.
             step, stages: seconds that they took.
         """
-        before, behind, alone = (
-            predict(self.plan, costs=costs, global_batch_size=global_batch_size).step_seconds
-            for costs in (*around, once)
-        )
-        predicted = mean((before, behind))
+
+        def seconds(costs: JobCosts) -> float:
+            return predict(self.plan, costs=costs, global_batch_size=global_batch_size).step_seconds
+
+        predicted = mean(map(seconds, around))
         expected = zip(*(stage_seconds(self.plan, costs, global_batch_size=global_batch_size) for costs in around))
         self.predicted.append(predicted)
         self.real.append(step)
         self.step_ratios.append(predicted / step)
-        self.once_ratios.append(alone / step)
+        if once is not None:
+            self.once_ratios.append(seconds(once) / step)
         self.stage_ratios.append([mean(both) / real for both, real in zip(expected, stages, strict=True)])
         self.contention.append(mean(costs.contention for costs in around))
 
@@ -222,11 +250,11 @@ def stage_seconds(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int
 def row_of(rounds: Rounds, *, mode: str, world: World) -> dict[str, object]:
     plan = rounds.plan
     by_stage = [list(ratios) for ratios in zip(*rounds.stage_ratios)]
+    once = f"of one profile {spread(rounds.once_ratios)}, " if rounds.once_ratios else ""
     if world.rank == 0:
         print(
             f"{plan.schedule:6} M {plan.num_microbatches} {mode:7} step {spread([1e3 * t for t in rounds.real])} ms, "
-            f"predicted over real: step {spread(rounds.step_ratios)}, of one profile {spread(rounds.once_ratios)}, "
-            f"stages {', '.join(map(spread, by_stage))}",
+            f"predicted over real: step {spread(rounds.step_ratios)}, {once}stages {', '.join(map(spread, by_stage))}",
             flush=True,
         )
     return {
@@ -239,8 +267,8 @@ def row_of(rounds: Rounds, *, mode: str, world: World) -> dict[str, object]:
         "step_ratio": median(rounds.step_ratios),
         "stage_ratio": [median(ratios) for ratios in by_stage],
         "step_ratios": rounds.step_ratios,
-        "step_ratio_of_one_profile": median(rounds.once_ratios),
-        "step_ratios_of_one_profile": rounds.once_ratios,
+        "step_ratio_of_one_profile": median(rounds.once_ratios) if rounds.once_ratios else None,
+        "step_ratios_of_one_profile": rounds.once_ratios or None,
         "stage_ratios": by_stage,
         "contention": rounds.contention,
     }
