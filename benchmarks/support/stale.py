@@ -95,7 +95,7 @@ def code_of(command: str) -> frozenset[str]:
     words = [*shlex.split(command), "", "", ""][:3]
     folder = ROOT / "benchmarks" / words[2].replace("-", "_")
     if words[:2] == ["pipetransformer", "bench"] and words[2] and folder.is_dir():
-        start = sorted(folder.glob("*.py"))
+        start = sorted(path for path in folder.iterdir() if path.is_file())
     elif words[0] == "pipetransformer" and (ROOT / "pipetransformer" / "commands" / f"{words[1]}.py").is_file():
         start = [ROOT / "pipetransformer" / "commands" / f"{words[1]}.py"]
     else:
