@@ -90,8 +90,9 @@ def _legend_below(axes: Axes, **options: Any) -> None:
 
 def draw_partition(graph: Graph, report: PartitionReport, *, path: Path) -> None:
     """Draw a partition: left, units in order, coloured by part, and edges as arcs; right, real times of the parts."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 5), width_ratios=(3, 1), layout="constrained")
     cuts = (0, *report.boundaries, graph.num_units)
+    height = 4.5 + 0.25 * len(cuts)  # a line of the legend for each part
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, height), width_ratios=(3, 1), layout="constrained")
     part_of = [part for part, (first, stop) in enumerate(pairwise(cuts)) for _ in range(first, stop)]
     colours = plt.get_cmap("tab10")
     for tensor in graph.tensors:
@@ -111,7 +112,7 @@ def draw_partition(graph: Graph, report: PartitionReport, *, path: Path) -> None
     left.set_xlabel("unit")
     left.set_yticks([])
     left.set_title(f"{graph.num_units} units, {len(report.edges)} cutting edges (red)")
-    _legend_below(left)
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)  # names are long
     parts = range(len(cuts) - 1)
     right.bar(parts, report.real.forward, color=_COLOURS["F"], label="forward")
     right.bar(parts, report.real.backward, bottom=report.real.forward, color=_COLOURS["B"], label="backward")
@@ -119,7 +120,7 @@ def draw_partition(graph: Graph, report: PartitionReport, *, path: Path) -> None
     right.set_xticks(list(parts))
     right.set_xlabel("part")
     right.set_ylabel("milliseconds, measured")
-    _legend_below(right)
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
