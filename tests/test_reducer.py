@@ -69,8 +69,8 @@ class _Launches:
         return self._all_reduce(tensor, **options)
 
 
-def reduces(world: World, bucket_bytes: int, num_microbatches: int) -> tuple[list[float], list[int]]:
-    """Largest errors of three steps, and reductions begun (before, after) the last micro-batch of the last one."""
+def reduces(world: World, bucket_bytes: int, num_microbatches: int) -> tuple[list[float], list[int], int]:
+    """Largest errors of three steps, reductions begun (before, after) the last micro-batch of the last one, its bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reducer_module, "_BUCKET_BYTES", bucket_bytes)
         launches = _Launches(patch)
@@ -87,8 +87,9 @@ def reduces(world: World, bucket_bytes: int, num_microbatches: int) -> tuple[lis
             after = launches.count
             reducer.finish()
             errors.append(largest_error(gradients(net), summed(world.size, step, num_microbatches=num_microbatches)))
+        sent_bytes = reducer.sent_bytes
         reducer.close()
-    return errors, [before, after]
+    return errors, [before, after], sent_bytes
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -100,9 +101,10 @@ def reduces(world: World, bucket_bytes: int, num_microbatches: int) -> tuple[lis
 def test_gradients_are_the_sum_and_reduced_in_the_last_backward(
     ranks: RankPool, world_size: int, num_microbatches: int, bucket_bytes: int, num_buckets: int
 ) -> None:
-    for errors, launches in ranks.run(world_size, reduces, bucket_bytes, num_microbatches):
+    for errors, launches, sent_bytes in ranks.run(world_size, reduces, bucket_bytes, num_microbatches):
         assert max(errors) < EXACT
         assert launches == [0, num_buckets]
+        assert sent_bytes == sum(parameter.nbytes for parameter in model().parameters())
 
 
 def misses_a_gradient(world: World) -> str:
