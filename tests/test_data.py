@@ -218,9 +218,10 @@ def test_a_draw_is_a_fixed_fair_part_of_the_file() -> None:
     blocks = np.repeat(np.arange(10), 1000)  # a file that is sorted by class
     rows = drawn(10_000, max_samples=200)
     assert len(set(rows)) == 200 and (np.diff(rows) > 0).all()
-    assert np.bincount(blocks[rows]).min() >= 10  # of 20 that are expected
+    assert np.bincount(blocks[rows], minlength=10).min() >= 10  # of 20 that are expected
     assert rows.tolist() == drawn(10_000, max_samples=200).tolist()
     assert set(rows) < set(drawn(10_000, max_samples=300))
+    assert drawn(1000, max_samples=5).tolist() == [298, 553, 672, 859, 993]  # of another version too
     for most in (7, 8, None):
         assert drawn(7, max_samples=most).tolist() == list(range(7))
 

@@ -70,7 +70,7 @@ class _Launches:
 
 
 def reduces(world: World, bucket_bytes: int, num_microbatches: int) -> tuple[list[float], list[int], int]:
-    """Largest errors of three steps, reductions begun (before, after) the last micro-batch of the last one, its bytes."""
+    """Largest errors of three steps; of the last, reductions begun (before, after) its last micro-batch, and bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reducer_module, "_BUCKET_BYTES", bucket_bytes)
         launches = _Launches(patch)
