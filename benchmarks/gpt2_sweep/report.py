@@ -219,4 +219,5 @@ def draw(figure: Figure, rows: Sequence[Row]) -> None:
             axes.set_ylim(bottom=0)
     grid[0][0].set_ylabel("samples/s")
     grid[1][0].set_ylabel("memory, MiB")
-    grid[0][0].legend(fontsize="small")
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
