@@ -115,3 +115,9 @@ def test_the_planners_formula_is_near_what_cells_hold(setting: Setting) -> None:
     ours, predicted = original.of_ours(), original.predicted()
     assert len(ours) == len(predicted) == setting.num_devices
     assert 0.8 < sum(predicted) / sum(ours) < 1.3
+
+
+def test_the_allocators_bytes_of_a_long_run_hold_what_is_alive_in_it() -> None:
+    original = AmoebaNet(Setting("pipeline-2", 2, 40, 40), Model(1, 16), balance=(5, 4), image_size=64)
+    alive, reserved = original.of_torchgpipe(), original.reserved_of_torchgpipe()
+    assert all(taken >= held for held, taken in zip(alive, reserved))

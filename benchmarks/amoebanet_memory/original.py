@@ -62,9 +62,11 @@ class Original:
         return self._extended(lambda m: self._torchgpipe(m)[0])
 
     def reserved_of_torchgpipe(self) -> list[int]:
-        """By device, what torch's CUDA allocator takes to serve it, by its rules, in a short run."""
+        """By device, what torch's CUDA allocator takes to serve it, by its rules: rounding and fragments of a short run
+        beyond what is alive there, and what is alive in the whole one."""
         _, _, longest = short_runs(self._setting.num_devices)
-        return self._torchgpipe(min(longest, self._setting.num_microbatches))[1]
+        alive, reserved = self._torchgpipe(min(longest, self._setting.num_microbatches))
+        return [whole + taken - held for whole, taken, held in zip(self.of_torchgpipe(), reserved, alive)]
 
     def _extended(self, measure: Callable[[int], Sequence[int]]) -> list[int]:
         return extend(measure, self._setting.num_microbatches, num_devices=self._setting.num_devices)

@@ -35,8 +35,8 @@ NOTES = (
     "partition at once and keeps what enters that. Both are cut at the same cells, by the balances of the original's "
     "script (benchmarks/amoebanetd-memory at a471026).",
     "Published are bytes that the allocator had reserved, less the model. torchgpipe reserved: by the rules of torch's "
-    "CUDA allocator, of the longest of the three runs. What is published beyond that is no rounding and no fragment; "
-    "nothing here can tell libraries' workspaces from it.",
+    "CUDA allocator, its rounding and fragments being those of the longest of the three runs. What is published beyond "
+    "that is neither; nothing here can tell libraries' workspaces from it.",
     "The base is pipeline-1: naive-1 runs its batch at once and recomputes nothing.",
 )
 
