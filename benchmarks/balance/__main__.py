@@ -125,7 +125,7 @@ def draw(figure: Figure, rows: list[Row]) -> None:
     axes.set_yticks(range(len(rows)), names)
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
-    axes.legend()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.05), ncols=3, frameon=False)
 
 
 if __name__ == "__main__":
