@@ -151,7 +151,7 @@ def test_the_command_prints_under_the_originals_labels(
     printed = capsys.readouterr().out
     for label in LABELS:
         assert f"\n{label}" in printed, label
-    name = tmp_path / "gpt2_90m_2p_bs1"
+    name = tmp_path / "gpt2_90m_2p_bs1_size8"
     assert name.with_suffix(".txt").read_text() in printed
     assert name.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     figures = json.loads(name.with_suffix(".json").read_text())
