@@ -84,8 +84,8 @@ def draw_timeline(axes: Axes, timeline: Timeline, *, title: str) -> None:
     _legend_below(axes)
 
 
-def _legend_below(axes: Axes, **options: Any) -> None:
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=3, frameon=False, **options)
+def _legend_below(axes: Axes, *, ncols: int = 3, **options: Any) -> None:
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), ncols=ncols, frameon=False, **options)
 
 
 def draw_partition(graph: Graph, report: PartitionReport, *, path: Path) -> None:
@@ -112,7 +112,7 @@ def draw_partition(graph: Graph, report: PartitionReport, *, path: Path) -> None
     left.set_xlabel("unit")
     left.set_yticks([])
     left.set_title(f"{graph.num_units} units, {len(report.edges)} cutting edges (red)")
-    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)  # names are long
+    _legend_below(left, ncols=1)  # names are long
     parts = range(len(cuts) - 1)
     right.bar(parts, report.real.forward, color=_COLOURS["F"], label="forward")
     right.bar(parts, report.real.backward, bottom=report.real.forward, color=_COLOURS["B"], label="backward")
@@ -120,7 +120,7 @@ def draw_partition(graph: Graph, report: PartitionReport, *, path: Path) -> None
     right.set_xticks(list(parts))
     right.set_xlabel("part")
     right.set_ylabel("milliseconds, measured")
-    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False)
+    _legend_below(right, ncols=1)
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
