@@ -17,7 +17,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 import benchmarks.gpt2_sweep.__main__ as gpt2_sweep
 from benchmarks.gpt2_sweep.growth import peak_growth
-from benchmarks.gpt2_sweep.report import Cell, Figures, Shape, Variants, memory_notes, rows_of, write_sweep
+from benchmarks.gpt2_sweep.report import Cell, Figures, Shape, Variants, memory_notes, ratio_notes, rows_of, write_sweep
 from pipetransformer.process.world import World
 
 SIZES = {"num_layers": 4, "width": 32, "num_heads": 4, "vocabulary_size": 61, "sequence_length": 16}
@@ -113,6 +113,17 @@ def test_cells_with_more_memory_are_named_with_their_causes_and_one_stage_is_cou
         "at most: 0.8 MiB",
         "  K 2, M 8, checkpoint False: 12.0 MiB, torchgpipe 10.0 MiB, 20.0 % more: torchgpipe on devices of its own, "
         "each at its own peak, holds more, measured: 0.5 MiB; the rest is not explained",
+    ]
+
+
+def test_ratios_to_torchgpipe_are_told_by_the_number_of_micro_batches() -> None:
+    found: dict[Cell, Figures] = {}
+    for m, mine, theirs in ((1, 2.0, 1.0), (8, 1.0, 1.5)):
+        for name, seconds in (("ours", mine), ("torchgpipe", theirs)):
+            figures = Figures(seconds=[seconds] * 3, parameter_bytes=[0, 0], growth_bytes=[round(100 * seconds)])
+            found[Cell(2, m, True, name)] = figures
+    assert ratio_notes(found) == [
+        "Ours over torchgpipe's, K 2, checkpoint True, M 1 8: samples/s 0.50 1.50; memory 2.00 0.67."
     ]
 
 

@@ -110,6 +110,7 @@ def write_sweep(
         f"differ by at most {difference:.1e} of the largest of their tensor.",
         *(NOTES_ON_GPUS if shape.on_gpus else NOTES_ON_CPU),
         *NOTES,
+        *ratio_notes(found),
         *memory_notes(found, shape=shape, variants=variants),
     ]
     title = "A GPT: K stages, M micro-batches, checkpointing"
@@ -147,6 +148,22 @@ class Variants:
 
     apart: Variant
     by_stage: Variant
+
+
+def ratio_notes(found: Mapping[Cell, Figures]) -> list[str]:
+    """Ours over torchgpipe's, a line for each K and checkpoint: medians of samples a second, and total bytes, by M."""
+    notes = []
+    pairs = [(cell, cell._replace(implementation="torchgpipe")) for cell in found if cell.implementation == "ours"]
+    groups = dict.fromkeys((mine.num_stages, mine.is_checkpointed) for mine, theirs in pairs if theirs in found)
+    for group in groups:
+        chosen = [pair for pair in pairs if (pair[0].num_stages, pair[0].is_checkpointed) == group and pair[1] in found]
+        m = " ".join(str(mine.num_microbatches) for mine, _ in chosen)
+        rates = " ".join(f"{median(found[b].seconds) / median(found[a].seconds):.2f}" for a, b in chosen)
+        sizes = " ".join(f"{sum(found[a].total_bytes) / sum(found[b].total_bytes):.2f}" for a, b in chosen)
+        notes.append(
+            f"Ours over torchgpipe's, K {group[0]}, checkpoint {group[1]}, M {m}: samples/s {rates}; memory {sizes}."
+        )
+    return notes
 
 
 def memory_notes(found: Mapping[Cell, Figures], *, shape: Shape, variants: Variants) -> list[str]:
