@@ -82,7 +82,7 @@ def test_the_small_table_trains_first_what_its_claim_needs() -> None:
     assert runs[:4] == [(n, 0) for n in ("dataparallel-256", "pipeline-256", "dataparallel-1k", "pipeline-1k")]
     assert [name for name, _ in runs[12:13]] == ["pipeline-1k, 8 stages"]
     assert {name for name, _ in runs[13:]} == {"dataparallel-4k", "pipeline-4k"}
-    assert len(runs) == len(set(runs)) == 12 + 1 + 6
+    assert len(runs) == len(set(runs)) == 12 + 1 + 2
     batch = {setting.name: setting.batch_size for setting in size.settings}
     assert all(batch[name] == batch[other] for name, other in PAIRS.items())
     assert all(setting.rows * setting.num_microbatches == setting.batch_size for setting in size.settings)

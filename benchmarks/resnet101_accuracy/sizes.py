@@ -105,7 +105,7 @@ def small() -> Size:
         waves=(
             tuple(map(Experiment, (data_256, pipe_256, data_1k, pipe_1k))),
             (Experiment(pipe_1k_of_8, most_seeds=1),),
-            (Experiment(data_4k), Experiment(pipe_4k)),
+            (Experiment(data_4k, most_seeds=1), Experiment(pipe_4k, most_seeds=1)),
         ),
         rows=tuple(s.name for s in (data_256, data_1k, data_4k, pipe_256, pipe_1k, pipe_1k_of_8, pipe_4k)),
         divisor=8,
