@@ -33,6 +33,7 @@ from pipetransformer.run.folder import find_run_folder
 from pipetransformer.run.guards import Guards
 from pipetransformer.run.job import build_job
 from pipetransformer.run.origin import Origin
+from pipetransformer.run.precision import with_past_precision
 from pipetransformer.run.report import Report
 from pipetransformer.run.saved_model import save_model
 from pipetransformer.run.steps import StepRunner
@@ -61,10 +62,12 @@ class Trainer:
         listeners: Sequence[events.Listener] = (),
     ) -> None:
         started = perf_counter()
-        self.config, self.world, self.timed, self.step = config, world, timed, 0
+        self.world, self.timed, self.step = world, timed, 0
+        config = with_past_precision(config)
         folder = find_run_folder(config)
         self.job = job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
-        chain = job.chain
+        self.config, chain = job.config, job.chain
+        config = job.config
         batches_per_epoch = len(job.train_batches(0))
         calendar = self.calendar = Calendar.of(config, batches_per_epoch=batches_per_epoch)
         self.checkpoints = CheckpointStore(config, run_dir=folder.path, job=job, calendar=calendar, world=world)
@@ -108,6 +111,9 @@ class Trainer:
                 if self.calendar.checkpoint_is_due(self.step):
                     self._save_checkpoint()
             self._save_model("final")
+            self._tell(events.TrainingEnds())
+            if self.timed:
+                self._tell(events.TimedAgain(self.autopipe.time_again(self.engine)))
             self._tell(events.Finished(self.step))
             self.engine.close()
             exit_code = 0
@@ -175,8 +181,8 @@ class Trainer:
     def _train(self, *, stop: int) -> None:
         """Runs the optimizer steps up to ``stop``, all in one epoch."""
         position = self.step % self.calendar.batches_per_epoch
-        batches = self.job.train_batches(self.epoch)[position : position + stop - self.step]
-        self.steps.run(batches, first_step=self.step)
+        batches = self.job.train_batches(self.epoch)[position:]
+        self.steps.run(batches, first_step=self.step, num_steps=stop - self.step)
         self.step = stop
 
     def _evaluate(self) -> None:
@@ -193,8 +199,10 @@ class Trainer:
 
     def _start(self) -> None:
         """Enters the first plan, or the plan of the resumed checkpoint. A refused job leaves no trace."""
+        self._tell(events.PrecisionSettled(self.job.precision))
         if self.timed:
-            self._tell(events.MeasuringStarts())
+            if self.config.pipe.measure:
+                self._tell(events.MeasuringStarts())
             self.autopipe.measure(self.engine, self.job.train_batches(0))
         origin = self.origin
         self.step, choice = origin.enter(self.engine, autofreeze=self.autofreeze, autopipe=self.autopipe)

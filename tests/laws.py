@@ -45,6 +45,7 @@ class Case:
     Attributes:
         moves: (step, frozen, pp). ways: for each move (schedule, stages a rank), where they are not all ``schedule``
             with one. clip: max_grad_norm. recompute: pipe.recompute. units: pipe.units.
+            stem: freeze.stem.
     """
 
     model: str
@@ -60,6 +61,7 @@ class Case:
     recompute: str = "never"
     dropout: float = 0.0
     units: str = "block"
+    stem: bool = False
 
     @property
     def name(self) -> str:
@@ -76,6 +78,7 @@ class Case:
             f"train.max_grad_norm={'null' if self.clip is None else self.clip}",
             f"train.precision={self.precision}",
             f"model.dropout={self.dropout}",
+            f"freeze.stem={str(self.stem).lower()}",
         ]
 
     def plans(self) -> dict[int, ParallelPlan]:
@@ -90,6 +93,7 @@ class Case:
                 cached=frozen if self.cached and frozen else None,
                 stages_per_rank=stages_per_rank,
                 units_per_block=2 if self.units == "half" else 1,
+                stem_frozen=self.stem,
             )
             for (step, frozen, pp), (schedule, stages_per_rank) in zip(self.moves, ways, strict=True)
         }
@@ -105,16 +109,17 @@ def make_plan(
     cached: int | None = None,
     stages_per_rank: int = 1,
     units_per_block: int = 1,
+    stem_frozen: bool = False,
 ) -> ParallelPlan:
     """A plan with evenly cut stages; halves of blocks are cut apart (at even units) wherever there is room."""
-    first = 1 + frozen * units_per_block if frozen else 0
+    first = 1 + frozen * units_per_block if frozen else int(stem_frozen)
     active, num_stages = NUM_BLOCKS * units_per_block + 2 - first, pp * stages_per_rank
     boundaries = [first + round(stage * active / num_stages) for stage in range(1, num_stages)]
     if units_per_block == 2 and active >= 2 * num_stages:
         boundaries = [cut - cut % 2 for cut in boundaries]
     return ParallelPlan(
         *(frozen, pp, world_size // pp, tuple(boundaries), num_microbatches, schedule, cached, NUM_BLOCKS),
-        *(stages_per_rank, units_per_block),
+        *(stages_per_rank, units_per_block, stem_frozen),
     )
 
 
@@ -259,7 +264,7 @@ def plain_loop(
     for step, (epoch, batch) in enumerate(batches):
         if step in frozen_from:
             for name, parameter in network.named_parameters():
-                parameter.requires_grad_(not is_frozen(name, frozen_from[step]))
+                parameter.requires_grad_(not is_frozen(name, frozen_from[step], stem=config.freeze.stem))
                 parameter.grad = None
         inputs = data.inputs(batch.ids, length=batch.length, epoch=epoch)
         loss = plain_loss(network, inputs, data.labels[batch.ids], train.label_smoothing, dtype)
@@ -320,15 +325,26 @@ def plain_outputs(
     return (told.logits,) if "logits" in told else (told.start_logits, told.end_logits)
 
 
-def is_frozen(name: str, frozen: int) -> bool:
-    """Whether a parameter belongs to the stem or one of the first ``frozen`` blocks, by its name alone."""
-    if frozen == 0:
+def is_frozen(name: str, frozen: int, *, stem: bool = False) -> bool:
+    """Whether a parameter belongs to the stem or one of the first ``frozen`` blocks, by its name alone.
+
+    Where none of the blocks is frozen, the stem may be.
+    """
+    if frozen == 0 and not stem:
         return False
     block, parts = block_of(name), name.split(".")
     if block is not None:
         return block < frozen
-    stem = ("cls_token", "dist_token", "pos_embed", "patch_embed", "embeddings", "embeddings_project", "embed_tokens")
-    return any(part in (*stem, "wte", "wpe") for part in parts)
+    of_stem = (
+        "cls_token",
+        "dist_token",
+        "pos_embed",
+        "patch_embed",
+        "embeddings",
+        "embeddings_project",
+        "embed_tokens",
+    )
+    return any(part in (*of_stem, "wte", "wpe") for part in parts)
 
 
 def block_of(name: str) -> int | None:

@@ -32,7 +32,7 @@ model:
   pretrained: false
   kwargs: {patch_size: 4, in_chans: 1, embed_dim: 16, depth: 4, num_heads: 2}
 data: {name: digits, image_size: 8, max_train_samples: 64, max_eval_samples: 16}
-train: {epochs: 1, batch_size: 32, lr: 1e-3}
+train: {epochs: 1, batch_size: 32, lr: 1e-3, precision: float32}
 log: {wandb: disabled}
 run: {id: x, dir: FOLDER/runs}
 """
@@ -40,7 +40,7 @@ TEXTS = """
 task: text_classification
 model: {name: FOLDER/bert}
 data: {name: sst2, path: FOLDER/sst2, max_length: 64}
-train: {epochs: 1, batch_size: 8, lr: 1e-3}
+train: {epochs: 1, batch_size: 8, lr: 1e-3, precision: float32}
 log: {wandb: disabled}
 run: {id: x, dir: FOLDER/runs}
 """

@@ -90,7 +90,7 @@ def test_texts_come_back_as_they_were_written_and_padding_is_zero(
         store.write(ids, activations(ids, length=padded, dtype=dtype), boundary=1)
     assert held(store, 1) == [sample in written for sample in range(len(num_tokens))]
     length = data.draw(st.integers(9, 12))
-    read = store.read(written, length=length)
+    read = store.read(written, positions=length)
     is_token = torch.arange(length) < torch.from_numpy(num_tokens[written]).unsqueeze(1)
     expected = activations(written, length=length, dtype=dtype) * is_token.unsqueeze(2)
     assert torch.equal(read, expected) and read.dtype == dtype
@@ -100,14 +100,14 @@ def test_texts_come_back_as_they_were_written_and_padding_is_zero(
 def test_images_come_back_as_they_were_written(store: ActivationStore) -> None:
     ids = np.array([4, 0, 3])
     store.write(ids, activations(ids, length=5), boundary=1)
-    assert torch.equal(store.read(ids[::-1].copy(), length=32), activations(ids[::-1].copy(), length=5))
+    assert torch.equal(store.read(ids[::-1].copy(), positions=5), activations(ids[::-1].copy(), length=5))
 
 
 def test_a_narrower_store_holds_rounded_numbers() -> None:
     store = ActivationStore.reserve(text_layout(np.array([2]), torch.bfloat16))
     exact = torch.full((1, 2, WIDTH), 1 / 3)
     store.write(np.array([0]), exact, boundary=1)
-    assert torch.equal(store.read(np.array([0]), length=2), exact.bfloat16())
+    assert torch.equal(store.read(np.array([0]), positions=2), exact.bfloat16())
     store.close()
 
 
@@ -152,11 +152,11 @@ def test_an_advance_replaces_in_place(store: ActivationStore) -> None:
     ids = np.arange(6)
     store.write(ids, activations(ids, length=5, boundary=1), boundary=1)
     for part in (ids[:2], ids[2:5]):
-        store.write(part, store.read(part, length=5) + 32, boundary=2)
+        store.write(part, store.read(part, positions=5) + 32, boundary=2)
     assert held(store, 1) == [False] * 5 + [True]
     assert held(store, 2) == [True] * 5 + [False]
-    assert torch.equal(store.read(ids[:5], length=5), activations(ids[:5], length=5, boundary=2))
-    assert torch.equal(store.read(ids[5:], length=5), activations(ids[5:], length=5, boundary=1))
+    assert torch.equal(store.read(ids[:5], positions=5), activations(ids[:5], length=5, boundary=2))
+    assert torch.equal(store.read(ids[5:], positions=5), activations(ids[5:], length=5, boundary=1))
 
 
 # Memory
@@ -239,7 +239,9 @@ def shares_its_stores(world: World) -> list[bool]:
     cache.stores["train"].write(mine, activations(mine, length=9), boundary=1)
     dist.barrier()
     is_token = torch.arange(9) < torch.from_numpy(LAYOUTS["train"].num_tokens).unsqueeze(1)
-    agrees = torch.equal(cache.stores["train"].read(ids, length=9), activations(ids, length=9) * is_token.unsqueeze(2))
+    agrees = torch.equal(
+        cache.stores["train"].read(ids, positions=9), activations(ids, length=9) * is_token.unsqueeze(2)
+    )
     everything = [agrees, *held(cache.stores["train"], 1), *held(cache.stores["eval"], 1)]
     dist.barrier()
     cache.clear()
@@ -360,7 +362,7 @@ def test_a_batch_in_use_is_not_overwritten() -> None:
     def fetch(number: int) -> torch.Tensor | None:
         fetched.append(number)
         ids = batches[number]
-        return reader.read(ids, length=int(num_tokens[ids[0]]))
+        return reader.read(ids, positions=int(num_tokens[ids[0]]))
 
     for number, hidden in enumerate(read_ahead(range(len(batches)), fetch)):
         wait_for(fetched, min(number + 3, len(batches)))
@@ -372,9 +374,9 @@ def test_a_batch_in_use_is_not_overwritten() -> None:
 def test_a_batch_with_any_miss_is_none_and_others_have_the_step_s_type(store: ActivationStore) -> None:
     reader = BatchReader(store, boundary=3, device=torch.device("cpu"), dtype=torch.float64)
     store.write(np.arange(5), activations(np.arange(5), length=5), boundary=3)
-    assert reader.read(np.array([4, 5]), length=5) is None
-    hidden = reader.read(np.array([4, 3]), length=5)
+    assert reader.read(np.array([4, 5]), positions=5) is None
+    hidden = reader.read(np.array([4, 3]), positions=5)
     assert hidden is not None and hidden.dtype == torch.float64
     assert BatchReader(store, boundary=2, device=torch.device("cpu"), dtype=torch.float32).read(
-        np.array([0]), length=5
+        np.array([0]), positions=5
     ) is None  # fmt: skip

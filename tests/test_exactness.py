@@ -7,6 +7,7 @@ within 1e-10 of the largest. ``make test`` runs a pairwise share of the grid, ``
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 
@@ -201,6 +202,18 @@ def test_what_thawed_is_not_read_from_the_cache(ranks: RankPool, texts: str, tmp
     answers = ranks.run(2, elastic_run, case, texts, str(tmp_path))
     assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
     assert deviation(answers[0][0], weights) < 1e-10
+
+
+@pytest.mark.parametrize("model", ["vit", "bert"])
+def test_a_stem_that_is_frozen_from_the_start_is_plain(model: str, ranks: RankPool, texts: str, tmp_path: Path) -> None:
+    """The embeddings alone, then blocks too, then the embeddings alone again."""
+    case = Case(model, 2, TWO_RANKS, optimizer="adamw", cached=True, stem=True)
+    weights, gradients = reference(case, texts)
+    answers = ranks.run(2, elastic_run, case, texts, str(tmp_path))
+    assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
+    assert deviation(answers[0][0], weights) < 1e-10
+    free, _ = reference(replace(case, stem=False), texts)
+    assert deviation(answers[0][0], free) > 1e-4, "the stem was trained"
 
 
 # A plain loop and every schedule in one run.

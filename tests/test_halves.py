@@ -44,7 +44,7 @@ def in_halves(build: Callable[[], nn.Module], *, precision: str = "float32") -> 
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    chain = Chain(model, name="tiny", precision=precision, device=DEVICE, units_per_block=2)
+    chain = Chain(model, name="tiny", precision=precision, device=DEVICE, units_per_block=2, head_row_only=False)
     inputs = {k: v.to(chain.dtype) if v.is_floating_point() else v for k, v in inputs_of(chain).items()}
     chain.learn_shapes(inputs)
     return chain, inputs

@@ -116,7 +116,7 @@ def wrapped(build: Callable[[], nn.Module], *, precision: str = "float32") -> tu
     with torch.no_grad():  # else what starts at zero, as class tokens and scaled layers may, would hide a mistake
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    chain = Chain(model, name="tiny", precision=precision, device=torch.device("cpu"))
+    chain = Chain(model, name="tiny", precision=precision, device=torch.device("cpu"), head_row_only=False)
     inputs = inputs_of(chain)
     chain.learn_shapes(inputs)
     return chain, inputs

@@ -68,5 +68,8 @@ def test_the_bytes_of_a_step_are_those_of_its_samples(autocache: AutoCache) -> N
     assert autocache.read_bytes(np.arange(5)) == 0 and autocache.num_bytes == 0
     layout = autocache._layout(autocache._datasets["train"])
     autocache._cache = ActivationCache({"train": ActivationStore.reserve(layout)})
+    autocache.boundary = 2
     assert autocache.read_bytes(np.arange(5)) == 5 * 17 * 16 * 8
+    autocache.boundary = 6
+    assert autocache.read_bytes(np.arange(5)) == 5 * 16 * 8, "the head reads one row"
     assert autocache.num_bytes == (NUM_TRAIN * 17 + 1) * 16 * 8 + NUM_TRAIN

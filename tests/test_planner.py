@@ -14,6 +14,7 @@ from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.pipe.planner import memory
 from pipetransformer.pipe.planner import search as planner
+from pipetransformer.pipe.planner.calibration import Line
 from pipetransformer.pipe.planner.choice import Outlook, Planner
 from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
@@ -106,14 +107,18 @@ def random_case(random: Random) -> dict[str, object]:
         "costs": random_job(random, num_blocks + 2),
         "constraints": constraints,
         "num_blocks": num_blocks,
-        "corrections": {pp: random.uniform(0.5, 2) for pp in pipeline_lengths if random.random() < 0.5},
+        "lines": {
+            pp: Line(random.choice([0.0, random.uniform(0, 1e-5)]), random.uniform(0.5, 2))
+            for pp in pipeline_lengths
+            if random.random() < 0.5
+        },
     }
 
 
 # The cost function, written a second time from its definition, for one plan
 
 
-def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, correction: float) -> tuple[list[int], float, int]:
+def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, line: Line) -> tuple[list[int], float, int]:
     """(each stage in ns, seconds of a step, bytes on the fullest rank) of ``plan``."""
     share = -(-batch // plan.dp)
     unit = costs.unit_costs(-(-share // plan.num_microbatches))
@@ -158,7 +163,7 @@ def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, correction: floa
         update=[round(w * costs.update_ns_per_byte) for w in weights],
         overlap=costs.overlap,
     )
-    return stage_ns, round(timeline.total * correction) / 1e9, max(held)
+    return stage_ns, round(line.constant * 1e9 + timeline.total * line.slope) / 1e9, max(held)
 
 
 def stage_bytes(plan: ParallelPlan, stage: int, costs: JobCosts, unit: UnitCosts, computed_prefix: list[int]) -> int:
@@ -216,7 +221,7 @@ def search(
     costs: JobCosts,
     constraints: Constraints,
     num_blocks: int,
-    corrections: Mapping[int, float],
+    lines: Mapping[int, Line],
 ) -> tuple[float, int, int, tuple[int, ...]] | None:
     """The least (seconds, pp, M, boundaries): every pp, every M, and of their cuts the most even one that fits."""
     found = []
@@ -233,7 +238,7 @@ def search(
             for boundaries in combinations(range(first + 1, num_blocks + 2), pp - 1):
                 plan = ParallelPlan(frozen, pp, dp, boundaries, m, schedule, cached, num_blocks)
                 each, seconds, num_bytes = predict(
-                    plan, costs, batch=constraints.global_batch_size, correction=corrections.get(pp, 1.0)
+                    plan, costs, batch=constraints.global_batch_size, line=lines.get(pp, Line())
                 )
                 if constraints.memory_limit is None or num_bytes <= constraints.memory_limit:
                     cuts.append((max(each), -min(each), boundaries, seconds))
@@ -265,8 +270,8 @@ def test_every_weighed_plan_is_valid_and_told_as_it_is() -> None:
     random, seen = Random(1), set()
     for _ in range(NUM_JOBS):
         case = random_case(random)
-        constraints, corrections = case["constraints"], case["corrections"]
-        assert isinstance(constraints, Constraints) and isinstance(corrections, dict)
+        constraints, lines = case["constraints"], case["lines"]
+        assert isinstance(constraints, Constraints) and isinstance(lines, dict)
         weighed = best_plans(**case)  # type: ignore[arg-type]
         assert list(weighed) == sorted(weighed, key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches))
         for prediction in weighed:
@@ -282,7 +287,7 @@ def test_every_weighed_plan_is_valid_and_told_as_it_is() -> None:
                 plan,
                 case["costs"],  # type: ignore[arg-type]
                 batch=constraints.global_batch_size,
-                correction=corrections.get(plan.pp, 1.0),
+                line=lines.get(plan.pp, Line()),
             )
             assert prediction.step_seconds == seconds
             if plan.stages_per_rank == 1:
@@ -344,7 +349,7 @@ def test_a_plain_loop_splits_its_batch_for_memory(memory_limit: int | None, expe
         world_size=2, global_batch_size=16, schedules=(("1f1b", 1),), num_microbatches=None, pipeline_lengths=(1,),
         memory_limit=memory_limit,
     )  # fmt: skip
-    found = best_plans(0, cached=None, costs=even_job(4), constraints=constraints, num_blocks=2, corrections={})
+    found = best_plans(0, cached=None, costs=even_job(4), constraints=constraints, num_blocks=2, lines={})
     assert next((best.plan.num_microbatches for best in found), None) == expected
 
 
@@ -365,7 +370,7 @@ def test_a_fixed_cut_moves_only_where_a_stage_would_be_empty(
         world_size=3, global_batch_size=12, schedules=(("gpipe", 1),), num_microbatches=4, pipeline_lengths=(3,),
         memory_limit=None, fixed_cut=cut,
     )  # fmt: skip
-    found = best_plans(frozen, cached=None, costs=even_job(8), constraints=constraints, num_blocks=6, corrections={})
+    found = best_plans(frozen, cached=None, costs=even_job(8), constraints=constraints, num_blocks=6, lines={})
     assert next((best.plan.boundaries for best in found), None) == expected
 
 
@@ -449,8 +454,9 @@ def test_an_advance_is_taken_where_it_pays(remaining_steps: int, cached: int | N
     assert {option for *_, option, _ in choice.weighed} == {None, 4}
 
 
-def test_corrections_decide_between_lengths() -> None:
-    assert make_planner().first_plan(JOB, {1: 100.0, 4: 100.0}).plan.pp == 2
+def test_timed_steps_decide_between_lengths() -> None:
+    assert make_planner().first_plan(JOB, {1: Line(slope=100.0), 4: Line(slope=100.0)}).plan.pp == 2
+    assert make_planner().first_plan(JOB, {1: Line(1.0), 4: Line(1.0)}).plan.pp == 2
 
 
 def test_static_layouts_are_one_a_length() -> None:
@@ -545,7 +551,7 @@ def test_a_prefix_is_computed_where_reads_take_longer() -> None:
 def test_nothing_fits_where_the_prefix_alone_does_not(limit: int) -> None:
     for pp in (1, 2):
         allowed = replace(FREE, pipeline_lengths=(pp,), memory_limit=sum(JOB.parameter_bytes[:4]) + limit)
-        assert best_plans(3, cached=None, costs=JOB, constraints=allowed, num_blocks=6, corrections={}) == ()
+        assert best_plans(3, cached=None, costs=JOB, constraints=allowed, num_blocks=6, lines={}) == ()
 
 
 def test_several_stages_a_rank_are_cut_for_memory_where_the_fastest_cut_does_not_fit() -> None:
@@ -553,7 +559,7 @@ def test_several_stages_a_rank_are_cut_for_memory_where_the_fastest_cut_does_not
     for _ in range(40):
         costs = random_job(random, 10)
         free = replace(FREE, schedules=(("interleaved", 2),), pipeline_lengths=(2,), num_microbatches=4)
-        given: dict[str, Any] = {"cached": None, "costs": costs, "num_blocks": 8, "corrections": {}}
+        given: dict[str, Any] = {"cached": None, "costs": costs, "num_blocks": 8, "lines": {}}
         fastest, *_ = best_plans(0, constraints=free, **given)
         limit = max(fastest.memory_bytes) - 1
         other = next(iter(best_plans(0, constraints=replace(free, memory_limit=limit), **given)), None)

@@ -153,12 +153,14 @@ def test_a_share_of_the_floor_is_called_what_it_is(moved: bool) -> None:
     fields: dict[str, Any] = {field.name: None for field in dataclasses.fields(Summary)}
     fields |= {**SUMMARY, "best_metrics": {}, "transitions": [move] * moved, "cache": CacheUse(), "samples_per_s": []}
     fields |= dict.fromkeys([name for name in fields if name.endswith("_s") and fields[name] is None], 1.0)
+    fields |= {"t0_start_s": [0.2, 0.25, 0.3], "t0_end_s": [0.5]}
     fields |= dict.fromkeys(["epochs", "steps", "global_batch_size", "world_size"], 1)
     console = Console(width=120)
     with console.capture() as captured:
         console.print(render(Summary(**fields)))
     told = " ".join(captured.get().split())
     assert "83.0 s of 100.0 s trained = 0.83: against its own calibrated static step" in told
+    assert "250 ms [200 .. 300] before training, 500 ms [500 .. 500] behind it" in told
     assert ("compare the share of a no_freeze run" in told) == moved
 
 

@@ -56,9 +56,7 @@ def test_a_slow_stage_hands_over_units(ranks: RankPool) -> None:
     assert sum(unit.step_ns) == pytest.approx(sum(before.step_ns), rel=0.02)  # all together: as calibrated
     assert unit.forward_ns[7] == pytest.approx(3 * unit.forward_ns[0], rel=0.1)
     assert first.measured[0] == unit
-    best, *_ = best_plans(
-        0, cached=None, costs=first.job, constraints=CONSTRAINTS, num_blocks=NUM_BLOCKS, corrections={}
-    )
+    best, *_ = best_plans(0, cached=None, costs=first.job, constraints=CONSTRAINTS, num_blocks=NUM_BLOCKS, lines={})
     assert best.plan.boundaries == (5,)
 
 

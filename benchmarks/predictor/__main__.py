@@ -27,6 +27,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from benchmarks.predictor.elastic import of_every_n
 from benchmarks.support.command_line import bench_parser
 from benchmarks.support.measure import CONFIGS, save, spread
 from benchmarks.support.ranks import as_ranks
@@ -81,6 +82,14 @@ def run(world: World, *, repeats: int, profiles: Path | None) -> None:
         notes = [f"A ViT of 5.4 M parameters, 32 pictures a step on 2 ranks, {repeats} rounds.", *summary(rows)]
         print(*notes, sep="\n")
         print(f"saved {save('predictor', rows, title=title, notes=notes)}")
+    config = load_config(CONFIG, [*MODEL, "train.precision=float32"])
+    job = build_job(config, world, lead=partial(led_by, 0))
+    frozen = of_every_n(config, job, world, repeats=repeats)
+    if world.rank == 0:
+        medians = [float(str(row["step_ratio"])) for row in frozen]
+        notes = [f"All blocks in front are read; {repeats} rounds; medians {min(medians):.3f} .. {max(medians):.3f}."]
+        title = "Predicted over real for every n, by what a job measures once"
+        print(*notes, f"saved {save('predictor-frozen', frozen, title=title, notes=notes)}", sep="\n")
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -231,7 +240,7 @@ def plan_of(schedule: str, m: int, *, config: Config, job: Job, costs: JobCosts)
         pipeline_lengths=(2,), memory_limit=None,
     )  # fmt: skip
     best, *_ = best_plans(
-        0, cached=None, costs=costs, constraints=constraints, num_blocks=job.chain.num_blocks, corrections={}
+        0, cached=None, costs=costs, constraints=constraints, num_blocks=job.chain.num_blocks, lines={}
     )
     return best.plan
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from pipetransformer.cache.reader import read_ahead
 from pipetransformer.cache.store import ActivationStore
-from pipetransformer.data import Dataset, epoch_batches
+from pipetransformer.data import Dataset, epoch_batches, loader
 from pipetransformer.models import Chain
+
+_WAITING = 2  # batches that wait to be written
 
 
 def advance(
@@ -22,6 +31,7 @@ def advance(
     worker: int,
     num_workers: int,
     rows: int,
+    num_loaders: int = 0,
 ) -> Counter[tuple[int, int]]:
     """Computes the activations of this worker's samples at boundary ``target`` and stores them.
 
@@ -35,6 +45,7 @@ def advance(
         num_workers: number of these ranks.
         rows: samples of a batch. The last batch of a length is filled up with copies, so that every matrix product has
             the shape [rows, length, width]: results depend on the shape.
+        num_loaders: processes that prepare the model's inputs; they are not used where the store is read.
 
     Returns:
         Number of samples by (first unit of the computation, padded length).
@@ -43,26 +54,92 @@ def advance(
         UserError: if the type of the store cannot hold the activations.
     """
     done: Counter[tuple[int, int]] = Counter()
-    numbering = chain.numbering
+    chain_input = _Input(store, chain, source=source)
     slots = store.layout.slots
     samples = np.arange(len(dataset)) if slots is None else np.flatnonzero(slots >= 0)
     batches = epoch_batches(dataset.lengths[samples], batch_size=rows, seed=0, epoch=0, shuffle=False)
-    with torch.inference_mode():
-        for batch in batches[worker::num_workers]:
-            real, length = samples[batch.ids], batch.length
-            ids = np.resize(real, rows)
-            first = numbering.behind(source) if source is not None and store.holds(ids, source).all() else 0
-            inputs = {}
-            if first == 0 or chain.family.side_inputs:
-                raw = dataset.inputs(ids, length=length, epoch=0)
-                inputs = {key: value.to(chain.device) for key, value in raw.items()}
-            if first == 0:
-                hidden = inputs[chain.family.main_input]
-            else:
-                hidden = store.read(ids, length=length).to(chain.device)
-                hidden = hidden.to(chain.boundary(first - 1, rows=1, length=length).dtype)
-            side = {key: inputs[key] for key in chain.input_keys if key in inputs}
-            hidden = chain.run(range(first, numbering.behind(target)), hidden, side)
-            store.write(real, hidden[: len(real)], boundary=target)
-            done[first, length] += len(real)
+    items = [_Item(samples[batch.ids], np.resize(samples[batch.ids], rows), batch.length) for batch in batches]
+    items = items[worker::num_workers]
+    if source is None:
+        parts = loader(dataset, items=items, fetch=chain_input.fetch, num_workers=num_loaders)
+    else:
+        parts = read_ahead(items, partial(chain_input.fetch, dataset))
+    stop = chain.numbering.behind(target)
+    with torch.inference_mode(), closing(parts), _Writer(store, boundary=target) as writer:
+        for part in parts:
+            hidden = part.hidden.to(device=chain.device, dtype=part.dtype, non_blocking=True)
+            side = {key: value.to(chain.device, non_blocking=True) for key, value in part.side.items()}
+            hidden = chain.run(range(part.first, stop), hidden, side)
+            writer.write(part.item.ids, hidden[: len(part.item.ids)])
+            done[part.first, part.item.length] += len(part.item.ids)
     return done
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Item:
+    """Samples ``ids`` of one padded length, and ``filled``: the same with copies, up to a batch's rows."""
+
+    ids: np.ndarray
+    filled: np.ndarray
+    length: int
+
+
+@dataclass(slots=True)
+class _Part:
+    """What a batch's computation starts from: ``hidden`` enters unit ``first``, in ``dtype``."""
+
+    item: _Item
+    first: int
+    hidden: Tensor
+    side: Mapping[str, Tensor]
+    dtype: torch.dtype | None
+
+    def pin_memory(self) -> _Part:
+        """Pins the tensors on the host. The data loader calls it."""
+        self.hidden = self.hidden.pin_memory()
+        self.side = {key: value.pin_memory() for key, value in self.side.items()}
+        return self
+
+
+class _Input:
+    """Fetches the inputs of batches, from the store where it has all samples of one, else from the dataset."""
+
+    def __init__(self, store: ActivationStore, chain: Chain, *, source: int | None) -> None:
+        self._store, self._chain, self._source = store, chain, source
+
+    def fetch(self, dataset: Dataset, item: _Item) -> _Part:
+        chain, first, source = self._chain, 0, self._source
+        if source is not None and self._store.holds(item.filled, source).all():
+            first = chain.numbering.behind(source)
+        raw: Mapping[str, Tensor] = {}
+        if first == 0 or chain.family.side_inputs:
+            raw = dataset.inputs(item.filled, length=item.length, epoch=0)
+        side = {key: raw[key] for key in chain.input_keys if key in raw}
+        if first == 0:
+            return _Part(item, 0, raw[chain.family.main_input], side, None)
+        stored = chain.boundary(first - 1, rows=1, length=item.length)
+        hidden = self._store.read(item.filled, positions=stored.shape[1])
+        return _Part(item, first, hidden, side, stored.dtype)
+
+
+class _Writer:
+    """Writes to the store in a thread, while the next batch is computed; few batches wait."""
+
+    def __init__(self, store: ActivationStore, *, boundary: int) -> None:
+        self._store, self._boundary = store, boundary
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cache-writer")
+        self._pending: deque[Future[None]] = deque()
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def write(self, ids: np.ndarray, hidden: Tensor) -> None:
+        """Raises what an earlier write has raised."""
+        self._pending.append(self._thread.submit(self._store.write, ids, hidden, boundary=self._boundary))
+        if len(self._pending) > _WAITING:
+            self._pending.popleft().result()
+
+    def __exit__(self, *raised: object) -> None:
+        self._thread.shutdown(cancel_futures=raised[0] is not None)
+        while self._pending and raised[0] is None:
+            self._pending.popleft().result()

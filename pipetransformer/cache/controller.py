@@ -73,11 +73,14 @@ class AutoCache:
 
     def read_bytes(self, ids: np.ndarray) -> int:
         """Bytes of the stored activations of these training samples, as far as they belong to this node."""
-        if self._cache is None:
+        if self._cache is None or self.boundary is None:
             return 0
         layout = self._cache.stores["train"].layout
         slots = ids if layout.slots is None else layout.slots[ids]
-        return int(layout.num_tokens[slots[slots >= 0]].sum()) * layout.row_bytes
+        tokens = layout.num_tokens[slots[slots >= 0]]
+        if self._chain.leaves_one_row(self.boundary):
+            tokens = np.ones_like(tokens)
+        return int(tokens.sum()) * layout.row_bytes
 
     def offers(self, frozen: int, *, evaluations: int) -> dict[int | None, tuple[PrefixWork, ...]]:
         """The possible boundaries of the cache for ``frozen`` blocks, each with its work outside of training steps.
@@ -123,8 +126,9 @@ class AutoCache:
         return self.declined
 
     def _layout(self, dataset: Dataset) -> StoreLayout:
-        leaving = self._chain.boundary(self._chain.numbering.behind(1) - 1, rows=1, length=1)
-        dtype = _DTYPES.get(self._config.cache.dtype, leaving.dtype)
+        leaving = self._chain.boundary(0, rows=1, length=1)  # Note: the stem's: a last block may leave one row alone.
+        computed = self._chain.boundary(self._chain.numbering.behind(1) - 1, rows=1, length=1)
+        dtype = _DTYPES.get(self._config.cache.dtype, computed.dtype)
         world = self._world
         own = samples_of_nodes(dataset.lengths, num_nodes=world.num_nodes) == world.rank // world.local_size
         slots = None if own.all() else np.where(own, np.cumsum(own) - 1, -1)
@@ -172,6 +176,7 @@ class AutoCache:
                 # Those of a step at dp = world size, from the configuration and never from measurements: results
                 # depend on the shape.
                 rows=-(-self._config.train.batch_size // self._world.size),
+                num_loaders=self._config.data.num_workers,
             )
         parts = values_of_ranks(done)  # also a barrier: no rank reads before all have written
         self.boundary = target

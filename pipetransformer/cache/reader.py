@@ -37,18 +37,18 @@ class BatchReader:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._buffers: dict[tuple[int, int], deque[Tensor]] = {}
 
-    def read(self, ids: np.ndarray, *, length: int) -> Tensor | None:
+    def read(self, ids: np.ndarray, *, positions: int) -> Tensor | None:
         """Activations [len(ids), positions, width] on the step's device, in the step's type.
 
         Returns None if the store lacks any of the samples.
 
         Args:
             ids: numbers of the samples [rows].
-            length: padded length of the samples.
+            positions: the number of positions to read (``ActivationStore.read``).
         """
         if not self._store.holds(ids, self._boundary).all():
             return None
-        buffer = self._store.read(ids, length=length, out=self._buffer(len(ids), length))
+        buffer = self._store.read(ids, positions=positions, out=self._buffer(len(ids), positions))
         if self._stream is None:
             return buffer.to(self._dtype)
         with torch.cuda.stream(self._stream):
@@ -58,14 +58,14 @@ class BatchReader:
         moved.record_stream(torch.cuda.default_stream(self._device))
         return moved
 
-    def _buffer(self, rows: int, length: int) -> Tensor:
-        ring = self._buffers.get((rows, length))
+    def _buffer(self, rows: int, positions: int) -> Tensor:
+        ring = self._buffers.get((rows, positions))
         if ring is None:
             layout = self._store.layout
-            shape = (rows, layout.positions or length, layout.width)
+            shape = (rows, positions, layout.width)
             pinned = self._device.type == "cuda"
             ring = deque(torch.empty(shape, dtype=layout.dtype, pin_memory=pinned) for _ in range(_DEPTH + 2))
-            self._buffers[rows, length] = ring
+            self._buffers[rows, positions] = ring
         ring.rotate(1)
         return ring[0]
 

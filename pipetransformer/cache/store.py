@@ -33,7 +33,7 @@ class StoreLayout:
         num_tokens: number of rows of each slot [slots].
         width: numbers in a row.
         dtype: type of the stored numbers.
-        positions: number of positions of every sample, where all have the same (images); None for texts, which are
+        positions: number of positions of every slot, where all have the same (images); None for texts, which are
             padded to a length at each read.
         slots: slot of each sample [num_samples], -1 for a sample of another node; None where sample i has slot i.
     """
@@ -130,24 +130,22 @@ class ActivationStore:
         """Empties all slots, for activations that no longer match the weights."""
         self._stamps.zero_()
 
-    def read(self, ids: np.ndarray, *, length: int, out: Tensor | None = None) -> Tensor:
-        """Gathers samples into [len(ids), positions, width], in the store's type.
+    def read(self, ids: np.ndarray, *, positions: int, out: Tensor | None = None) -> Tensor:
+        """Gathers the first positions of samples into [len(ids), positions, width], in the store's type.
 
         Positions behind the tokens of a text are zero.
 
         Args:
             ids: numbers of the samples [rows]; all must be in the store.
-            length: padded length of the samples; unused where the layout fixes the positions.
+            positions: the number of positions: a text's padded length, an image's own, or 1 where one row is stored.
             out: a buffer of the result's shape and type, to be filled; None for a new one.
         """
-        index = self._slots(ids)
-        positions, width = self.layout.positions or length, self.layout.width
+        index, width = self._slots(ids), self.layout.width
         out = torch.empty((len(ids), positions, width), dtype=self.layout.dtype) if out is None else out
-        if self.layout.positions is not None:
-            slots = self._rows[:-1].view(-1, positions * width)
-            torch.index_select(slots, 0, index, out=out.view(len(ids), positions * width))
+        if positions == self.layout.positions:
+            torch.index_select(self._whole_slots(), 0, index, out=out.view(len(ids), positions * width))
         else:
-            torch.index_select(self._rows, 0, self._row_index(index, length).view(-1), out=out.view(-1, width))
+            torch.index_select(self._rows, 0, self._row_index(index, positions).view(-1), out=out.view(-1, width))
         return out
 
     def write(self, ids: np.ndarray, hidden: Tensor, *, boundary: int) -> None:
@@ -163,13 +161,22 @@ class ActivationStore:
         """
         index = self._slots(ids)
         self._stamps[index] = 0
-        rows = self._row_index(index, hidden.shape[1])
-        real = rows < self.layout.num_rows
-        values = hidden.to(device="cpu", dtype=self.layout.dtype)[real]
+        values = hidden.to(device="cpu", dtype=self.layout.dtype)
+        if self.layout.positions == hidden.shape[1]:
+            self._whole_slots().index_copy_(0, index, values.reshape(len(ids), -1))
+        else:
+            rows = self._row_index(index, hidden.shape[1])
+            real = rows < self.layout.num_rows
+            values = values[real]
+            self._rows.index_copy_(0, rows[real], values)
         if self.layout.dtype == torch.float16 and not values.isfinite().all():
             raise UserError("cache.dtype: float16 cannot hold this model's activations; give bfloat16 or compute")
-        self._rows[rows[real]] = values
         self._stamps[index] = boundary
+
+    def _whole_slots(self) -> Tensor:
+        """Slots of one size each [slots, positions x width]."""
+        assert self.layout.positions is not None
+        return self._rows[:-1].view(-1, self.layout.positions * self.layout.width)
 
     def _row_index(self, index: Tensor, length: int) -> Tensor:
         """The row of every position [len(index), length]; the zero row for padding."""

@@ -62,6 +62,11 @@ class ModelConfig(Section):
     kwargs: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
         default_factory=dict, description="Further arguments of the model's own constructor or configuration."
     )
+    head_row_only: bool = Field(
+        default=True,
+        description="Compute the last block for the one row that the head reads (a classifier's first or last token): "
+        "the same outputs and gradients in less time. false computes all rows, as the schedule `zero_bubble` needs.",
+    )
 
 
 class DataConfig(Section):
@@ -127,9 +132,11 @@ class TrainConfig(Section):
         default=None,
         description="Clip the gradient to this norm, taken over the whole active model; null does not clip.",
     )
-    precision: Literal["float32", "bfloat16", "float64"] = Field(
-        default="float32",
-        description="`bfloat16` is autocast, with weights in float32; `float64` is for exact comparisons.",
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = Field(
+        default="auto",
+        description="`bfloat16` is autocast, with weights in float32; `float64` is for exact comparisons. `auto` is "
+        "`bfloat16` where the devices have instructions for it and a timing at the start confirms it, else `float32`; "
+        "a resumed or replayed run keeps its own.",
     )
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = Field(
         default=0, description="Seed of new weights, order of samples, augmentation and dropout."
@@ -157,6 +164,11 @@ class FreezeConfig(Section):
     warmup: Warmup = Field(default=Interval(0, "step"), description="Time before the first decision counts.")
     max_frozen: CountOrZero | None = Field(
         default=None, description="No more blocks than this freeze; null sets no cap."
+    )
+    stem: bool = Field(
+        default=False,
+        description="Freeze the embeddings alone from the first step, under every policy, `none` too; n still counts "
+        "blocks.",
     )
     patience: Count = Field(
         default=1, description="A block freezes or thaws only where so many decisions in a row agree (hysteresis)."
@@ -187,6 +199,11 @@ class PipeConfig(Section):
     stages_per_rank: Count | None = Field(
         default=None,
         description="Stages of a rank (v) under `interleaved` (at least 2) and `zero_bubble`; null takes 2 and 1.",
+    )
+    measure: bool = Field(
+        default=True,
+        description="Time the model's units and the static layouts before training, in about a twentieth of the run; "
+        "false plans by counted work, and the run has no compute floor.",
     )
     microbatches: Count | Literal["auto"] = Field(
         default="auto",

@@ -1,5 +1,5 @@
 """AutoDP: the holders of every unit. It moves weights and optimizer state to the ranks of a new plan, and makes the
-plan's process groups.
+plan's process groups where pp changes.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class AutoDP:
             state: its optimizer state by parameter name, from the old plan or from a checkpoint.
             stepped: the old plan, if a step was taken under it, else None.
         """
-        self.close()
+        if self._mesh is not None and self._mesh.pp != plan.pp:
+            self.close()
         self._state = self.state_holders(stepped)
         state = {**self.parked, **state}
         num_bytes = self._move(plan, state)
@@ -110,7 +111,8 @@ class AutoDP:
                 del self._state[unit]
             elif self._world.rank in self._state[unit]:
                 self.parked |= {name: state[name] for name in self._chain.named_parameters([unit])}
-        self._mesh = Mesh.build(pp=plan.pp, world_size=self._world.size, timeout=self._world.timeout)
+        if self._mesh is None:
+            self._mesh = Mesh.build(pp=plan.pp, world_size=self._world.size, timeout=self._world.timeout)
         return Arrival(self._mesh, state, num_bytes)
 
     def close(self) -> None:

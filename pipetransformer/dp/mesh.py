@@ -1,4 +1,4 @@
-"""The (dp, pp) process groups over all ranks, made and freed at every transition."""
+"""The (dp, pp) process groups over all ranks, made anew where pp changes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ class Mesh:
     Note: torch's ``DeviceMesh`` takes no time-out and never frees its groups; every transition would leak.
 
     Attributes:
+        pp: ranks of a pipeline.
         pp_group: the ranks of this rank's pipeline; None for pp = 1.
         dp_group: the ranks at the same place of all pipelines; None for dp = 1.
     """
 
+    pp: int
     pp_group: dist.ProcessGroup | None
     dp_group: dist.ProcessGroup | None
 
@@ -30,7 +32,7 @@ class Mesh:
         dp = world_size // pp
         pipelines = [[replica * pp + stage for stage in range(pp)] for replica in range(dp)]
         replicas = [list(ranks) for ranks in zip(*pipelines)]
-        return cls(pp_group=_groups(pipelines, timeout), dp_group=_groups(replicas, timeout))
+        return cls(pp, pp_group=_groups(pipelines, timeout), dp_group=_groups(replicas, timeout))
 
     def close(self) -> None:
         """Frees the groups. Every rank must call it, and none may use the groups any longer."""

@@ -11,7 +11,7 @@ The trainer calls it with the plans of the controllers, benchmarks and tests wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -21,11 +21,11 @@ from torch import Tensor
 
 from pipetransformer.cache import ActivationStore
 from pipetransformer.config import Config
-from pipetransformer.data import Dataset, epoch_batches
+from pipetransformer.data import Batch, Dataset, epoch_batches
 from pipetransformer.dp import AutoDP, OptimizerState
 from pipetransformer.engine.evaluate import evaluate
 from pipetransformer.engine.executor import StepInput
-from pipetransformer.engine.feed import Feed
+from pipetransformer.engine.feed import Feed, Incoming
 from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
 from pipetransformer.engine.step import Probe, Stepper
@@ -87,6 +87,7 @@ class Engine:
         )
         self._layout: Layout | None = None
         self._feeds: dict[str, Feed] = {}
+        self._incoming: Incoming | None = None
 
     @property
     def layout(self) -> Layout:
@@ -157,6 +158,7 @@ class Engine:
 
     def close_feeds(self) -> None:
         """Drops the feeds, which read the cache's stores. Not collective."""
+        self._drop_incoming()
         self._feeds.clear()
 
     def close(self) -> None:
@@ -182,15 +184,37 @@ class Engine:
             )
         return self._feeds[split]
 
-    def step(self, batch: StepInput, *, step: int, lr: float) -> None:
+    def incoming(self, batches: Sequence[Batch], *, epoch: int) -> Incoming:
+        """The inputs of this rank for the rest of an epoch, read ahead. Not collective.
+
+        Given again with the batches that are left, it goes on with the same threads or worker processes, until the job
+        enters another plan.
+
+        Args:
+            batches: all global batches from the next one to the last one of the epoch.
+        """
+        found = self._incoming
+        if found is None or (found.epoch, found.left) != (epoch, len(batches)):
+            self._drop_incoming()
+            inputs = self.feed("train").batches(batches, epoch=epoch)
+            found = self._incoming = Incoming(inputs, epoch=epoch, left=len(batches))
+        return found
+
+    def _drop_incoming(self) -> None:
+        if self._incoming is not None:
+            self._incoming.close()
+            self._incoming = None
+
+    def step(self, batch: StepInput, *, step: int, lr: float, probed: bool = True) -> None:
         """Runs one optimizer step.
 
         Args:
             batch: a batch of ``feed("train")``.
             step: number of the step, from 0.
             lr: learning rate of the step.
+            probed: whether the probe sees it.
         """
-        self.stepper.run(self.layout, self.feed("train"), batch, step=step, lr=lr)
+        self.stepper.run(self.layout, self.feed("train"), batch, step=step, lr=lr, probed=probed)
 
     def take_norms(self) -> tuple[list[float], int]:
         """Gradient norms [num_blocks], summed over the steps since the last call, and the number of these steps."""

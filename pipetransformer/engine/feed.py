@@ -27,8 +27,8 @@ class _Item:
 class Feed:
     """The inputs of ``rank`` from ``dataset`` under ``plan``.
 
-    The rank of stage 0 gets the input of the first active unit. For n = 0 this is the model's own input, else the
-    activations at boundary n: read from ``store`` up to the plan's cached boundary, then computed without gradients.
+    The rank of stage 0 gets the input of the first active unit. Without a prefix this is the model's own input, else
+    its activations: read from ``store`` up to the plan's cached boundary, then computed without gradients.
     Other ranks get only the further inputs of their units, such as attention masks. All ranks get the labels.
 
     Args:
@@ -78,14 +78,17 @@ class Feed:
         chain, plan, ids = self._chain, self._plan, item.share.ids
         labels = dataset.labels[torch.from_numpy(ids)]  # a copy
         labels[item.share.num_real :] = IGNORED
-        hidden = self._reader.read(ids, length=item.length) if self._reader is not None else None
+        hidden = None
+        if self._reader is not None:
+            stored = chain.boundary(plan.first_computed - 1, rows=1, length=item.length)
+            hidden = self._reader.read(ids, positions=stored.shape[1])
         needs_main = self._is_first and hidden is None
         raw: dict[str, Tensor] = {}
         if needs_main or chain.family.side_inputs:
             raw = dataset.inputs(ids, length=item.length, epoch=item.epoch)
         if needs_main:
             hidden = raw[chain.family.main_input]
-        keys = chain.input_keys if needs_main or plan.frozen == 0 else chain.family.side_inputs
+        keys = chain.input_keys if needs_main or plan.first_active == 0 else chain.family.side_inputs
         return StepInput(
             hidden=hidden,
             inputs={key: raw[key] for key in keys},
@@ -105,7 +108,7 @@ class Feed:
             batch.move(chain.device)
         if batch.hidden is None:
             return
-        if plan.frozen:
+        if plan.first_active:
             units = range(batch.enters, plan.first_active)
             if units:
                 with torch.no_grad():
@@ -113,3 +116,25 @@ class Feed:
             batch.inputs = {key: batch.inputs[key] for key in chain.family.side_inputs}
         elif batch.hidden.is_floating_point():
             batch.hidden = batch.hidden.to(chain.dtype)
+
+
+class Incoming:
+    """The inputs of the rest of an epoch, some of them read ahead.
+
+    Attributes:
+        epoch: the epoch, from 0.
+        left: number of batches that were not taken yet.
+    """
+
+    def __init__(self, inputs: Generator[StepInput, None, None], *, epoch: int, left: int) -> None:
+        self._inputs = inputs
+        self.epoch, self.left = epoch, left
+
+    def take(self) -> StepInput:
+        """The next batch."""
+        self.left -= 1
+        return next(self._inputs)
+
+    def close(self) -> None:
+        """Ends threads and worker processes."""
+        self._inputs.close()

@@ -43,7 +43,7 @@ class Layout:
     ) -> None:
         self.plan = plan
         self.mesh = arrival.mesh
-        chain.freeze(plan.frozen)
+        chain.freeze(plan.frozen, stem=plan.stem_frozen)
         self.parameters = chain.named_parameters(plan.units_of(rank))
         parts = [chain.numbering.part_of(chain.unit_of(name)) for name in self.parameters]
         self.part_index = torch.tensor(parts, device=chain.device)

@@ -19,6 +19,7 @@ from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
 from pipetransformer.engine.optim import clip_
 from pipetransformer.models import Chain
+from pipetransformer.process.device import seed
 
 _STEPS_TOGETHER = 64  # steps whose norms are summed at once: few collectives, little memory
 
@@ -80,7 +81,7 @@ class Stepper:
         self._chain = chain
         self.clear()
 
-    def run(self, layout: Layout, feed: Feed, batch: StepInput, *, step: int, lr: float) -> None:
+    def run(self, layout: Layout, feed: Feed, batch: StepInput, *, step: int, lr: float, probed: bool = True) -> None:
         """Runs one optimizer step.
 
         Dropout depends on nothing but (seed, step, rank), so that a resumed run repeats it.
@@ -90,7 +91,7 @@ class Stepper:
         """
         clock, seconds, executor = perf_counter, self.seconds, layout.executor
         start = clock()
-        torch.manual_seed(_mix(self._train.seed, step, self._rank))
+        seed(self._chain.device, _mix(self._train.seed, step, self._rank))
         self._objective.begin(step=step, batch_size=self._train.batch_size)
         layout.reducer.begin(num_microbatches=layout.plan.num_microbatches)
         feed.enter(batch)
@@ -100,7 +101,7 @@ class Stepper:
         computed = clock()
         layout.reducer.finish()
         reduced = clock()
-        if self._probe is not None:
+        if self._probe is not None and probed:
             self._probe(step, {n: p.grad for n, p in layout.parameters.items() if p.grad is not None})
         self._use_norms(layout)
         for group in layout.optimizer.param_groups:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from pipetransformer.errors import UserError
 from pipetransformer.models.families import Family, family_of
 from pipetransformer.models.halves import Halves
-from pipetransformer.models.proof import differ, halves_differ
+from pipetransformer.models.proof import differ, halves_differ, row_differs
 from pipetransformer.plan.units import Numbering
 
 
@@ -26,9 +27,13 @@ class Chain:
     Args:
         model: a model of one of the families; trained in place.
         name: the user's name of it, for error messages.
-        precision: ``float32``, ``bfloat16`` (autocast over float32 weights) or ``float64``.
+        precision: ``float32``, ``bfloat16`` (autocast over float32 weights) or ``float64``; ``auto`` begins as float32.
         device: place of its tensors.
         units_per_block: 1, or 2 to cut blocks in halves.
+        head_row_only: whether the last block is computed for the one row that the head reads, where there is one.
+
+    Attributes:
+        autocasts: whether units compute in bfloat16. It may change before ``learn_shapes``.
 
     Raises:
         UserError: the model is no known chain, or its blocks have no known halves.
@@ -42,6 +47,7 @@ class Chain:
         precision: str = "float32",
         device: torch.device,
         units_per_block: int = 1,
+        head_row_only: bool = True,
     ) -> None:
         self.name = name
         self.family: Family = family_of(model, name=name)
@@ -53,17 +59,16 @@ class Chain:
                 f"model.name: {name} has batch normalisation, whose statistics would depend on how a batch is cut; "
                 "use a model with layer normalisation"
             )
-        self._autocast = precision == "bfloat16"
+        self.autocasts = precision == "bfloat16"
         self.blocks: Sequence[nn.Module] = list(model.get_submodule(self.family.blocks).children())
         self.numbering = Numbering(len(self.blocks), units_per_block)
         self._halves = self.family.halves if units_per_block > 1 else None
         if units_per_block > 1 and self._halves is None:
             raise self._indivisible(f"its family, {self.family.name}, has no halves")
-        # The forward of each unit between stem and head: the library's own blocks, or their halves.
-        self._bodies: Sequence[Callable[..., Tensor]] = self.blocks
-        if self._halves is not None:
-            halves = (self._halves.attention, self._halves.mlp)
-            self._bodies = [partial(half, block) for block in self.blocks for half in halves]
+        # The forward of each unit between stem and head.
+        self._bodies = self._whole_bodies()
+        self._head_row_only = head_row_only and self.family.row is not None
+        self._narrowing = 0  # the unit that leaves one row of each sample; 0 for none, and before it is proven
         self._owners = {parameter: self._owner(parameter) for parameter, _ in model.named_parameters()}
         self._leaving: list[tuple[tuple[int, ...], bool, torch.dtype]] = []
         self._stem_modules = [
@@ -71,6 +76,13 @@ class Chain:
             for path, module in model.named_modules()
             if path and any(f"{path}.".startswith(prefix) for prefix in self.family.stem_prefixes)
         ]
+
+    def _whole_bodies(self) -> list[Callable[..., Tensor]]:
+        """The library's own blocks, or their halves."""
+        if self._halves is None:
+            return list(self.blocks)
+        halves = (self._halves.attention, self._halves.mlp)
+        return [partial(half, block) for block in self.blocks for half in halves]
 
     def _owner(self, parameter: str) -> int:
         prefix = f"{self.family.blocks}."
@@ -104,7 +116,7 @@ class Chain:
         return {name: p for name, p in self.model.named_parameters() if self._owners[name] in wanted}
 
     def autocast(self) -> torch.autocast | nullcontext[None]:
-        if self._autocast:
+        if self.autocasts:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
         return nullcontext()
 
@@ -121,30 +133,36 @@ class Chain:
                 main = hidden.to(self.dtype) if hidden.is_floating_point() else hidden
                 hidden = self.family.stem(self.model, {**inputs, self.family.main_input: main})
                 first = 1
-            bodies = self._bodies[first - 1 : min(stop, self.num_units - 1) - 1]
-            if bodies:
-                arguments = self.family.block_arguments(self.model, hidden, inputs)
-                for body in bodies:
-                    hidden = body(hidden, **arguments)
+            of_blocks = range(first, min(stop, self.num_units - 1))
+            if of_blocks:
+                one_row = 0 < self._narrowing < first
+                arguments = {} if one_row else self.family.block_arguments(self.model, hidden, inputs)
+                for unit in of_blocks:
+                    if unit == self._narrowing:
+                        assert self.family.row is not None
+                        arguments["at"] = self.family.row(inputs)
+                    hidden = self._bodies[unit - 1](hidden, **arguments)
             if stop == self.num_units:
                 hidden = self.family.head(self.model, hidden, inputs)
         return hidden
 
-    def freeze(self, num_frozen: int) -> None:
-        """Freezes the stem and the first ``num_frozen`` blocks (none for 0) and makes the rest trainable again.
+    def freeze(self, num_frozen: int, *, stem: bool = False) -> None:
+        """Freezes the stem and the first ``num_frozen`` blocks and makes the rest trainable again.
+
+        Where ``num_frozen`` is 0, nothing is frozen, or the stem alone.
 
         Frozen parameters need no gradient and hold none: no weight decay, no momentum drift. Their modules are in eval
         mode and stay there.
         """
         assert 0 <= num_frozen <= self.num_blocks
-        first_active = self.numbering.behind(num_frozen)
+        first_active = max(self.numbering.behind(num_frozen), int(stem))
         for name, parameter in self.model.named_parameters():
             active = self._owners[name] >= first_active
             parameter.requires_grad_(active and not parameter.is_meta)
             if not active:
                 parameter.grad = None
         for module in self._stem_modules:
-            self._set_sticky_eval(module, frozen=num_frozen > 0)
+            self._set_sticky_eval(module, frozen=first_active > 0)
         for index, block in enumerate(self.blocks):
             self._set_sticky_eval(block, frozen=index < num_frozen)
 
@@ -176,8 +194,13 @@ class Chain:
                 new = nn.Parameter(torch.empty_like(old, device=device), requires_grad=False)
                 setattr(self.model.get_submodule(path), attribute, new)
 
-    def learn_shapes(self, inputs: Mapping[str, Tensor]) -> None:
-        """Runs ``inputs`` through the chain once, remembers every unit's output shape, and proves the chain right.
+    def learn_shapes(self, inputs: Mapping[str, Tensor], *, head_row_only: bool = True) -> None:
+        """Runs ``inputs`` through the chain, remembers every unit's output shape, and proves the chain right.
+
+        The proof is in the type of the weights: one row of a product in bfloat16 is rounded in another way than all.
+
+        Args:
+            head_row_only: whether the last block may be computed for the head's row alone.
 
         Raises:
             UserError: the logits differ from those of the model's own forward, as for a variant that overrides the
@@ -186,16 +209,29 @@ class Chain:
         self.model.eval()
         main = inputs[self.family.main_input]
         side = {key: inputs[key] for key in self.input_keys}
+        autocasts, self.autocasts, found = self.autocasts, False, ""
         with torch.no_grad():
             expected = self._own_outputs(main, side)
-            try:
-                outputs = self._run_by_unit(main, side)
-            except UserError:
-                raise
-            except Exception as error:  # blocks that take other arguments, say; the model's own forward did well
-                raise self._unlike(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
-        if differ(outputs, expected):
-            raise self._unlike("other outputs than its own")
+            for row_only in (True, False) if self._head_row_only and head_row_only else (False,):
+                found = self._other_than(expected, main, side, row_only=row_only)
+                if not found:
+                    break
+            self.autocasts = autocasts
+            if autocasts and not found:
+                self._run_by_unit(main, side)
+        if found:
+            raise self._unlike(found)
+
+    def _other_than(self, expected: Tensor, main: Tensor, side: Mapping[str, Tensor], *, row_only: bool) -> str:
+        """The difference of the chain to ``expected``, in words; empty where there is none."""
+        self._bodies, self._narrowing = self._whole_bodies(), 0
+        try:
+            outputs = self._run_by_unit(main, side, proves=True, row_only=row_only)
+        except UserError:
+            raise
+        except Exception as error:  # blocks that take other arguments, say; the model's own forward did well
+            return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return "other outputs than its own" if differ(outputs, expected) else ""
 
     def _own_outputs(self, main: Tensor, side: Mapping[str, Tensor]) -> Tensor:
         with self.autocast():
@@ -205,14 +241,25 @@ class Chain:
             told = self.model(**{self.family.main_input: main}, **side)
         return torch.stack((told.start_logits, told.end_logits), dim=-1) if "start_logits" in told else told.logits
 
-    def _run_by_unit(self, main: Tensor, side: Mapping[str, Tensor]) -> Tensor:
+    def _run_by_unit(
+        self, main: Tensor, side: Mapping[str, Tensor], *, proves: bool = False, row_only: bool = False
+    ) -> Tensor:
+        """Runs unit by unit and notes what leaves each.
+
+        Args:
+            proves: whether halves are proven on the way.
+            row_only: whether the last block is computed for the head's row from now on.
+        """
         hidden, self._leaving = main, []
         starts = {self.numbering.first_of(index + 1): block for index, block in enumerate(self.blocks)}
         for unit in range(self.num_units):
-            if self._halves is not None and unit in starts:
+            if proves and self._halves is not None and unit in starts:
                 self._prove_halves(self._halves, starts[unit], hidden, side)
+            if row_only and unit == self.numbering.first_of(self.num_blocks):
+                self._narrow(unit, hidden, side)
             hidden = self.run(range(unit, unit + 1), hidden, side)
-            by_length = not main.is_floating_point() and hidden.dim() == 3
+            one_row = 0 < self._narrowing <= unit
+            by_length = not main.is_floating_point() and hidden.dim() == 3 and not one_row
             self._leaving.append((tuple(hidden.shape[1:]), by_length, hidden.dtype))
         return hidden
 
@@ -230,6 +277,30 @@ class Chain:
                 found = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if found:
             raise self._indivisible(found)
+
+    def _narrow(self, unit: int, hidden: Tensor, side: Mapping[str, Tensor]) -> None:
+        """Computes the last block for the head's row from now on, where that is proven to be the same.
+
+        Args:
+            unit: the last block, or its attention half.
+        """
+        block, halves, row = self.blocks[-1], self.family.halves, self.family.row
+        if halves is None or halves.attention_of_row is None or row is None:
+            return
+        with self.autocast():
+            arguments = self.family.block_arguments(self.model, hidden, side)
+            try:
+                if row_differs(halves, block, hidden, row(side), arguments=arguments):
+                    return
+            except Exception:  # a block that is wired in another way lacks modules, say: it is computed whole
+                return
+        attention, mlp = partial(halves.attention_of_row, block), partial(halves.mlp, block)
+
+        def both(hidden: Tensor, **arguments: Any) -> Tensor:
+            return mlp(attention(hidden, **arguments))
+
+        self._bodies[unit - 1] = both if self._halves is None else attention
+        self._narrowing = unit
 
     def _indivisible(self, found: str) -> UserError:
         return UserError(f"pipe.units: half cannot cut the blocks of {self.name} ({found}); give block")
@@ -249,6 +320,10 @@ class Chain:
         shape, by_length, dtype = self._leaving[unit]
         shape = (length, *shape[1:]) if by_length else shape
         return torch.empty((rows, *shape), dtype=dtype, device="meta")
+
+    def leaves_one_row(self, boundary: int) -> bool:
+        """Whether one row of each sample is left behind ``boundary`` blocks, where the head reads no other."""
+        return 0 < self._narrowing < self.numbering.behind(boundary)
 
     def check_leaving(self, leaving: Tensor, *, unit: int, hidden: Tensor) -> None:
         """Refuses an output of another shape than the static one of ``boundary`` (of a model that drops patches, say).

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
 from pipetransformer.models.halves import DISTILBERT, ENCODER, GPT2, LLAMA, SCALED, VIT, Halves
+from pipetransformer.models.rows import row_of
 
 Inputs = Mapping[str, Tensor]
 
@@ -35,6 +36,8 @@ class Family:
         halves: the two parts of a block; None where it does not divide.
         stem_inputs: batch entries beside ``main_input`` for the stem alone.
         side_inputs: batch entries for every rank: it derives its blocks' arguments and the head's from them.
+        row: ``inputs -> at`` (``rows.row_of``), the one row of each sample that the head reads; None where it may read
+            all. Such a head takes this row alone as well [batch, 1, width].
     """
 
     name: str
@@ -47,6 +50,7 @@ class Family:
     halves: Halves | None = None
     stem_inputs: tuple[str, ...] = ()
     side_inputs: tuple[str, ...] = ()
+    row: Callable[[Inputs], Tensor | None] | None = None
 
 
 def _find(model: nn.Module, path: str) -> Any:
@@ -85,7 +89,9 @@ def _vit(model: nn.Module) -> Family | None:
         hidden = model.patch_embed(inputs["pixel_values"])
         return model.norm_pre(model.patch_drop(model._pos_embed(hidden)))  # type: ignore[no-any-return]
 
-    return _pictures(name="timm ViT and DeiT", stem=stem, block_arguments=_no_arguments, halves=VIT)
+    by_token = getattr(model, "global_pool", "") == "token" and getattr(model, "attn_pool", None) is None
+    row = _first_row if by_token else None
+    return _pictures(name="timm ViT and DeiT", stem=stem, block_arguments=_no_arguments, halves=VIT, row=row)
 
 
 def _eva(model: nn.Module) -> Family | None:
@@ -154,6 +160,7 @@ def _encoder(model: nn.Module) -> Family | None:
         block_arguments=_bidirectional_mask,
         halves=ENCODER,
         stem_inputs=("token_type_ids",),
+        row=None if _has(model, "qa_outputs") else _first_row,
     )
 
 
@@ -186,6 +193,7 @@ def _distilbert(model: nn.Module) -> Family | None:
         head=answer if _has(model, "qa_outputs") else classify,
         block_arguments=_bidirectional_mask,
         halves=DISTILBERT,
+        row=None if _has(model, "qa_outputs") else _first_row,
     )
 
 
@@ -206,6 +214,7 @@ def _gpt2(model: nn.Module) -> Family | None:
         head=lambda model, hidden, inputs: _last_token(model.score(model.transformer.ln_f(hidden)), inputs),
         block_arguments=_causal_mask,
         halves=GPT2,
+        row=_last_row,
     )
 
 
@@ -227,6 +236,7 @@ def _decoder(model: nn.Module) -> Family | None:
         head=lambda model, hidden, inputs: _last_token(model.score(model.model.norm(hidden)), inputs),
         block_arguments=arguments,
         halves=LLAMA,
+        row=_last_row,
     )
 
 
@@ -253,10 +263,18 @@ def _causal_mask(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
     return {"attention_mask": mask, "use_cache": False}
 
 
+def _first_row(inputs: Inputs) -> None:
+    return None
+
+
+def _last_row(inputs: Inputs) -> Tensor:
+    """The last token of each text, padded on the right whatever side the tokenizer would take."""
+    return inputs["attention_mask"].sum(dim=1) - 1
+
+
 def _last_token(outputs: Tensor, inputs: Inputs) -> Tensor:
-    """Outputs at the last token of each text, padded on the right whatever side the tokenizer would take."""
-    rows = torch.arange(len(outputs), device=outputs.device)
-    return outputs[rows, inputs["attention_mask"].sum(dim=1) - 1]
+    """Outputs at the last token of each text: of all of its rows, or of that one alone."""
+    return row_of(outputs, None if outputs.shape[1] == 1 else _last_row(inputs))[:, 0]
 
 
 FAMILIES: tuple[tuple[str, Callable[[nn.Module], Family | None]], ...] = (

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+from pipetransformer.models import rows
+
 
 @dataclass(frozen=True, slots=True)
 class Halves:
@@ -22,12 +24,15 @@ class Halves:
         mlp: the same of the other half.
         attention_prefixes: prefixes, within a block, of the parameters of the attention half.
         mlp_prefixes: prefixes of the parameters of the MLP half.
+        attention_of_row: ``(block, hidden, at, **arguments) -> hidden [batch, 1, width]``, the attention half for one
+            row of each sample (``rows.row_of``); None where there is none.
     """
 
     attention: Callable[..., Tensor]
     mlp: Callable[..., Tensor]
     attention_prefixes: tuple[str, ...]
     mlp_prefixes: tuple[str, ...]
+    attention_of_row: Callable[..., Tensor] | None = None
 
     def owner(self, parameter: str) -> int | None:
         """The half (0 or 1) of a parameter, by its name within the block; None where neither owns it."""
@@ -56,7 +61,7 @@ def _scaled_mlp(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
     return hidden + block.drop_path2(found if block.gamma_2 is None else block.gamma_2 * found)  # type: ignore[no-any-return]
 
 
-VIT = Halves(_vit_attention, _vit_mlp, ("norm1.", "attn.", "ls1."), ("norm2.", "mlp.", "ls2."))
+VIT = Halves(_vit_attention, _vit_mlp, ("norm1.", "attn.", "ls1."), ("norm2.", "mlp.", "ls2."), rows.vit_attention)
 SCALED = Halves(_scaled_attention, _scaled_mlp, ("norm1.", "attn.", "gamma_1"), ("norm2.", "mlp.", "gamma_2"))
 """BEiT's and EVA's, whose layer scales are parameters of the block itself."""
 
@@ -98,10 +103,22 @@ def _llama_mlp(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
     return hidden + block.mlp(block.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
 
 
-ENCODER = Halves(_encoder_attention, _encoder_mlp, ("attention.",), ("intermediate.", "output."))
+ENCODER = Halves(
+    _encoder_attention, _encoder_mlp, ("attention.",), ("intermediate.", "output."), rows.encoder_attention
+)
 """BERT's and its like: a norm follows each residual."""
 DISTILBERT = Halves(
-    _distilbert_attention, _distilbert_mlp, ("attention.", "sa_layer_norm."), ("ffn.", "output_layer_norm.")
+    _distilbert_attention,
+    _distilbert_mlp,
+    ("attention.", "sa_layer_norm."),
+    ("ffn.", "output_layer_norm."),
+    rows.distilbert_attention,
 )
-GPT2 = Halves(_gpt2_attention, _gpt2_mlp, ("ln_1.", "attn."), ("ln_2.", "mlp."))
-LLAMA = Halves(_llama_attention, _llama_mlp, ("input_layernorm.", "self_attn."), ("post_attention_layernorm.", "mlp."))
+GPT2 = Halves(_gpt2_attention, _gpt2_mlp, ("ln_1.", "attn."), ("ln_2.", "mlp."), rows.gpt2_attention)
+LLAMA = Halves(
+    _llama_attention,
+    _llama_mlp,
+    ("input_layernorm.", "self_attn."),
+    ("post_attention_layernorm.", "mlp."),
+    rows.llama_attention,
+)

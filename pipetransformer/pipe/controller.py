@@ -6,23 +6,27 @@ The pure ``Planner`` is in ``pipe/planner/choice.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 from pipetransformer.config.calendar import Calendar
 from pipetransformer.data import Batch
 from pipetransformer.models import Chain
+from pipetransformer.pipe.measure.counted import counted_profile, predicted_layouts
 from pipetransformer.pipe.measure.profile import measure_profile
 from pipetransformer.pipe.measure.profile_file import Profile
-from pipetransformer.pipe.measure.static_layouts import StaticLayouts, time_static_layouts
-from pipetransformer.pipe.measure.watch import CostWatch
+from pipetransformer.pipe.measure.static_layouts import TIMED_STEPS, StaticLayouts, time_static_layouts, time_steps
+from pipetransformer.pipe.measure.watch import FEWEST_STEPS, CostWatch
 from pipetransformer.pipe.measure.workload import Workload
+from pipetransformer.pipe.planner.calibration import Line, Observed, lines_of
 from pipetransformer.pipe.planner.checks import check_layout
-from pipetransformer.pipe.planner.choice import Choice, Outlook, Planner, Settled
+from pipetransformer.pipe.planner.choice import LEAST_MARGIN, MOST_MARGIN, Choice, Outlook, Planner, Settled
+from pipetransformer.pipe.planner.constraints import divisors
 from pipetransformer.pipe.planner.search import predict
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import PrefixWork
-from pipetransformer.process.collectives import smallest
+from pipetransformer.process.collectives import slowest, smallest
 from pipetransformer.process.device import device_memory
 from pipetransformer.process.world import World
 
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
     from pipetransformer.config import Config
     from pipetransformer.engine import Engine, PhaseSeconds
 
+
+MEASURING_SHARE = 0.05
+"""The most of a run, as predicted, that the timing of static layouts may take; one round is always timed."""
 
 Offers = Callable[[int], Mapping[int | None, Sequence[PrefixWork]]]
 """Gives, for a number of frozen blocks, the possible boundaries of the cache (None: no cache) and their forwards."""
@@ -41,7 +48,7 @@ class AutoPipe:
     Making it is collective: all ranks plan for the smallest device.
 
     Attributes:
-        layouts: timed static layouts, with corrections that follow the profile.
+        layouts: timed static layouts.
         profile: costs of units, links and updates of weights. During training, unit costs are scaled to the measured
             times of the stages.
         workload: the measured micro-batches.
@@ -60,6 +67,9 @@ class AutoPipe:
         check_layout(config, world_size=world.size, local_size=world.local_size, num_units=chain.num_units)
         self._config, self._world, self._calendar = config, world, calendar
         self._watch: CostWatch | None = None
+        self._observed: dict[ParallelPlan, Observed] = {}
+        self._recent = _Recent()
+        self._is_measured = False
         self._planner = Planner.of(
             config,
             num_blocks=chain.num_blocks,
@@ -69,7 +79,8 @@ class AutoPipe:
         )
 
     def measure(self, engine: Engine, batches: Sequence[Batch]) -> None:
-        """Collective. Measures unit costs, and the step time of every static layout.
+        """Collective. Measures unit costs, and the step time of every static layout; counts them without
+        ``pipe.measure``.
 
         The step time of the best one is also t0 of the compute floor.
 
@@ -79,16 +90,37 @@ class AutoPipe:
         Raises:
             UserError: if no layout fits.
         """
-        config, world = self._config, self._world
+        config, world, began = self._config, self._world, perf_counter()
         workload = Workload.of(batches, config, num_ranks=world.size, local_size=world.local_size)
-        profile = measure_profile(engine.chain, engine.datasets["train"], workload=workload, config=config, world=world)
+        costs = measure_profile if config.pipe.measure else counted_profile
+        profile = costs(engine.chain, engine.datasets["train"], workload=workload, config=config, world=world)
         self.workload, self.profile = workload, profile.at_lengths(workload.counts)
         self._planner.first_plan(self.profile.job, {})  # raises UserError if no layout fits
+        self._is_measured = True
+        job = self.profile.job
+        predictions = self._planner.static_layouts(job)
+        if not config.pipe.measure:
+            self.layouts = predicted_layouts(predictions, workload)
+            return
+        run_seconds = self._calendar.total_steps * min(prediction.step_seconds for prediction in predictions)
         self.layouts = time_static_layouts(
-            self._planner.static_layouts(self.profile.job), engine=engine, workload=workload
+            predictions,
+            self._planner.shortest_steps(job),
+            engine=engine,
+            workload=workload,
+            budget_seconds=MEASURING_SHARE * run_seconds - slowest(perf_counter() - began),
         )
         if world.device.type == "cpu":
             self._watch = CostWatch(self.profile, workload, rank=world.rank, global_batch_size=config.train.batch_size)
+
+    def time_again(self, engine: Engine) -> tuple[float, ...]:
+        """Collective. Seconds of the best static layout's step at the end of training, in as many rounds as before it:
+        how far the machine's speed has moved. Leaves the engine in that layout, with the weights as they were.
+        """
+        layouts, example = self.layouts, self.workload.examples[self.workload.modal_length]
+        if layouts.rounds:
+            engine.enter(layouts.plans[layouts.best_pp])
+        return tuple(time_steps(engine, example, num_steps=TIMED_STEPS) for _ in layouts.rounds)
 
     # ---- observation of the training -------------------------------------------------------------------------------
 
@@ -97,13 +129,20 @@ class AutoPipe:
         if self._watch is not None:
             self._watch.spent(seconds)
 
-    def trained(self, plan: ParallelPlan, batches: Sequence[Batch]) -> None:
-        """Takes note of the plan and the global batches of these steps."""
+    def trained(self, plan: ParallelPlan, batches: Sequence[Batch], *, seconds: float) -> None:
+        """Takes note of the plan, the global batches and the seconds of these steps."""
+        if not self._is_measured:  # a replay may do without
+            return
         if self._watch is not None:
             self._watch.trained(plan, batches)
+        costs, full = self.profile.measured, self.layouts.timed_samples
+        modal = sum(costs[self.workload.modal_length].step_ns)
+        work = sum(sum(costs[batch.length].step_ns) / modal * len(batch.ids) / full for batch in batches)
+        self._recent = self._recent.plus(len(batches), work=work, seconds=seconds)
 
     def entered(self) -> None:
         """Deletes the notes: they belong to the stages of the plan before."""
+        self._recent = _Recent()
         if self._watch is not None:
             self._watch.clear()
 
@@ -115,7 +154,7 @@ class AutoPipe:
         Raises:
             UserError: if no plan fits.
         """
-        return self._planner.first_plan(self.profile.job, self.layouts.corrections)
+        return self._planner.first_plan(self.profile.job, self.lines())
 
     def settle(self, wanted: int, *, step: int, current: ParallelPlan, offers: Offers) -> Settled:
         """Collective. Decides how many of the ``wanted`` blocks freeze, and the plan for the rest of the run.
@@ -128,13 +167,19 @@ class AutoPipe:
             current: the present plan.
             offers: gives the possible boundaries of the cache for a number of frozen blocks, each with its forwards.
         """
-        has_news = self._remeasure()
+        has_news = self._remeasure(current)
         remaining_steps, layouts = self._calendar.total_steps - step, self.layouts
         return self._planner.settle(
             wanted,
             current=current,
             options=lambda frozen: {cached: self._seconds(work) for cached, work in offers(frozen).items()},
-            outlook=Outlook(self.profile.job, remaining_steps, layouts.corrections, layouts.fastest_move),
+            outlook=Outlook(
+                self.profile.job,
+                remaining_steps,
+                self.lines(),
+                fixed_seconds=layouts.fastest_move,
+                margin=min(max(LEAST_MARGIN, layouts.spread), MOST_MARGIN),
+            ),
             has_news=has_news,
         )
 
@@ -147,19 +192,40 @@ class AutoPipe:
             seconds += part.times * forward
         return seconds
 
-    def _remeasure(self) -> bool:
-        """Collective. Updates the costs, and the corrections of the timed layouts, by the stages' times in training.
+    def lines(self) -> dict[int, Line]:
+        """Real seconds of a step from simulated ones, by pp, from all that was timed so far."""
+        job, batch_size = self.profile.job, self._config.train.batch_size
+
+        def simulated(plan: ParallelPlan) -> float:
+            return predict(plan, costs=job, global_batch_size=batch_size).step_seconds
+
+        lengths = divisors(self._world.local_size)
+        return lines_of(self.layouts.timed, self._observed, lengths=lengths, simulated=simulated)
+
+    def _remeasure(self, current: ParallelPlan) -> bool:
+        """Collective. Takes up the steps of the present plan, and the times of its stages.
 
         Returns whether there were enough steps for new costs.
         """
         profile = self._watch.take() if self._watch is not None else None
-        if profile is None:
+        if profile is not None:
+            self.profile = profile
+        recent, self._recent = self._recent, _Recent()
+        if recent.num_steps < FEWEST_STEPS:
             return False
-        self.profile, batch_size = profile, self._config.train.batch_size
-        corrections = {
-            pp: self.layouts.seconds[pp][self.workload.modal_length]
-            / predict(plan, costs=profile.job, global_batch_size=batch_size).step_seconds
-            for pp, plan in self.layouts.plans.items()
-        }
-        self.layouts = replace(self.layouts, corrections=corrections)
+        seconds = slowest(recent.seconds) / recent.num_steps
+        self._observed.pop(current, None)  # the latest plan comes last
+        self._observed[current] = Observed(recent.work / recent.num_steps, seconds)
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Recent:
+    """Steps under the present plan since the last decision: their number, work and seconds."""
+
+    num_steps: int = 0
+    work: float = 0.0
+    seconds: float = 0.0
+
+    def plus(self, num_steps: int, *, work: float, seconds: float) -> _Recent:
+        return _Recent(self.num_steps + num_steps, self.work + work, self.seconds + seconds)

@@ -1,8 +1,8 @@
 """The plan: the units of each rank, and the cut of a batch. The controllers pass it to each other.
 
 Units are numbered along the chain (``plan/units.py``). With n frozen blocks, the stem and the units of these blocks are
-the prefix; for n = 0 the prefix is empty. The other units are active. They are cut into contiguous stages, one or more
-for each rank of a pipeline.
+the prefix; for n = 0 the prefix is empty, or the stem alone. The other units are active. They are cut into contiguous
+stages, one or more for each rank of a pipeline.
 
 Ranks are laid out with pp innermost: rank = replica * pp + place. The rank at ``place`` of a pipeline holds the stages
 place, place + pp, place + 2 pp, ...
@@ -33,6 +33,7 @@ class ParallelPlan:
         stages_per_rank: stages of each rank (v). ``interleaved`` needs 2 or more, ``zero_bubble`` takes any number, the
             other schedules take 1.
         units_per_block: 1, or 2 for blocks that may be cut into halves.
+        stem_frozen: whether the stem is frozen at n = 0 too.
 
     Raises:
         AssertionError: for fields that contradict each other.
@@ -48,6 +49,7 @@ class ParallelPlan:
     num_blocks: int
     stages_per_rank: int = 1
     units_per_block: int = 1
+    stem_frozen: bool = False
 
     def __post_init__(self) -> None:
         assert 0 <= self.frozen <= self.num_blocks, self
@@ -97,7 +99,7 @@ class ParallelPlan:
     @property
     def first_active(self) -> int:
         """The first unit that trains. The units before it are the prefix."""
-        return self.numbering.behind(self.frozen)
+        return max(self.numbering.behind(self.frozen), int(self.stem_frozen))
 
     @property
     def cuts(self) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.pipe.planner.choice import Choice
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.run.precision import Precision
 from pipetransformer.run.step_figures import StepFigures
 
 
@@ -33,6 +34,17 @@ class Event:
 
 Listener = Callable[[Event], None]
 """A function that is called with every event."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionSettled(Event):
+    """Model and data are built, and the precision of the computation is known.
+
+    Attributes:
+        precision: the precision, with its reason.
+    """
+
+    precision: Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +287,24 @@ class Saved(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingEnds(Event):
+    """The last step is done, and the model is saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAgain(Event):
+    """The best static layout was timed again, behind the training.
+
+    Attributes:
+        seconds: seconds of a full step at the modal length, round by round.
+    """
+
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Finished(Event):
-    """The last step is done, and the model is saved.
+    """All is done.
 
     Attributes:
         steps: number of steps done.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipetransformer.config import Config, TrainConfig
+from pipetransformer.config import Config
 from pipetransformer.data import (
     Batch,
     Dataset,
@@ -23,7 +23,9 @@ from pipetransformer.data import (
 )
 from pipetransformer.errors import UserError
 from pipetransformer.models import BuiltModel, Chain, TimmModel, build_model
+from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.world import World
+from pipetransformer.run.precision import Precision, settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +36,16 @@ class Job:
         built: the model, with its library's way of saving it.
         chain: the model as a chain of units.
         datasets: datasets by split: ``train``, ``eval``, and further evaluation sets by their own names.
-        train: settings of the training.
+        config: the configuration, its precision settled.
+        precision: the precision, with its reason.
         num_nodes: number of nodes that share out the samples.
     """
 
     built: BuiltModel
     chain: Chain
     datasets: dict[str, Dataset]
-    train: TrainConfig
+    config: Config
+    precision: Precision
     num_nodes: int
 
     @property
@@ -53,8 +57,8 @@ class Job:
         """The global batches of an epoch, in order: a pure function of seed, epoch and number of nodes."""
         return epoch_batches(
             self.datasets["train"].lengths,
-            batch_size=self.train.batch_size,
-            seed=self.train.seed,
+            batch_size=self.config.train.batch_size,
+            seed=self.config.train.seed,
             epoch=epoch,
             num_nodes=self.num_nodes,
         )
@@ -89,6 +93,8 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         precision=config.train.precision,
         device=world.device,
         units_per_block=config.pipe.units_per_block,
+        # Note: a backward that is split in two needs each weight in one product; the one row's are in two.
+        head_row_only=config.model.head_row_only and config.pipe.schedule not in ("zero_bubble", "auto"),
     )
     train_data = datasets["train"]
     probe = train_data.inputs(np.arange(1), length=int(train_data.lengths[0]), epoch=0)
@@ -103,9 +109,16 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
             f"model.name: {config.model.name} cannot compute on {config.data.name} ({shapes}: {said}); "
             "give model.kwargs that fit the data, or another data.image_size"
         ) from error
+    given = {key: value.to(world.device) for key, value in probe.items()}
+    if world.size > 1 and len(set(values_of_ranks(chain.leaves_one_row(chain.num_blocks)))) > 1:
+        chain.learn_shapes(given, head_row_only=False)  # ranks of other devices have not proven the same
+    precision = settle(chain, train_data, config, world=world)
+    if chain.autocasts:
+        chain.learn_shapes(given, head_row_only=chain.leaves_one_row(chain.num_blocks))
     if world.num_nodes > 1:
         _check_agreement(chain, datasets, world=world)
-    return Job(built, chain, dict(datasets), config.train, world.num_nodes)
+    settled = config.with_overrides({"train.precision": precision.name})
+    return Job(built, chain, dict(datasets), settled, precision, world.num_nodes)
 
 
 def _check_agreement(chain: Chain, datasets: Mapping[str, Dataset], *, world: World) -> None:

@@ -50,6 +50,9 @@ class Report:
         self._wall_before = self._last_transition_s = 0.0
         self._is_open = self._has_declined = False
         self._held = (0, 0)
+        self._peak_bytes = 0
+        self._t0_start: tuple[float, ...] = ()
+        self._t0_end: tuple[float, ...] = ()
         self._lock: IO[str] | None = None
 
     @singledispatchmethod
@@ -66,6 +69,12 @@ class Report:
         return self._wall_before + perf_counter() - self._started
 
     # ---- set-up ----------------------------------------------------------------------------------------------------
+
+    @hear.register
+    def _precision_settled(self, event: events.PrecisionSettled) -> None:
+        precision = event.precision
+        if self._world.rank == 0 and precision.reason:
+            print(f"train.precision: auto is {precision.name} ({precision.reason})", flush=True)
 
     @hear.register
     def _measuring_starts(self, event: events.MeasuringStarts) -> None:
@@ -86,22 +95,30 @@ class Report:
         layouts, profile = event.layouts, event.profile
         self._floor = ComputeFloor(
             step_seconds=layouts.floor_seconds,
-            costs=profile.measured,
+            costs=profile.measured if layouts.rounds else {},
             timed_samples=layouts.timed_samples,
             world_size=self._world.size,
             memcpy_bytes_per_second=profile.memcpy_bytes_per_second,
+            first_timed=layouts.plans[layouts.best_pp].first_active,
         )
+        self._t0_start = layouts.rounds
+        if not layouts.rounds:
+            self._tracker.line("nothing is timed (pipe.measure is false): plans come from counted work")
+            return
         told = ", ".join(
             f"pp {pp} x dp {plan.dp} (M {plan.num_microbatches}) {layouts.mean_seconds[pp] * 1e3:.0f} ms"
             for pp, plan in layouts.plans.items()
         )
-        self._tracker.line(f"static layouts, a full step of mean length: {told}; best is pp {layouts.best_pp}")
+        rounds = layouts.rounds
+        spread = f", {min(rounds) * 1e3:.0f} .. {max(rounds) * 1e3:.0f} ms in {len(rounds)} rounds"
+        self._tracker.line(f"static layouts, a full step of mean length: {told}; best is pp {layouts.best_pp}{spread}")
         self._tracker.event(
             "calibration",
             static_seconds=layouts.seconds,
             static_plans=layouts.plans,
             best_pp=layouts.best_pp,
-            corrections=layouts.corrections,
+            timed=[{"plan": plan, "seconds": seconds} for plan, seconds in layouts.timed.items()],
+            rounds=layouts.rounds,
             unit_costs=profile.measured,
             job_costs=profile.job,
         )
@@ -128,13 +145,15 @@ class Report:
             world_size=self._world.size,
             plan=plan,
             total_steps=self._total_steps,
+            precision=config.train.precision,
             resumed_from=self.resumed_from,
         )
         self._tracker.line(
             f"run {self.folder.run_id}: {config.model.name} ({plan.num_blocks} blocks) on {config.data.name}, "
             f"{self._total_steps} steps {come_from} with pp {plan.pp} x dp {plan.dp}, M {plan.num_microbatches}"
             f"{' (pipe.initial_length)' if isinstance(config.pipe.initial_length, int) else ''}, "
-            f"{plan.frozen} blocks frozen; set-up took {self.totals.setup_s:.1f} s"
+            f"{'the stem and ' if plan.stem_frozen else ''}{plan.frozen} blocks frozen; "
+            f"set-up took {self.totals.setup_s:.1f} s"
         )
         if event.never_freezes:
             self._tracker.line(
@@ -307,11 +326,19 @@ class Report:
     # ---- the end ---------------------------------------------------------------------------------------------------
 
     @hear.register
+    def _training_ends(self, event: events.TrainingEnds) -> None:
+        self._peak_bytes = peak_memory_bytes(self._world.device)
+
+    @hear.register
+    def _timed_again(self, event: events.TimedAgain) -> None:
+        self._t0_end = event.seconds
+
+    @hear.register
     def _finished(self, event: events.Finished) -> None:
         """Collective. Writes and shows the summary."""
         config, totals = self._config, self.totals
         peaks = [0] * self._world.size
-        dist.all_gather_object(peaks, peak_memory_bytes(self._world.device))
+        dist.all_gather_object(peaks, self._peak_bytes)
         self._tracker.event("end", step=event.steps, metrics=totals.metrics, train_s=totals.train_s)
         totals.wall_s = self._wall_seconds()
         # The sums that the summary has under the same names.
@@ -330,6 +357,8 @@ class Report:
             peak_memory_bytes=tuple(peaks),
             cache=CacheUse(hits=totals.hits, misses=totals.misses, bytes=CacheBytes(host=totals.cache_bytes)),
             compute_floor_s=totals.floor_s,
+            t0_start_s=self._t0_start,
+            t0_end_s=self._t0_end,
             resumed_from=self.resumed_from,
         )
         self._tracker.summarise(summary)

@@ -35,27 +35,27 @@ class StepRunner:
     guards: Guards
     tell: events.Listener
 
-    def run(self, batches: Sequence[Batch], *, first_step: int) -> None:
-        """Collective. Runs one step on each batch.
+    def run(self, batches: Sequence[Batch], *, first_step: int, num_steps: int) -> None:
+        """Collective. Runs one step on each of the first ``num_steps`` batches; later ones are read ahead.
 
         Args:
-            batches: global batches of one epoch, in order.
+            batches: global batches of one epoch, in order, to its end.
             first_step: number of the first step, from 0.
 
         Raises:
             UserError: if a loss or a weight is not finite.
         """
         engine, plan, clock = self.engine, self.engine.plan, perf_counter
-        calendar, step, stop = self.calendar, first_step, first_step + len(batches)
+        calendar, step, stop = self.calendar, first_step, first_step + num_steps
         epoch = calendar.epoch(first_step)
-        incoming = engine.feed("train").batches(batches, epoch=epoch)
+        incoming, batches = engine.incoming(batches, epoch=epoch), batches[:num_steps]
         engine.chain.train()
         on_cpu = engine.chain.device.type == "cpu"
         paused = start = clock()
         counts: Counter[str] = Counter()
         for batch_plan in batches:
             waiting = clock()
-            batch = next(incoming)
+            batch = incoming.take()
             engine.stepper.seconds.data += clock() - waiting
             lr = learning_rate(self.config.train, step=step, total_steps=calendar.total_steps)
             engine.step(batch, step=step, lr=lr)
@@ -79,8 +79,7 @@ class StepRunner:
                 engine.objective.clear()
                 counts.clear()
                 paused = clock()
-        incoming.close()
-        self.autopipe.trained(plan, batches)
+        self.autopipe.trained(plan, batches, seconds=clock() - start)
         self.guards.check_weights(last_step=stop - 1)
         epoch_samples = len(engine.datasets["train"]) if calendar.ends_epoch(stop) else None
         self.tell(events.Trained(clock() - start, epoch_samples))

@@ -22,7 +22,7 @@ def main(path: Path, num_ranks: int, local_size: int, config_path: str, override
     world = init_world(timeout_seconds=config.run.timeout)
     job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
     workload = Workload.of(job.train_batches(0), config, num_ranks=num_ranks, local_size=local_size)
-    profile = measure_profile(job.chain, job.datasets["train"], workload=workload, config=config, world=world)
+    profile = measure_profile(job.chain, job.datasets["train"], workload=workload, config=job.config, world=world)
     if world.rank == 0:
         save_profile(profile, path)
     close_world()

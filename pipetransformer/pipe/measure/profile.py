@@ -26,20 +26,22 @@ from pipetransformer.errors import UserError
 from pipetransformer.models import Chain
 from pipetransformer.pipe.measure.links import between_seconds, median_seconds, reduction_seconds, send_seconds
 from pipetransformer.pipe.measure.profile_file import Profile, file_name, load_profile, save_profile
-from pipetransformer.pipe.measure.units import Microbatch, profile_units
+from pipetransformer.pipe.measure.units import Microbatch, prefix_seconds, profile_units
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.choice import schedules_of
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
-from pipetransformer.process.collectives import smallest
+from pipetransformer.process.collectives import slowest, smallest
 from pipetransformer.process.device import device_memory, device_name, synchronize
 from pipetransformer.process.world import World
 
 _UPDATE_BYTES = 2**26  # far more than a processor's cache holds, as with real weights and moments
 _CONTENTION_ROUNDS = 5
+_CHANGE = 1.3  # of a forward's time, beyond which a kept profile is measured anew
 
 
 def measure_profile(chain: Chain, dataset: Dataset, *, workload: Workload, config: Config, world: World) -> Profile:
-    """Collective. The profile that an earlier job has kept, or else a new one, measured with real samples.
+    """Collective. The profile that an earlier job has kept, if a forward still takes as long as it says; else a new
+    one, measured with real samples.
 
     Every rank must hold the whole chain.
 
@@ -51,13 +53,23 @@ def measure_profile(chain: Chain, dataset: Dataset, *, workload: Workload, confi
     found: list[Profile | None] = [_kept(key) if world.rank == 0 else None]
     if world.size > 1:
         dist.broadcast_object_list(found, src=0)
-    if found[0] is not None:
+    if found[0] is not None and _holds(found[0], chain, dataset, workload=workload):
         return found[0]
     profile = _measure(chain, dataset, key=key, workload=workload, config=config, world=world)
     if world.rank == 0:
         with contextlib.suppress(UserError, RuntimeError):  # without a place to keep it, the next job measures again
             save_profile(profile, _path(key))
     return profile
+
+
+def _holds(profile: Profile, chain: Chain, dataset: Dataset, *, workload: Workload) -> bool:
+    """Collective. Whether the model's forward takes as long as it did: other work on the machine may have been measured
+    with it, then or now."""
+    length = workload.modal_length
+    batch = microbatch_of(chain, dataset, workload.examples[length], rows=workload.share)
+    expected = profile.measured[length].prefix_seconds(0, chain.num_units, num_samples=workload.share)
+    now = slowest(prefix_seconds(chain, batch))
+    return expected / _CHANGE <= now <= expected * _CHANGE
 
 
 def _path(key: Mapping[str, object]) -> Path:
@@ -81,7 +93,7 @@ def costs_key(config: Config) -> dict[str, object]:
         "image_size": config.data.image_size,
         "precision": config.train.precision,
         "optimizer": [config.train.optimizer, config.train.momentum > 0],
-        "weights_apart": _weights_apart(config),
+        "weights_apart": weights_apart(config),
         "recompute": config.pipe.recompute,
         "units": config.pipe.units,
     }
@@ -106,7 +118,7 @@ def _key(chain: Chain, *, workload: Workload, config: Config, world: World) -> d
     }
 
 
-def _weights_apart(config: Config) -> bool:
+def weights_apart(config: Config) -> bool:
     """Whether plans may have a schedule that computes the gradients of weights separately."""
     return "zero_bubble" in dict(schedules_of(config))
 
@@ -114,19 +126,16 @@ def _weights_apart(config: Config) -> bool:
 def _measure(
     chain: Chain, dataset: Dataset, *, key: Mapping[str, object], workload: Workload, config: Config, world: World
 ) -> Profile:
-    modal = _microbatch(chain, dataset, workload.examples[workload.modal_length], rows=workload.share)
+    modal = microbatch_of(chain, dataset, workload.examples[workload.modal_length], rows=workload.share)
     contention = partial(_contention, chain, modal, world=world)
     chain.train()
     at_first = contention()
     found = _unit_costs(chain, dataset, workload=workload, config=config)
     update_s, memcpy_s, (reduction, send, between) = _bytes_seconds(config.train, chain, world=world)
-    states = 2 if config.train.optimizer == "adamw" else int(config.train.momentum > 0)
     job = JobCosts(
         by_rows={rows: found[workload.modal_length, rows] for rows in workload.rows},
-        parameter_bytes=tuple(
-            sum(p.nbytes for p in chain.named_parameters([unit]).values()) for unit in range(chain.num_units)
-        ),
-        optimizer_factor=1.0 + states,
+        parameter_bytes=parameter_bytes(chain),
+        optimizer_factor=optimizer_factor(config.train),
         update_ns_per_byte=update_s * 1e9,
         send=send,
         reduction=reduction,
@@ -142,7 +151,18 @@ def _measure(
     return Profile(key, job, measured, 1.0 / memcpy_s, smallest(device_memory(world.device)))
 
 
-def _microbatch(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int) -> Microbatch:
+def parameter_bytes(chain: Chain) -> tuple[int, ...]:
+    """Bytes of the weights of each unit [num_units]."""
+    units = (chain.named_parameters([unit]).values() for unit in range(chain.num_units))
+    return tuple(sum(parameter.nbytes for parameter in unit) for unit in units)
+
+
+def optimizer_factor(train: TrainConfig) -> float:
+    """Bytes of weights and optimizer state together, per byte of weights."""
+    return 1.0 + (2 if train.optimizer == "adamw" else int(train.momentum > 0))
+
+
+def microbatch_of(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int) -> Microbatch:
     """A micro-batch of samples of ``batch``, which are repeated where needed."""
     ids = np.resize(batch.ids, rows)
     raw = {key: v.to(chain.device) for key, v in dataset.inputs(ids, length=batch.length, epoch=0).items()}
@@ -160,11 +180,11 @@ def _unit_costs(
     shapes += [(workload.modal_length, rows) for rows in workload.rows if rows != workload.share]
     costs = profile_units(
         chain,
-        [_microbatch(chain, dataset, workload.examples[length], rows=rows) for length, rows in shapes],
-        weights_apart=_weights_apart(config),
+        [microbatch_of(chain, dataset, workload.examples[length], rows=rows) for length, rows in shapes],
+        weights_apart=weights_apart(config),
         recompute=config.pipe.recompute,
     )
-    return dict(zip(shapes, map(_maximum, costs)))
+    return dict(zip(shapes, map(slowest_of_ranks, costs)))
 
 
 def _bytes_seconds(train: TrainConfig, chain: Chain, *, world: World) -> tuple[float, float, list[Link]]:
@@ -218,7 +238,7 @@ def _contention(chain: Chain, batch: Microbatch, *, world: World) -> float:
     return max(1.0, float(ratio) / world.size)
 
 
-def _maximum(costs: UnitCosts) -> UnitCosts:
+def slowest_of_ranks(costs: UnitCosts) -> UnitCosts:
     """Collective. The maximum of each cost over the ranks: the same integers on every rank."""
     table = torch.tensor(costs.columns())
     dist.all_reduce(table, op=dist.ReduceOp.MAX)

@@ -1,18 +1,24 @@
-"""The step time of every static layout, measured before training.
+"""The step time of every static layout, measured before training and again at its end.
 
 The best static layout is the baseline of an elastic run, and its step time is t0 of the compute floor. The timed steps
 are real steps with learning rate 0, so that no bit of the weights changes. Their optimizer state is deleted.
+
+Layouts and lengths take turns, round after round, so that a slow moment of the machine meets all of them. Beside each
+unfrozen layout, the shortest step of its pipeline length is timed: with as many blocks frozen as leave each stage a
+unit. It tells the constant of a step (``planner/calibration.py``).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import torch
 import torch.distributed as dist
 
 from pipetransformer.data import Batch
@@ -24,10 +30,11 @@ from pipetransformer.process.collectives import slowest
 from pipetransformer.process.device import synchronize
 
 if TYPE_CHECKING:
-    from pipetransformer.engine import Engine
+    from pipetransformer.engine import Engine, StepInput
 
 
-_LONGEST_TIMING = 0.8  # seconds that one timing may take, warm-up included; two steps may take longer
+_MOST_ROUNDS = 7
+TIMED_STEPS = 2  # of a round, behind a warm-up
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,8 @@ class StaticLayouts:
         seconds: seconds of a full step by pp and padded length.
         mean_seconds: mean of these seconds by pp, weighted by the number of samples of each length.
         best_pp: pp of the fastest layout.
-        corrections: measured step time divided by predicted step time, by pp, at the modal length.
+        timed: seconds of a full step at the modal length by plan, with nothing frozen and with all that can be.
+        rounds: seconds of a full step of the fastest layout at the modal length, round by round.
         timed_samples: number of samples of a timed step.
         fastest_move: seconds of the fastest move to one of these layouts.
     """
@@ -48,7 +56,8 @@ class StaticLayouts:
     seconds: dict[int, dict[int, float]]
     mean_seconds: dict[int, float]
     best_pp: int
-    corrections: dict[int, float]
+    timed: dict[ParallelPlan, float]
+    rounds: tuple[float, ...]
     timed_samples: int
     fastest_move: float
 
@@ -57,48 +66,91 @@ class StaticLayouts:
         """t0 of the compute floor by padded length, in seconds."""
         return self.seconds[self.best_pp]
 
+    @property
+    def spread(self) -> float:
+        """The middle half of the rounds, as a share of their median; 0 for fewer than 3."""
+        if len(self.rounds) < 3:
+            return 0.0
+        low, middle, high = quantiles(self.rounds, n=4)
+        return (high - low) / middle
 
-def time_static_layouts(predictions: Sequence[Prediction], *, engine: Engine, workload: Workload) -> StaticLayouts:
+
+def time_static_layouts(
+    predictions: Sequence[Prediction],
+    shortest: Sequence[Prediction],
+    *,
+    engine: Engine,
+    workload: Workload,
+    budget_seconds: float,
+) -> StaticLayouts:
     """Collective. Times real steps of every layout, with learning rate 0. Their optimizer state is deleted.
 
     Args:
         predictions: the best unfrozen plan of each pipeline length.
+        shortest: for each of these lengths, the best plan with as many frozen blocks as it takes.
         workload: the padded lengths to be timed.
+        budget_seconds: no round begins that would end later, but for the first one.
     """
     counts, modal = workload.counts, workload.modal_length
-    plans: dict[int, ParallelPlan] = {}
-    seconds: dict[int, dict[int, float]] = {}
-    corrections: dict[int, float] = {}
-    fastest_move = inf
-    for prediction in predictions:
-        plan = prediction.plan
-        fastest_move = min(fastest_move, engine.enter(plan).seconds)
-        timed = {length: _time_steps(engine, workload.examples[length]) for length in workload.lengths}
-        times = {length: line(length, timed) for length in counts}
-        engine.forget_steps()
-        plans[plan.pp], seconds[plan.pp] = plan, times
-        corrections[plan.pp] = times[modal] / prediction.step_seconds
+    rounds: dict[tuple[ParallelPlan, int], list[float]] = defaultdict(list)
+    fastest_move, began = inf, perf_counter()
+    current: ParallelPlan | None = None
+    visits = [(p.plan, length) for p in predictions for length in workload.lengths]
+    visits += [(p.plan, modal) for p in shortest]
+    for number in range(1, _MOST_ROUNDS + 1):
+        for plan, length in visits[:: 1 if number % 2 else -1]:
+            if plan != current:
+                fastest_move, current = min(fastest_move, engine.enter(plan).seconds), plan
+            rounds[plan, length].append(time_steps(engine, workload.examples[length], num_steps=TIMED_STEPS))
+            engine.forget_steps()
+        spent = slowest(perf_counter() - began)
+        if spent * (number + 1) / number > budget_seconds:
+            break
+    timed = {key: median(seconds) for key, seconds in rounds.items()}
+    plans = {p.plan.pp: p.plan for p in predictions}
+    seconds = {
+        pp: {length: line(length, {n: timed[plan, n] for n in workload.lengths}) for length in counts}
+        for pp, plan in plans.items()
+    }
     num_samples = sum(counts.values())
     means = {pp: sum(times[n] * counts[n] for n in times) / num_samples for pp, times in seconds.items()}
     best_pp = min(means, key=lambda pp: (means[pp], pp))
-    return StaticLayouts(plans, seconds, means, best_pp, corrections, len(workload.examples[modal].ids), fastest_move)
+    return StaticLayouts(
+        plans,
+        seconds,
+        means,
+        best_pp,
+        {plan: seconds for (plan, length), seconds in timed.items() if length == modal},
+        tuple(rounds[plans[best_pp], modal]),
+        len(workload.examples[modal].ids),
+        fastest_move,
+    )
 
 
-def _time_steps(engine: Engine, batch: Batch) -> float:
+def time_steps(engine: Engine, batch: Batch, *, num_steps: int) -> float:
     """Collective. Median seconds of a step on ``batch`` after a warm-up, on the slowest rank.
 
-    Long steps are repeated less: noise is a smaller part of them, and set-up must not take longer than a short job.
+    Behind a prefix, steps begin with zeros in place of activations, as if these were read from a cache.
     """
-    repeats, times = 5, list[float]()
-    batches = engine.feed("train").batches([batch] * (repeats + 1), epoch=0)
+    times = list[float]()
+    inputs = engine.feed("train").batches([batch] * (num_steps + 1), epoch=0)
     engine.chain.train()
     dist.barrier()
-    while len(times) <= repeats:
+    for step in range(num_steps + 1):
+        entering = _behind_prefix(next(inputs), engine)
         start = perf_counter()
-        engine.step(next(batches), step=len(times), lr=0.0)
+        engine.step(entering, step=step, lr=0.0, probed=False)
         synchronize(engine.chain.device)
         times.append(perf_counter() - start)
-        if len(times) == 1:
-            repeats = min(repeats, max(1, int(_LONGEST_TIMING / slowest(times[0])) - 1))
-    batches.close()
+    inputs.close()
     return slowest(median(times[1:]))
+
+
+def _behind_prefix(batch: StepInput, engine: Engine) -> StepInput:
+    """``batch`` with zeros for what the plan would read from a cache."""
+    plan, chain = engine.plan, engine.chain
+    if plan.cached is not None and batch.hidden is not None:
+        like = chain.boundary(plan.first_computed - 1, rows=batch.rows, length=batch.length)
+        batch.hidden = torch.zeros(like.shape, dtype=like.dtype, device=chain.device)
+        batch.enters = plan.first_computed
+    return batch

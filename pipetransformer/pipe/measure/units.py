@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from pipetransformer.adapter import (
     LiveBytes,
@@ -28,6 +29,7 @@ Result = TypeVar("Result")
 
 _ROUNDS, _FEWEST, _LONG_NS = 3, 2, 350_000_000  # a third round only if a shape took less than this in the first two
 _TIMED = ("forward", "backward", "forward again", "backward of inputs", "backward with recomputation", "prefix")
+_NS_PER_FLOP, _NS_PER_BYTE = 0.01, 0.1  # assumed where nothing is timed: 100 billion operations, 10 GB a second
 _CACHE_BYTES = 2**26  # more than one core's share of the processor's caches
 
 
@@ -75,6 +77,26 @@ def profile_units(
             for shape in shapes:
                 shape.time()
     return [shape.costs() for shape in shapes]
+
+
+def count_units(
+    chain: Chain, microbatches: Sequence[Microbatch], *, weights_apart: bool = False, recompute: str = "never"
+) -> list[UnitCosts]:
+    """Counts the bytes of every unit, and operations in place of times. Arguments as of ``profile_units``."""
+    shapes = [_Shape(chain, batch, weights_apart=weights_apart, recompute=recompute) for batch in microbatches]
+    with torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
+        for shape in shapes:
+            shape.count_bytes()
+            shape.count_operations()
+    return [shape.costs() for shape in shapes]
+
+
+def prefix_seconds(chain: Chain, batch: Microbatch) -> float:
+    """Seconds of a forward of all units as a frozen prefix, timed as ``profile_units`` does."""
+    shape = _Shape(chain, batch, weights_apart=False, recompute="never")
+    for _ in range(_ROUNDS + 1):
+        shape.time_prefix()
+    return sum(shape.costs_of_prefix()) / 1e9
 
 
 def _medians(rounds: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -148,7 +170,20 @@ class _Shape:
         self._run_units(self._time_backward, "forward")
         if self._weights_apart:
             self._run_units(self._time_of_inputs, "forward again")
-        self._run_prefix(counts_bytes=False)
+        self.time_prefix()
+
+    def count_operations(self) -> None:
+        """Notes nanoseconds at assumed speeds: those of a forward, and twice as many of a backward."""
+        hidden = self._main
+        with torch.no_grad():
+            for unit in range(self._chain.num_units):
+                with FlopCounterMode(display=False) as counter:
+                    output = self._run(unit, hidden)
+                ns = round(_NS_PER_FLOP * counter.get_total_flops() + _NS_PER_BYTE * (hidden.nbytes + output.nbytes))
+                shares = {"backward": 2, "backward with recomputation": 2 + (self._mode != "selective")}
+                for name in _TIMED:
+                    self._times[name][unit].append(shares.get(name, 1) * ns)
+                hidden = output
 
     def _run_units(self, time_backward: Callable[[int, Tensor, Tensor], None], forward: str) -> None:
         """Runs forward and backward of every unit.
@@ -185,6 +220,14 @@ class _Shape:
         if source.requires_grad:
             action = partial(torch.autograd.grad, output, source, torch.ones_like(output))
             self._timed("backward of inputs", unit, action)
+
+    def time_prefix(self) -> None:
+        """Times one round of all units as a frozen prefix."""
+        self._run_prefix(counts_bytes=False)
+
+    def costs_of_prefix(self) -> tuple[int, ...]:
+        """Nanoseconds of each unit as a frozen prefix by all rounds so far [num_units]."""
+        return _medians(self._times["prefix"])
 
     def costs(self) -> UnitCosts:
         """The costs by all rounds so far."""

@@ -16,7 +16,7 @@ from pipetransformer.pipe.planner.costs import UnitCosts, total
 from pipetransformer.pipe.planner.search import unit_costs
 from pipetransformer.plan import ParallelPlan
 
-_FEWEST_STEPS = 10
+FEWEST_STEPS = 10
 """With fewer steps, the slow first steps of a plan would weigh too much."""
 
 
@@ -25,7 +25,7 @@ class CostWatch:
 
     A stage in a step takes more than the sum of its units, and ranks of a shared machine differ in speed. Each rank
     adds up the measured and the expected seconds of its stages; their ratio scales the costs of its units. The sum of
-    all costs stays: only the balance between stages is learned, because the corrections already cover the speed of
+    all costs stays: only the balance between stages is learned, because the planner's lines already cover the speed of
     whole steps.
 
     Note: on a GPU, the phases of a step are the times of the kernels' launches. Nothing can be learned from them.
@@ -72,7 +72,7 @@ class CostWatch:
 
         Returns None after too few steps, and for pp = 1, where there are no stages to compare.
         """
-        if self._plan is None or self._num_steps < _FEWEST_STEPS or self._plan.pp == 1:
+        if self._plan is None or self._num_steps < FEWEST_STEPS or self._plan.pp == 1:
             return None
         num_units = self._plan.num_units
         ratios = torch.zeros(2, num_units, dtype=torch.float64)

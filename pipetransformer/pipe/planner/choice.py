@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
+from pipetransformer.pipe.planner.calibration import Line
 from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.microbatches import microbatch_choices
@@ -20,7 +21,8 @@ from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import cached_choices
 from pipetransformer.plan.schedules import fewest_stages
 
-_NOISE = 0.05
+LEAST_MARGIN, MOST_MARGIN = 0.05, 0.2
+"""Less gain than the first may be noise wherever times were measured; more than the second is none, however noisy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,16 @@ class Outlook:
     Attributes:
         costs: measured costs of the job.
         remaining_steps: number of steps to come.
-        corrections: measured step time divided by predicted step time, by pp; 1 where there is none.
+        lines: real seconds of a step from simulated ones, by pp; the same where there is none.
         fixed_seconds: seconds of any transition, beside the moves of weights.
+        margin: the gain, as a share, below which another pp, schedule or M may be noise.
     """
 
     costs: JobCosts
     remaining_steps: int
-    corrections: Mapping[int, float] = field(default_factory=dict)
+    lines: Mapping[int, Line] = field(default_factory=dict)
     fixed_seconds: float = 0.0
+    margin: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,7 @@ class Planner:
             num_microbatches=pipe.microbatches if isinstance(pipe.microbatches, int) else None,
             pipeline_lengths=(pipe.initial_length,) if isinstance(pipe.initial_length, int) else divisors(local_size),
             memory_limit=device_memory if pipe.memory_limit is None else pipe.memory_limit,
+            stem_frozen=config.freeze.stem,
         )
         return cls(
             first,
@@ -150,16 +155,29 @@ class Planner:
         )
         return tuple(candidates[0] for candidates in by_length if candidates)
 
-    def first_plan(self, costs: JobCosts, corrections: Mapping[int, float]) -> Choice:
+    def shortest_steps(self, costs: JobCosts) -> tuple[Prediction, ...]:
+        """For each pipeline length, the best plan with as many frozen blocks as leave every stage a unit, read from a
+        cache; lengths that do not fit are left out.
+        """
+        found = []
+        for pp in divisors(self.local_size):
+            allowed = replace(self.first, pipeline_lengths=(pp,), fixed_cut=None)
+            for frozen in range(self.num_blocks, 0, -1):
+                if candidates := self._candidates(frozen, frozen, allowed, Outlook(costs, 1)):
+                    found.append(candidates[0])
+                    break
+        return tuple(found)
+
+    def first_plan(self, costs: JobCosts, lines: Mapping[int, Line]) -> Choice:
         """The plan to start with, with nothing frozen.
 
         Args:
-            corrections: measured step time divided by predicted step time, by pp.
+            lines: real seconds of a step from simulated ones, by pp.
 
         Raises:
             UserError: if no plan fits.
         """
-        choice = self._choose(0, {None: 0.0}, self.first, Outlook(costs, 1, corrections))
+        choice = self._choose(0, {None: 0.0}, self.first, Outlook(costs, 1, lines))
         if choice is None:
             raise UserError(self._obstacle(costs))
         return choice
@@ -264,14 +282,14 @@ class Planner:
         return Settled(choice, frozen, reason)
 
     def pays(self, choice: Choice, *, current: ParallelPlan, outlook: Outlook) -> bool:
-        """Whether a plan with the same n pays: for the rest of the run, it takes less than 95 % of the time of
-        ``current``, transition included. The other 5 % may be noise."""
-        costs, correction = outlook.costs, outlook.corrections.get(current.pp, 1.0)
+        """Whether a plan with the same n pays: for the rest of the run, transition included, it gains more than the
+        margin over ``current`` (``LEAST_MARGIN`` at least)."""
+        costs, line = outlook.costs, outlook.lines.get(current.pp, Line())
         batch_size = self.first.global_batch_size
-        stay = predict(current, costs=costs, global_batch_size=batch_size, correction=correction)
+        stay = predict(current, costs=costs, global_batch_size=batch_size, line=line)
         stay_seconds = self._with_reads(stay, costs).step_seconds * outlook.remaining_steps
         go_seconds = choice.prediction.step_seconds * outlook.remaining_steps + choice.transition_seconds
-        return go_seconds < (1.0 - _NOISE) * stay_seconds
+        return go_seconds < (1.0 - max(outlook.margin, LEAST_MARGIN)) * stay_seconds
 
     def steady_plans(self, costs: JobCosts, *, has_cache: bool) -> tuple[Prediction, ...]:
         """By n, the fastest plan without the costs of the transition; numbers for which none fits are left out.
@@ -318,6 +336,9 @@ class Planner:
         if not weighed:
             return None
         best = min(weighed, key=total)
+        kept = min((p for p in weighed if current and _is_alike(p.plan, current)), key=total, default=best)
+        if total(best) >= (1.0 - outlook.margin) * total(kept):
+            best = kept
         evidence = tuple(
             (p.plan.pp, p.plan.schedule, p.plan.num_microbatches, p.plan.cached, round(p.step_seconds, 6))
             for p in weighed
@@ -334,7 +355,7 @@ class Planner:
             costs=outlook.costs,
             constraints=constraints,
             num_blocks=self.num_blocks,
-            corrections=outlook.corrections,
+            lines=outlook.lines,
         )
 
     def _with_reads(self, prediction: Prediction, costs: JobCosts) -> Prediction:
@@ -345,3 +366,10 @@ class Planner:
         unit = costs.unit_costs(self.first.share(plan.pp))
         seconds = costs.read.ns(unit.boundary_bytes[plan.first_computed - 1]) / 1e9
         return replace(prediction, step_seconds=max(prediction.step_seconds, seconds))
+
+
+def _is_alike(plan: ParallelPlan, other: ParallelPlan) -> bool:
+    """Whether two plans run alike, but for the units that train."""
+    return (plan.pp, plan.num_microbatches, plan.schedule, plan.stages_per_rank) == (
+        *(other.pp, other.num_microbatches, other.schedule, other.stages_per_rank),
+    )

@@ -17,6 +17,7 @@ class Constraints:
         pipeline_lengths: allowed values of pp.
         memory_limit: bytes per rank; None for no limit.
         fixed_cut: boundaries to be kept as far as the prefix allows (AutoPipe switched off); None for a free cut.
+        stem_frozen: whether the stem is frozen in every plan.
     """
 
     world_size: int
@@ -26,6 +27,7 @@ class Constraints:
     pipeline_lengths: tuple[int, ...]
     memory_limit: int | None
     fixed_cut: tuple[int, ...] | None = None
+    stem_frozen: bool = False
 
     def share(self, pp: int) -> int:
         """Rows of a full global batch of each replica of a pipeline of ``pp`` ranks."""

@@ -30,7 +30,7 @@ def uncut_plans(
     frozen: int, *, cached: int | None, constraints: Constraints, numbering: Numbering
 ) -> Iterator[ParallelPlan]:
     """All that ``constraints`` allow, each with its leftmost boundaries: one unit in every stage but the last."""
-    first = numbering.behind(frozen)
+    first = max(numbering.behind(frozen), int(constraints.stem_frozen))
     for pp in constraints.pipeline_lengths:
         share = constraints.share(pp)
         choices = microbatch_choices(share, pp=pp, fixed=constraints.num_microbatches)
@@ -50,5 +50,6 @@ def uncut_plans(
                     cached=cached,
                     num_blocks=numbering.num_blocks,
                     units_per_block=numbering.units_per_block,
+                    stem_frozen=constraints.stem_frozen,
                     **numbers,
                 )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from pipetransformer.pipe.planner.calibration import Line
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts, total
 from pipetransformer.pipe.planner.memory import (
@@ -53,14 +54,14 @@ def best_plans(
     costs: JobCosts,
     constraints: Constraints,
     num_blocks: int,
-    corrections: Mapping[int, float],
+    lines: Mapping[int, Line],
 ) -> tuple[Prediction, ...]:
     """The best plans for ``frozen`` blocks, one for each pipeline length, schedule and M that fits, fastest first.
 
     Args:
         cached: boundary of the cache, in blocks; None for a prefix computed in the step.
         costs: costs of blocks, or of their halves.
-        corrections: measured step time divided by predicted step time, by pp; 1 where there is none.
+        lines: real seconds of a step from simulated ones, by pp; the same where there is none.
     """
     numbering = Numbering.of(num_blocks=num_blocks, num_units=len(costs.parameter_bytes))
     weighed: list[Prediction] = []
@@ -70,7 +71,7 @@ def best_plans(
                 replace(plan, boundaries=boundaries),
                 costs=costs,
                 global_batch_size=constraints.global_batch_size,
-                correction=corrections.get(plan.pp, 1.0),
+                line=lines.get(plan.pp, Line()),
             )
             if constraints.memory_limit is None or max(prediction.memory_bytes) <= constraints.memory_limit:
                 weighed.append(prediction)
@@ -78,11 +79,11 @@ def best_plans(
     return tuple(sorted(weighed, key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches)))
 
 
-def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, correction: float = 1.0) -> Prediction:
+def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, line: Line = Line()) -> Prediction:
     """The predicted figures of a full step of ``plan``.
 
     Args:
-        correction: measured step time divided by predicted step time, of plans of this pp.
+        line: real seconds of a step from simulated ones, for plans of this pp.
     """
     unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
     timeline = simulate_plan(plan, costs=costs, global_batch_size=global_batch_size)
@@ -93,7 +94,7 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, corr
     for rank, work in enumerate(works_of(plan, costs)):
         stages = {stage: [units[u] for u in plan.stage_units(stage)] for stage in plan.stages_of(rank)}
         memory.append(frozen_bytes + rank_bytes(work, stages, before=0 if rank else before, widest=widest))
-    return Prediction(plan, round(timeline.total * correction) / 1e9, tuple(memory), timeline.bubble)
+    return Prediction(plan, line.ns(timeline.total) / 1e9, tuple(memory), timeline.bubble)
 
 
 def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int) -> Timeline:

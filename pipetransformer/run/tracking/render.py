@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from statistics import median
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -47,7 +48,7 @@ def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary.peak_memory_bytes:
         yield "peak memory", ", ".join(map(_megabytes, summary.peak_memory_bytes)) + " (by rank)"
     yield "cache", _cache(summary)
-    if summary.train_s > 0 and summary.compute_floor_s > 0:
+    if summary.train_s > 0 and summary.compute_floor_s > 0 and summary.t0_start_s:
         share = summary.compute_floor_s / summary.train_s
         yield (
             "compute floor",
@@ -56,11 +57,16 @@ def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
 
 
 def _floor(summary: Summary) -> str:
+    told = f"against its own calibrated static step, {_spread(summary.t0_start_s)} before training"
+    if summary.t0_end_s:
+        told += f", {_spread(summary.t0_end_s)} behind it"
     if summary.compute_floor_s > summary.train_s:
-        return "the machine was slower while the floor was measured, before training; it tells nothing"
-    if not summary.transitions:
-        return "against its own calibrated static step"
-    return "against its own calibrated static step; compare the share of a no_freeze run"
+        return f"{told}: the machine was slower while it was timed, and the share tells nothing"
+    return f"{told}; compare the share of a no_freeze run" if summary.transitions else told
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    return f"{median(seconds) * 1e3:,.0f} ms [{min(seconds) * 1e3:,.0f} .. {max(seconds) * 1e3:,.0f}]"
 
 
 def _count(number: int, thing: str) -> str:

@@ -1,0 +1,213 @@
+"""One epoch of ours, nothing frozen, beside the libraries that a user would have taken: Hugging Face's Trainer, timm.
+
+    pipetransformer bench peers --sst2 FOLDER --text-models FOLDER ... [--cifar100 FOLDER --timm-train FILE]
+                                [--ranks 1 2] [--rounds 7] [--precision bfloat16]
+    pipetransformer bench peers --quality --sst2 FOLDER --text-models FOLDER ... [--seeds 3]
+
+The same model, samples, batch, recipe, precision and threads; each round starts every contestant anew, one after the
+other, and a ratio is of one round. The first steps of a run are left out. Rows of ours switch one saving off each.
+``--quality``: whole runs over some seeds, judged on the task's dev set and 4,500 full sentences that are held out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import torch
+
+from benchmarks.peers.timm_train import arguments_of, figures_of
+from benchmarks.support.command_line import add_output, bench_parser
+from benchmarks.support.measure import CONFIGS, spread
+from benchmarks.support.ranks import import_path
+from benchmarks.support.sst2 import hold_out
+from benchmarks.support.table import Row, write_table
+from pipetransformer.config import load_config
+from pipetransformer.errors import UserError
+from pipetransformer.launch.arguments import count
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.process.device import has_bfloat16
+
+WARM_UP = 5  # steps
+NUM_TRAIN, NUM_HELD_OUT = 8000, 4500
+OURS, WITHOUT = "ours", {"ours, whole last block": "model.head_row_only=false", "ours, stem frozen": "freeze.stem=true"}
+HF, TIMM = "Trainer (transformers)", "train.py (timm)"
+COMMON = (
+    *("train.epochs=1", "train.eval_every=1000 epochs", "checkpoint.every=null", "log.wandb=disabled"),
+    *("log.every=1000", "freeze.policy=none", "cache.enabled=false", "pipe.measure=true"),
+)
+PICTURES = (
+    *("model.name=vit_tiny_patch16_224", "model.pretrained=false", "data.image_size=32", "data.max_train_samples=2560"),
+    *("model.kwargs={patch_size: 4, embed_dim: 192, depth: 12, num_heads: 3}", "data.max_eval_samples=256"),
+    *("train.batch_size=64", "train.optimizer=adamw", "train.lr=1e-3", "train.label_smoothing=0"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A model on some data.
+
+    Attributes:
+        config: the configuration file, with ``overrides``.
+        peer: the library beside ours.
+    """
+
+    name: str
+    config: Path
+    overrides: tuple[str, ...]
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Of one run."""
+
+    samples_per_s: float
+    step_s: float
+    peak_bytes: int | None
+    accuracy: float | None
+
+
+def main() -> None:
+    parser = bench_parser("peers", description=__doc__)
+    parser.add_argument("--sst2", type=Path, metavar="FOLDER", help="the task's train.tsv and dev.tsv")
+    parser.add_argument("--text-models", type=Path, nargs="+", default=[], metavar="FOLDER", help="saved encoders")
+    parser.add_argument("--cifar100", type=Path, metavar="FOLDER", help="its files; with --timm-train")
+    parser.add_argument("--timm-train", type=Path, metavar="FILE", help="timm's train.py, which its wheel leaves out")
+    parser.add_argument("--ranks", type=count, nargs="+", default=[1, 2], help="processes of one thread (default 1 2)")
+    parser.add_argument("--rounds", type=count, default=7, help="timed rounds (default 7)")
+    usual = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default=usual, help=f"of all (here {usual})")
+    parser.add_argument("--samples", type=count, default=1600, help="of an epoch of texts (default 1,600)")
+    parser.add_argument("--quality", action="store_true", help="accuracy instead of speed")
+    parser.add_argument("--seeds", type=count, default=3, help="runs of --quality (default 3)")
+    add_output(parser)
+    arguments = parser.parse_args()
+    if not (arguments.text_models and arguments.sst2 or arguments.cifar100):
+        raise UserError("--sst2: give the folders of data and models: --sst2 and --text-models, or --cifar100")
+    if arguments.quality:
+        tell_quality(arguments)
+    else:
+        tell_speed(arguments)
+
+
+def texts(folder: Path, model: Path, *overrides: str) -> Task:
+    own = (f"data.path={folder.resolve()}", f"model.name={model.resolve()}", *overrides)
+    return Task(f"SST-2, {model.name}", CONFIGS / "train_config_sst2_no_freeze.yaml", (*COMMON, *own), HF)
+
+
+def tell_speed(arguments: Any) -> None:
+    precision = f"train.precision={arguments.precision}"
+    tasks = [texts(arguments.sst2, m, f"data.max_train_samples={arguments.samples}") for m in arguments.text_models]
+    if arguments.cifar100 is not None:
+        own = (*COMMON, *PICTURES, f"data.path={arguments.cifar100.resolve()}")
+        tasks.append(Task("CIFAR-100, ViT", CONFIGS / "train_config_cifar100_no_freeze.yaml", own, TIMM))
+    rows: list[Row] = []
+    notes = [
+        f"{arguments.rounds} rounds, one thread a rank, {arguments.precision}; the first {WARM_UP} steps left out."
+    ]
+    for task in tasks:
+        for ranks in arguments.ranks:
+            contestants: dict[str, tuple[str, ...]] = {OURS: (), **{name: (o,) for name, o in WITHOUT.items()}}
+            if task.peer == HF or arguments.timm_train is not None:
+                contestants[task.peer] = ()
+            else:
+                notes.append(f"{task.name}: without --timm-train FILE there is no row of timm's script.")
+            found: dict[str, list[Found]] = {name: [] for name in contestants}
+            for number in range(arguments.rounds):
+                for name, own in list(contestants.items())[:: 1 if number % 2 else -1]:
+                    chosen = (*task.overrides, precision, *own)
+                    found[name].append(run(name, task, chosen, ranks=ranks, timm=arguments.timm_train))
+                told = ", ".join(f"{name} {runs[-1].samples_per_s:.0f}/s" for name, runs in found.items())
+                print(f"{task.name}, {ranks} ranks, round {number + 1} of {arguments.rounds}: {told}", flush=True)
+            rows += rows_of(task, found, ranks=ranks)
+    title = "One epoch, nothing frozen, beside the user's other library"
+    write_table("peers", rows, title=title, notes=notes, draw=None, folder=arguments.output)
+
+
+def rows_of(task: Task, found: Mapping[str, Sequence[Found]], *, ranks: int) -> list[Row]:
+    rows: list[Row] = []
+    for name, runs in found.items():
+        peers = found.get(task.peer, [])
+        ratios = [mine.samples_per_s / theirs.samples_per_s for mine, theirs in zip(runs, peers)]
+        peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
+        rows.append(
+            {
+                "task": task.name,
+                "ranks": ranks,
+                "what": name,
+                "samples/s": median(run.samples_per_s for run in runs),
+                "step ms": 1e3 * median(run.step_s for run in runs),
+                "over the peer's": spread(ratios) if ratios and name != task.peer else None,
+                "MB of rank 0": median(peaks) / 1e6 if peaks else None,
+                "rounds": [run.samples_per_s for run in runs],
+            }
+        )
+    return rows
+
+
+def tell_quality(arguments: Any) -> None:
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "SST-2"
+        hold_out(arguments.sst2, data, num_train=NUM_TRAIN, num_held_out=NUM_HELD_OUT)
+        for model in arguments.text_models:
+            task = texts(data, model, f"train.precision={arguments.precision}", "data.max_train_samples=null")
+            for name in (OURS, HF):
+                scores = []
+                for seed in range(arguments.seeds):
+                    found = run(name, task, (*task.overrides, f"train.seed={seed}"), ranks=2, timm=None)
+                    assert found.accuracy is not None
+                    scores.append(found.accuracy)
+                    print(f"{task.name}, {name}, seed {seed}: accuracy {found.accuracy:.4f}", flush=True)
+                deviation = stdev(scores) if len(scores) > 1 else None
+                rows.append(
+                    {"task": task.name, "what": name, "accuracy": mean(scores), "±": deviation, "seeds": scores}
+                )
+    notes = [
+        f"{NUM_TRAIN:,} phrases, one epoch, {arguments.precision}; judged on the dev set and {NUM_HELD_OUT:,} full "
+        "sentences of which no phrase is trained on."
+    ]
+    title = "Accuracy of the plain run beside the other library's"
+    write_table("peers-quality", rows, title=title, notes=notes, draw=None, folder=arguments.output)
+
+
+def run(name: str, task: Task, overrides: Sequence[str], *, ranks: int, timm: Path | None) -> Found:
+    """One contestant's epoch, in processes of its own. Raises UserError where it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        result, launcher = Path(folder) / "result.json", [sys.executable]
+        if ranks > 1:
+            launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        if name == TIMM:
+            assert timm is not None
+            config = load_config(task.config, overrides)
+            output = Path(folder) / "out"
+            command = [*launcher, str(timm), *arguments_of(config, data=Path(""), ranks=ranks, output=output)]
+        else:
+            script = "benchmarks.peers.hf_trainer" if name == HF else "benchmarks.peers.ours"
+            given = [*overrides, f"run.dir={folder}/runs", "run.id=peer"]
+            command = [*launcher, "-m", script, str(task.config), str(result), *given]
+        environment = {**os.environ, **import_path(), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
+        if ended.returncode:
+            raise UserError(f"{name}: {task.name} failed: {(ended.stderr or ended.stdout).strip()[-2000:]}")
+        if name == TIMM:
+            figures = figures_of(ended.stdout + ended.stderr)
+            rate = figures["samples_per_s"]
+            return Found(rate, config.train.batch_size / rate, None, None)
+        told = json.loads(result.read_text())
+    steps = told["steps"][WARM_UP:]
+    samples = told["samples"] * len(steps) / len(told["steps"])
+    return Found(samples / sum(steps), median(steps), told["peak_bytes"], told["accuracy"])
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(main))

@@ -1,0 +1,120 @@
+"""One epoch by Hugging Face's ``Trainer``, as a user of it would write it, under torchrun or alone; prints its figures.
+
+    python -m benchmarks.peers.hf_trainer CONFIG RESULT [key=value ...]
+
+The configuration is the one that our run has: the same model folder, samples, batch, learning rate, decay, warm-up,
+clipping, label smoothing, seed, precision and threads. Texts are tokenized before, padded to the longest of a batch, and
+batched by length, which is this library's own way to save padding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+import torch.utils.data as torch_data
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+
+from pipetransformer.config import load_config
+from pipetransformer.data import alone, load_text_data
+from pipetransformer.data.info import describe
+from pipetransformer.process.device import peak_memory_bytes
+
+
+class Texts(torch_data.Dataset):  # type: ignore[type-arg]
+    """Token ids of each sample, as its length is."""
+
+    def __init__(self, data: object) -> None:
+        self._data = data
+        self.labels = data.labels.tolist()  # type: ignore[attr-defined]
+        self.lengths = [int(n) for n in data.num_tokens]  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, number: int) -> dict[str, object]:
+        raw = self._data.inputs(np.array([number]), length=self.lengths[number], epoch=0)  # type: ignore[attr-defined]
+        return {**{key: value[0].tolist() for key, value in raw.items()}, "labels": self.labels[number]}
+
+
+class Clock(TrainerCallback):
+    """Notes the time at the start of training, behind each step, and at the end."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def on_step_begin(self, *_: object, **__: object) -> None:
+        if not self.times:
+            self.times.append(perf_counter())
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        self.times.append(perf_counter())
+
+
+def main(config_path: str, result: str, overrides: list[str]) -> None:
+    config = load_config(config_path, overrides)
+    train, ranks = config.train, int(os.environ.get("WORLD_SIZE", "1"))
+    info = describe(config.data)
+    tokenizer = AutoTokenizer.from_pretrained(config.model.name)
+    splits = load_text_data(config.data, info=info, tokenizer=tokenizer, lead=alone)
+    model = AutoModelForSequenceClassification.from_pretrained(config.model.name, num_labels=info.num_classes)
+    clock, data = Clock(), Texts(splits["train"])
+    held_out = Texts(splits["eval"])
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            per_device_train_batch_size=-(-train.batch_size // ranks),
+            per_device_eval_batch_size=256,
+            num_train_epochs=train.epochs,
+            learning_rate=train.lr,
+            weight_decay=train.weight_decay,
+            adam_beta1=train.betas[0],
+            adam_beta2=train.betas[1],
+            adam_epsilon=train.eps,
+            lr_scheduler_type=train.lr_schedule,
+            warmup_steps=train.warmup_ratio,
+            max_grad_norm=train.max_grad_norm or 0.0,
+            label_smoothing_factor=train.label_smoothing,
+            optim="adamw_torch_fused",
+            bf16=train.precision == "bfloat16",
+            seed=train.seed,
+            train_sampling_strategy="group_by_length",
+            use_cpu=not torch.cuda.is_available(),
+            ddp_backend="gloo" if ranks > 1 and not torch.cuda.is_available() else None,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = Trainer(
+            model=model,
+            args=arguments,
+            train_dataset=data,
+            data_collator=DataCollatorWithPadding(tokenizer),
+            callbacks=[clock],
+        )
+        trainer.train()
+        peak = peak_memory_bytes(torch.device("cpu"))
+        scores = trainer.predict(held_out).predictions if train.epochs > 0 else None
+    if int(os.environ.get("RANK", "0")) == 0:
+        accuracy = None if scores is None else float((scores.argmax(1) == np.array(held_out.labels)).mean())
+        steps = np.diff(clock.times).tolist()
+        told = {"steps": steps, "samples": len(data) * train.epochs, "peak_bytes": peak, "accuracy": accuracy}
+        Path(result).write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

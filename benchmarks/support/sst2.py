@@ -1,0 +1,76 @@
+"""SST-2 with more to judge by: full sentences of its training file held out, and phrases of all other sentences.
+
+The training file holds phrases: spans of about 6,900 sentences. A phrase of a held-out sentence may not be trained on.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipetransformer.errors import UserError
+
+__all__ = ["hold_out"]
+
+Row = tuple[str, str]
+
+
+def hold_out(source: Path, target: Path, *, num_train: int, num_held_out: int, seed: int = 0) -> None:
+    """Writes ``target/train.tsv`` and ``target/dev.tsv`` from the files of ``source``, drawn by ``seed``.
+
+    ``dev.tsv`` gets the original's own lines and ``num_held_out`` full sentences of its training file; ``train.tsv``
+    gets ``num_train`` phrases that are spans of none of these.
+
+    Raises:
+        UserError: if the files cannot be read, or hold too few sentences or phrases.
+    """
+    train, dev = (_rows(source / name) for name in ("train.tsv", "dev.tsv"))
+    sentences = _full_sentences(train)
+    if len(sentences) < num_held_out:
+        raise UserError(f"--sst2: {source} has {len(sentences)} full sentences; hold out fewer than {num_held_out}")
+    random = np.random.default_rng(seed)
+    held_out = [sentences[int(i)] for i in random.permutation(len(sentences))[:num_held_out]]
+    away = {span for text, _ in held_out for span in _spans(text)}
+    rest = [row for row in train if hash(row[0].strip()) not in away]
+    if len(rest) < num_train:
+        raise UserError(f"--sst2: {source} leaves {len(rest)} phrases to train on; train on fewer than {num_train}")
+    target.mkdir(parents=True, exist_ok=True)
+    _write(target / "train.tsv", [rest[int(i)] for i in random.permutation(len(rest))[:num_train]])
+    _write(target / "dev.tsv", [*dev, *held_out])
+
+
+def _full_sentences(rows: Sequence[Row]) -> list[Row]:
+    """Phrases that are a span of no longer one, in the order of the file."""
+    spans: set[int] = set()
+    full: set[str] = set()
+    for text, _ in sorted(rows, key=lambda row: -len(row[0].split())):
+        if hash(text.strip()) not in spans:
+            full.add(text)
+            spans.update(_spans(text))
+    return [row for row in dict(rows).items() if row[0] in full]
+
+
+def _spans(text: str) -> Iterator[int]:
+    """Hashes of all runs of words."""
+    words = text.split()
+    for first in range(len(words)):
+        for stop in range(first + 1, len(words) + 1):
+            yield hash(" ".join(words[first:stop]))
+
+
+def _rows(path: Path) -> list[Row]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            lines = list(csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    except OSError as error:
+        raise UserError(f"--sst2: {path} cannot be read ({error.strerror}); give the task's folder") from error
+    return [(text, label) for text, label in lines[1:]]
+
+
+def _write(path: Path, rows: Sequence[Row]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        file.write("sentence\tlabel\n")
+        file.writelines(f"{text}\t{label}\n" for text, label in rows)

@@ -1,0 +1,124 @@
+"""``train.precision: auto``: bfloat16 where devices have instructions for it and a timing confirms it, else float32.
+
+Decided once for all ranks, before anything is measured, and kept: a resumed or replayed run takes what it was trained
+with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipetransformer.config import Config, load_config
+from pipetransformer.data import Dataset
+from pipetransformer.errors import UserError
+from pipetransformer.models import Chain
+from pipetransformer.process.collectives import led_by, slowest, values_of_ranks
+from pipetransformer.process.device import has_bfloat16, synchronize
+from pipetransformer.process.world import World
+from pipetransformer.run.tracking import read_events
+
+_MOST_ROWS = 16  # a pass keeps the activations of the whole model
+_LONGEST_PASS = 0.25  # seconds of a timed pass; fewer samples where all of a rank's share would take longer
+_ROUNDS_SECONDS, _MOST_ROUNDS = 1.0, 5
+_WORTH = 0.9  # of float32's time: less gain is not worth other numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """The precision of a job.
+
+    Attributes:
+        name: as in ``train.precision``, never ``auto``.
+        reason: the evidence in words; empty where the precision was given.
+    """
+
+    name: Literal["float32", "bfloat16", "float64"]
+    reason: str = ""
+
+
+def with_past_precision(config: Config) -> Config:
+    """Collective. ``auto`` becomes what the run that is resumed or replayed was trained with, if there is one."""
+    if config.train.precision != "auto":
+        return config
+    found = led_by(0, lambda: _past(config))
+    return config.with_overrides({"train.precision": found}) if found else config
+
+
+def _past(config: Config) -> object:
+    run = config.run
+    if run.resume and run.id is not None:
+        kept = Path(run.dir).expanduser() / run.id / "config.yaml"
+        return load_config(kept, is_past=True).train.precision if kept.is_file() else None
+    if run.replay is not None:
+        try:
+            recorded = read_events(Path(run.replay))
+        except UserError:
+            return None  # it is told when the plans are read
+        return next((event.get("precision") for event in recorded if event["event"] == "run"), None)
+    return None
+
+
+def settle(chain: Chain, dataset: Dataset, config: Config, *, world: World) -> Precision:
+    """Collective. The precision of a job, the same on every rank; ``chain`` computes in it from now on.
+
+    Gradients are deleted, weights and random numbers left as they were.
+
+    Args:
+        chain: whole, in float32 where the precision is ``auto``.
+        dataset: the training data.
+    """
+    given = config.train.precision
+    if given != "auto":
+        return Precision(given)
+    has = has_bfloat16(world.device)
+    if not (has if world.size == 1 else all(values_of_ranks(has))):
+        return Precision("float32", "no instructions for bfloat16")
+    ratio = _ratio(chain, dataset, rows=-(-config.train.batch_size // world.size))
+    chain.autocasts = ratio < _WORTH
+    name: Literal["float32", "bfloat16"] = "bfloat16" if chain.autocasts else "float32"
+    return Precision(name, f"forward and backward in bfloat16 take {ratio:.2f} of their time in float32")
+
+
+def _ratio(chain: Chain, dataset: Dataset, *, rows: int) -> float:
+    """Collective. Seconds of forward and backward in bfloat16 over those in float32, on the slowest rank."""
+    lengths, counts = np.unique(dataset.lengths, return_counts=True)
+    length = int(lengths[np.argmax(counts * lengths)])
+    ids = np.flatnonzero(dataset.lengths == length)[:rows]
+    chain.train()
+    with torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
+        _seconds(chain, _inputs(chain, dataset, ids[:1], length=length), autocasts=False)  # warm-up
+        of_one = slowest(_seconds(chain, _inputs(chain, dataset, ids[:1], length=length), autocasts=False))
+        num_rows = min(rows, max(1, int(_LONGEST_PASS / of_one)), _MOST_ROWS)
+        inputs = _inputs(chain, dataset, np.resize(ids, num_rows), length=length)
+        warm = sum(slowest(_seconds(chain, inputs, autocasts=both)) for both in (False, True))
+        num_rounds = min(_MOST_ROUNDS, max(2, int(_ROUNDS_SECONDS / warm)))
+        rounds = [[_seconds(chain, inputs, autocasts=both) for both in (False, True)] for _ in range(num_rounds)]
+    plain, half = (slowest(median(times)) for times in zip(*rounds))
+    return half / plain
+
+
+def _inputs(chain: Chain, dataset: Dataset, ids: np.ndarray, *, length: int) -> Mapping[str, Tensor]:
+    raw = dataset.inputs(ids, length=length, epoch=0)
+    return {key: value.to(chain.device) for key, value in raw.items()}
+
+
+def _seconds(chain: Chain, inputs: Mapping[str, Tensor], *, autocasts: bool) -> float:
+    chain.autocasts = autocasts
+    start = perf_counter()
+    side = {key: inputs[key] for key in chain.input_keys}
+    outputs = chain.run(range(chain.num_units), inputs[chain.family.main_input], side)
+    torch.autograd.backward(outputs, torch.ones_like(outputs))
+    synchronize(chain.device)
+    seconds = perf_counter() - start
+    for parameter in chain.model.parameters():
+        parameter.grad = None
+    return seconds
