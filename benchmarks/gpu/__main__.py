@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/run.py [--output FOLDER]        (or: pipetransformer bench gpu)
 
-Data and configurations are made on the spot; no network. On a machine without a GPU the same at toy size, to see that it
-runs. Writes ``FOLDER/gpu.json``:
+Data and configurations are made on the spot; no network. On a machine without a GPU the same at toy size, to see that
+it runs. Writes ``FOLDER/gpu.json``:
 
 - a step with nothing frozen beside the library's own model in a bare loop (bfloat16 autocast, fused AdamW), compiled
   and not;

@@ -1,4 +1,4 @@
-"""Starts the benchmark of one GPU from anywhere: ``python benchmarks/gpu/run.py`` (``__main__.py`` tells what it does)."""
+"""Starts the benchmark of one GPU from anywhere: ``python benchmarks/gpu/run.py``. ``__main__.py`` describes it."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""What is left to lose where all is frozen and cached: steps, reads, writes and the advance pass, each beside its bound.
+"""What is left to lose where all is frozen and cached: steps, reads, writes, the advance pass, each beside its bound.
 
     pipetransformer bench hot-path [--repeats 7]
 
@@ -152,7 +152,7 @@ class Bench:
 
     def _batches_of_store(self) -> list[np.ndarray]:
         ids = np.random.default_rng(0).permutation(len(self.data))[:SAMPLES]
-        return [part for part in np.array_split(ids, max(1, len(ids) // self.config.train.batch_size))]
+        return list(np.array_split(ids, max(1, len(ids) // self.config.train.batch_size)))
 
     def reads(self) -> Pair:
         self._fill_half()

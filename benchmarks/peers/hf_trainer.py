@@ -3,8 +3,8 @@
     python -m benchmarks.peers.hf_trainer CONFIG RESULT [key=value ...]
 
 The configuration is the one that our run has: the same model folder, samples, batch, learning rate, decay, warm-up,
-clipping, label smoothing, seed, precision and threads. Texts are tokenized before, padded to the longest of a batch, and
-batched by length, which is this library's own way to save padding.
+clipping, label smoothing, seed, precision and threads. Texts are tokenized before, padded to the longest of a batch,
+and batched by length, which is this library's own way to save padding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Predicted over real for every number of frozen blocks: as a job predicts, by what it measures once before training."""
+"""Predicted over real for every number of frozen blocks, as a job predicts: by costs measured once before training."""
 
 from __future__ import annotations
 

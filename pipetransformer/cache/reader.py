@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -70,7 +70,7 @@ class BatchReader:
         return ring[0]
 
 
-def read_ahead(items: Sequence[Item], fetch: Callable[[Item], Fetched]) -> Iterator[Fetched]:
+def read_ahead(items: Sequence[Item], fetch: Callable[[Item], Fetched]) -> Generator[Fetched, None, None]:
     """Yields ``fetch(item)`` for each item, in order.
 
     One thread fetches a few items ahead. It ends with the iterator.

@@ -46,7 +46,7 @@ def _attend(
 
 def _heads(projected: Tensor, width: int) -> Tensor:
     """[samples, rows, heads x width] -> [samples, heads, rows, width]"""
-    return projected.unflatten(-1, (-1, width)).transpose(1, 2)
+    return projected.view(*projected.shape[:-1], -1, width).transpose(1, 2)
 
 
 def _rate(dropout: Any) -> float:
@@ -98,6 +98,12 @@ def gpt2_attention(
     return row + own.resid_dropout(own.c_proj(found))  # type: ignore[no-any-return]
 
 
+def _turned(tensor: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: each pair of numbers, half a head apart, is turned by the angle of its row (RoFormer, 2021)."""
+    low, high = tensor.chunk(2, dim=-1)
+    return tensor * cos + torch.cat((-high, low), dim=-1) * sin
+
+
 def llama_attention(
     block: Any,
     hidden: Tensor,
@@ -107,15 +113,12 @@ def llama_attention(
     position_embeddings: tuple[Tensor, Tensor],
     **arguments: Any,
 ) -> Tensor:
-    from transformers.models.llama.modeling_llama import rotate_half
-
     own, row, normed = block.self_attn, row_of(hidden, at), block.input_layernorm(hidden)
     projected = own.q_proj(row_of(normed, at)), own.k_proj(normed), own.v_proj(normed)
     query, key, value = (_heads(part, own.head_dim) for part in projected)
     cos, sin = position_embeddings  # [1, rows, width]
     cos_at, sin_at = (row_of(table.expand(len(hidden), -1, -1), at) for table in (cos, sin))
-    query = query * cos_at[:, None] + rotate_half(query) * sin_at[:, None]
-    key = key * cos[:, None] + rotate_half(key) * sin[:, None]
+    query, key = _turned(query, cos_at[:, None], sin_at[:, None]), _turned(key, cos[:, None], sin[:, None])
     rate = float(own.attention_dropout) if own.training else 0.0
     found = _attend(query, key, value, attention_mask, at, dropout=rate, scale=own.scaling)
     return row + own.o_proj(found)  # type: ignore[no-any-return]

@@ -27,7 +27,7 @@ def device_name(device: torch.device) -> str:
 def has_bfloat16(device: torch.device) -> bool:
     """Whether it has instructions for products of bfloat16 numbers; otherwise they are slower than float32's."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     with contextlib.suppress(OSError):
         flags = set(Path("/proc/cpuinfo").read_text().split())
         return bool(flags & {"amx_bf16", "avx512_bf16", "bf16"})  # Intel's, AMD's, and Arm's

@@ -35,6 +35,9 @@ class Line:
         return Line(self.constant * factor, self.slope * factor)
 
 
+AS_SIMULATED = Line()
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """A timed step.
@@ -69,7 +72,7 @@ def fitted(points: Sequence[Point]) -> Line:
             return Line(u / uu, 0.0)
         if constant >= 0:
             return Line(constant, slope)
-    return Line(0.0, v / vv) if vv else Line()
+    return Line(0.0, v / vv) if vv else AS_SIMULATED
 
 
 @dataclass(frozen=True, slots=True)

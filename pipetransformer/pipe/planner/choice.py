@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
-from pipetransformer.pipe.planner.calibration import Line
+from pipetransformer.pipe.planner.calibration import AS_SIMULATED, Line
 from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.microbatches import microbatch_choices
@@ -284,7 +284,7 @@ class Planner:
     def pays(self, choice: Choice, *, current: ParallelPlan, outlook: Outlook) -> bool:
         """Whether a plan with the same n pays: for the rest of the run, transition included, it gains more than the
         margin over ``current`` (``LEAST_MARGIN`` at least)."""
-        costs, line = outlook.costs, outlook.lines.get(current.pp, Line())
+        costs, line = outlook.costs, outlook.lines.get(current.pp, AS_SIMULATED)
         batch_size = self.first.global_batch_size
         stay = predict(current, costs=costs, global_batch_size=batch_size, line=line)
         stay_seconds = self._with_reads(stay, costs).step_seconds * outlook.remaining_steps

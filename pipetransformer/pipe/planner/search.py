@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pipetransformer.pipe.planner.calibration import Line
+from pipetransformer.pipe.planner.calibration import AS_SIMULATED, Line
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts, total
 from pipetransformer.pipe.planner.memory import (
@@ -71,7 +71,7 @@ def best_plans(
                 replace(plan, boundaries=boundaries),
                 costs=costs,
                 global_batch_size=constraints.global_batch_size,
-                line=lines.get(plan.pp, Line()),
+                line=lines.get(plan.pp, AS_SIMULATED),
             )
             if constraints.memory_limit is None or max(prediction.memory_bytes) <= constraints.memory_limit:
                 weighed.append(prediction)
@@ -79,7 +79,7 @@ def best_plans(
     return tuple(sorted(weighed, key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches)))
 
 
-def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, line: Line = Line()) -> Prediction:
+def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, line: Line = AS_SIMULATED) -> Prediction:
     """The predicted figures of a full step of ``plan``.
 
     Args:
