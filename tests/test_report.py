@@ -48,7 +48,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
         events.TrainingStarts(PLAN, never_freezes=True),
         {
             **{"event": "run", "run_id": "x", "world_size": 1, "plan": PLAN.as_dict(), "total_steps": 20},
-            "precision": "auto",
+            "precision": "float32",
             "resumed_from": "step-00000004",
         },
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ Fetched = TypeVar("Fetched")
 
 def loader(
     dataset: Dataset, *, items: Sequence[Item], fetch: Callable[[Dataset, Item], Fetched], num_workers: int
-) -> Iterator[Fetched]:
+) -> Generator[Fetched, None, None]:
     """Yield ``fetch(dataset, item)`` for each item, in order; tensors are pinned where there is a GPU.
 
     Workers start at the first ``next`` and end with the iterator, be it exhausted, closed or dropped. They are forked:
