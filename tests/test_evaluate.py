@@ -23,8 +23,9 @@ def _outputs(world: World, dtype: torch.dtype) -> np.ndarray:
     """What the metrics see of a model that answers ``[1, 1 + 1e-12]``."""
     labels = torch.tensor([1])
     batch = StepInput(
-        hidden=None, inputs={}, ids=np.array([0]), labels=labels, length=1, rows=1, global_count=1, num_real=1, enters=0
-    )
+        hidden=None, inputs={}, ids=np.array([0]), labels=labels, length=1, rows=1, global_count=1, num_real=1,
+        enters=0, is_padded=False,
+    )  # fmt: skip
     objective = Objective("classes", label_smoothing=0.0, device=CPU)
 
     def answer(batch: StepInput) -> torch.Tensor:

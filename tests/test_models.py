@@ -15,7 +15,7 @@ from tiny import tiny_bert, tiny_sst2
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
-from pipetransformer.models import Chain, Stage
+from pipetransformer.models import MASK, Chain, Stage
 
 ROWS, LENGTH = 3, 12
 
@@ -109,14 +109,17 @@ def some_loss(outputs: Tensor) -> Tensor:
     return (outputs * torch.linspace(-1, 1, outputs.numel()).view_as(outputs)).sum() + outputs.square().mean()
 
 
-def wrapped(build: Callable[[], nn.Module], *, precision: str = "float32") -> tuple[Chain, dict[str, Tensor]]:
+def wrapped(
+    build: Callable[[], nn.Module], *, precision: str = "float32", head_row_only: bool = False
+) -> tuple[Chain, dict[str, Tensor]]:
     """A chain in eval mode that knows its shapes, and a batch for it."""
     torch.manual_seed(0)
     model = build()
     with torch.no_grad():  # else what starts at zero, as class tokens and scaled layers may, would hide a mistake
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    chain = Chain(model, name="tiny", precision=precision, device=torch.device("cpu"), head_row_only=False)
+    device = torch.device("cpu")
+    chain = Chain(model, name="tiny", precision=precision, device=device, head_row_only=head_row_only)
     inputs = inputs_of(chain)
     chain.learn_shapes(inputs)
     return chain, inputs
@@ -142,6 +145,17 @@ def test_a_chain_cut_anywhere_is_the_library_s_own_forward_and_backward(name: st
         some_loss(cut_logits).backward()
         for key, parameter in chain.model.named_parameters():
             torch.testing.assert_close(parameter.grad, expected[key], rtol=1e-4, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize("head_row_only", [False, True])
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith(("vit", "deit", "beit", "eva"))])
+def test_texts_without_padding_need_no_mask(name: str, head_row_only: bool) -> None:
+    chain, inputs = wrapped(MODELS[name], head_row_only=head_row_only)
+    inputs |= {MASK: torch.ones_like(inputs[MASK]), "input_ids": inputs["input_ids"].clamp(min=1)}
+    expected = own_forward(chain, inputs)
+    side = {key: inputs[key] for key in chain.input_keys if key != MASK}
+    first = chain.run(range(1), inputs[chain.family.main_input], side)
+    torch.testing.assert_close(chain.run(range(1, chain.num_units), first, side), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["vit", "bert"])

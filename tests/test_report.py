@@ -242,7 +242,7 @@ def test_the_first_step_with_a_bad_loss_is_kept() -> None:
 def test_a_batch_moves_with_all_its_tensors() -> None:
     batch = StepInput(
         hidden=torch.ones(2, 3), inputs={"mask": torch.ones(2, 4)}, ids=np.arange(2), labels=torch.zeros(2),
-        length=4, rows=2, global_count=2, num_real=2, enters=0,
+        length=4, rows=2, global_count=2, num_real=2, enters=0, is_padded=False,
     )  # fmt: skip
     moved = batch.move(torch.device("meta"))
     assert moved.hidden is not None

@@ -218,7 +218,15 @@ class RankJob:
     def feed(self) -> Feed:
         """This rank's share of batches, computed from the inputs."""
         data, num_workers = self.job.datasets["train"], self._config.data.num_workers
-        return Feed(self.job.chain, data, self._plan, rank=self._world.rank, store=None, num_workers=num_workers)
+        return Feed(
+            self.job.chain,
+            data,
+            self._plan,
+            rank=self._world.rank,
+            store=None,
+            num_workers=num_workers,
+            skips_masks=True,
+        )
 
     def plan_step(self) -> Callable[[StepInput], None]:
         self.engine.enter(self._plan)

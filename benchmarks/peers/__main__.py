@@ -5,7 +5,8 @@
     pipetransformer bench peers --quality --sst2 FOLDER --text-models FOLDER ... [--seeds 3]
 
 The same model, samples, batch, recipe, precision and threads; each round starts every contestant anew, one after the
-other, and a ratio is of one round. The first steps of a run are left out. Rows of ours switch one saving off each.
+other, and a ratio is of one round. The first steps of a run are left out. Rows of ours switch one saving each. A peer
+may have a process that prepares its batches: the faster way of a first round is its own for all others.
 ``--quality``: whole runs over some seeds, judged on the task's dev set and 4,500 full sentences that are held out.
 """
 
@@ -18,15 +19,18 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 
-from benchmarks.peers.timm_train import arguments_of, figures_of
+from benchmarks.peers.timm_train import arguments_of, steps_of, write_class_folders
 from benchmarks.support.command_line import add_output, bench_parser
-from benchmarks.support.measure import CONFIGS, spread
+from benchmarks.support.measure import CONFIGS
 from benchmarks.support.ranks import import_path
 from benchmarks.support.sst2 import hold_out
 from benchmarks.support.table import Row, write_table
@@ -58,12 +62,14 @@ class Task:
     Attributes:
         config: the configuration file, with ``overrides``.
         peer: the library beside ours.
+        pictures: class folders, for timm's script.
     """
 
     name: str
     config: Path
     overrides: tuple[str, ...]
     peer: str
+    pictures: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +99,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if not (arguments.text_models and arguments.sst2 or arguments.cifar100):
         raise UserError("--sst2: give the folders of data and models: --sst2 and --text-models, or --cifar100")
+    if arguments.timm_train is not None and not arguments.timm_train.is_file():
+        raise UserError(f"--timm-train: {arguments.timm_train} is no file; give timm's train.py")
     if arguments.quality:
         tell_quality(arguments)
     else:
-        tell_speed(arguments)
+        with tempfile.TemporaryDirectory() as folder:
+            tell_speed(arguments, scratch=Path(folder))
 
 
 def texts(folder: Path, model: Path, *overrides: str) -> Task:
@@ -104,33 +113,48 @@ def texts(folder: Path, model: Path, *overrides: str) -> Task:
     return Task(f"SST-2, {model.name}", CONFIGS / "train_config_sst2_no_freeze.yaml", (*COMMON, *own), HF)
 
 
-def tell_speed(arguments: Any) -> None:
+def tell_speed(arguments: Any, *, scratch: Path) -> None:
     precision = f"train.precision={arguments.precision}"
     tasks = [texts(arguments.sst2, m, f"data.max_train_samples={arguments.samples}") for m in arguments.text_models]
-    if arguments.cifar100 is not None:
-        own = (*COMMON, *PICTURES, f"data.path={arguments.cifar100.resolve()}")
-        tasks.append(Task("CIFAR-100, ViT", CONFIGS / "train_config_cifar100_no_freeze.yaml", own, TIMM))
-    rows: list[Row] = []
     notes = [
         f"{arguments.rounds} rounds, one thread a rank, {arguments.precision}; the first {WARM_UP} steps left out."
     ]
-    for task in tasks:
-        for ranks in arguments.ranks:
-            contestants: dict[str, tuple[str, ...]] = {OURS: (), **{name: (o,) for name, o in WITHOUT.items()}}
-            if task.peer == HF or arguments.timm_train is not None:
-                contestants[task.peer] = ()
-            else:
-                notes.append(f"{task.name}: without --timm-train FILE there is no row of timm's script.")
-            found: dict[str, list[Found]] = {name: [] for name in contestants}
-            for number in range(arguments.rounds):
-                for name, own in list(contestants.items())[:: 1 if number % 2 else -1]:
-                    chosen = (*task.overrides, precision, *own)
-                    found[name].append(run(name, task, chosen, ranks=ranks, timm=arguments.timm_train))
-                told = ", ".join(f"{name} {runs[-1].samples_per_s:.0f}/s" for name, runs in found.items())
-                print(f"{task.name}, {ranks} ranks, round {number + 1} of {arguments.rounds}: {told}", flush=True)
-            rows += rows_of(task, found, ranks=ranks)
+    if arguments.cifar100 is not None:
+        own = (*COMMON, *PICTURES, f"data.path={arguments.cifar100.resolve()}")
+        config = CONFIGS / "train_config_cifar100_no_freeze.yaml"
+        if arguments.timm_train is None:
+            notes.append("CIFAR-100: without --timm-train FILE there is no row of timm's script.")
+        else:
+            write_class_folders(load_config(config, own), scratch / "pictures")
+        tasks.append(Task("CIFAR-100, ViT of 12 blocks", config, own, TIMM, scratch / "pictures"))
+    rows: list[Row] = []
+    for task, ranks in product(tasks, arguments.ranks):
+        contestants: dict[str, tuple[str, ...]] = {OURS: (), **{name: (o,) for name, o in WITHOUT.items()}}
+        workers = 0
+        if task.peer == HF or arguments.timm_train is not None:
+            contestants[task.peer] = ()
+            rates = {
+                n: run(
+                    task.peer, task, (*task.overrides, precision), ranks=ranks, timm=arguments.timm_train, workers=n
+                ).samples_per_s
+                for n in (0, 1)
+            }
+            workers = max(rates, key=rates.__getitem__)
+            notes.append(
+                f"{task.name}, ranks {ranks}: {task.peer} takes {workers} processes for its batches: "
+                f"{rates[0]:.1f} samples/s with 0, {rates[1]:.1f} with 1."
+            )
+        found: dict[str, list[Found]] = {name: [] for name in contestants}
+        for number in range(arguments.rounds):
+            for name, own in list(contestants.items())[:: 1 if number % 2 else -1]:
+                chosen = (*task.overrides, precision, *own)
+                found[name].append(run(name, task, chosen, ranks=ranks, timm=arguments.timm_train, workers=workers))
+            told = ", ".join(f"{name} {runs[-1].samples_per_s:.0f}/s" for name, runs in found.items())
+            print(f"{task.name}, {ranks} ranks, round {number + 1} of {arguments.rounds}: {told}", flush=True)
+        rows += rows_of(task, found, ranks=ranks)
     title = "One epoch, nothing frozen, beside the user's other library"
-    write_table("peers", rows, title=title, notes=notes, draw=None, folder=arguments.output)
+    draw = partial(draw_ratios, rows=rows)
+    write_table("peers", rows, title=title, notes=notes, draw=draw, folder=arguments.output)
 
 
 def rows_of(task: Task, found: Mapping[str, Sequence[Found]], *, ranks: int) -> list[Row]:
@@ -139,6 +163,7 @@ def rows_of(task: Task, found: Mapping[str, Sequence[Found]], *, ranks: int) -> 
         peers = found.get(task.peer, [])
         ratios = [mine.samples_per_s / theirs.samples_per_s for mine, theirs in zip(runs, peers)]
         peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
+        is_told = bool(ratios) and name != task.peer
         rows.append(
             {
                 "task": task.name,
@@ -146,12 +171,35 @@ def rows_of(task: Task, found: Mapping[str, Sequence[Found]], *, ranks: int) -> 
                 "what": name,
                 "samples/s": median(run.samples_per_s for run in runs),
                 "step ms": 1e3 * median(run.step_s for run in runs),
-                "over the peer's": spread(ratios) if ratios and name != task.peer else None,
+                "over the peer's": median(ratios) if is_told else None,
+                "least": min(ratios) if is_told else None,
+                "most": max(ratios) if is_told else None,
                 "MB of rank 0": median(peaks) / 1e6 if peaks else None,
-                "rounds": [run.samples_per_s for run in runs],
             }
         )
     return rows
+
+
+def draw_ratios(figure: Figure, *, rows: Sequence[Row]) -> None:
+    axes = figure.subplots()
+    told = [row for row in rows if row["over the peer's"] is not None]
+    for at, row in enumerate(told):
+        middle, low, high = (float(str(row[key])) for key in ("over the peer's", "least", "most"))
+        axes.barh(at, middle, xerr=[[middle - low], [high - middle]], color=f"C{int(str(row['ranks']))}", capsize=3)
+    axes.set_yticks(range(len(told)), [f"{row['task']}, {row['ranks']} rank(s)\n{row['what']}" for row in told])
+    axes.axvline(1.0, color="black", linewidth=1)
+    axes.invert_yaxis()
+    axes.set_xlabel("samples a second over the peer's")
+
+
+def draw_scores(figure: Figure, *, rows: Sequence[Row]) -> None:
+    axes = figure.subplots()
+    for at, row in enumerate(rows):
+        axes.barh(at, float(str(row["accuracy"])), xerr=float(str(row["±"] or 0)), capsize=3)
+    axes.set_yticks(range(len(rows)), [f"{row['task']}\n{row['what']}" for row in rows])
+    axes.set_xlim(left=0.5)
+    axes.invert_yaxis()
+    axes.set_xlabel("accuracy")
 
 
 def tell_quality(arguments: Any) -> None:
@@ -164,45 +212,44 @@ def tell_quality(arguments: Any) -> None:
             for name in (OURS, HF):
                 scores = []
                 for seed in range(arguments.seeds):
-                    found = run(name, task, (*task.overrides, f"train.seed={seed}"), ranks=2, timm=None)
+                    found = run(name, task, (*task.overrides, f"train.seed={seed}"), ranks=2, timm=None, workers=0)
                     assert found.accuracy is not None
                     scores.append(found.accuracy)
                     print(f"{task.name}, {name}, seed {seed}: accuracy {found.accuracy:.4f}", flush=True)
                 deviation = stdev(scores) if len(scores) > 1 else None
-                rows.append(
-                    {"task": task.name, "what": name, "accuracy": mean(scores), "±": deviation, "seeds": scores}
-                )
+                each = {f"seed {seed}": score for seed, score in enumerate(scores)}
+                rows.append({"task": task.name, "what": name, "accuracy": mean(scores), "±": deviation, **each})
     notes = [
         f"{NUM_TRAIN:,} phrases, one epoch, {arguments.precision}; judged on the dev set and {NUM_HELD_OUT:,} full "
         "sentences of which no phrase is trained on."
     ]
     title = "Accuracy of the plain run beside the other library's"
-    write_table("peers-quality", rows, title=title, notes=notes, draw=None, folder=arguments.output)
+    draw = partial(draw_scores, rows=rows)
+    write_table("peers-quality", rows, title=title, notes=notes, draw=draw, folder=arguments.output)
 
 
-def run(name: str, task: Task, overrides: Sequence[str], *, ranks: int, timm: Path | None) -> Found:
+def run(name: str, task: Task, overrides: Sequence[str], *, ranks: int, timm: Path | None, workers: int) -> Found:
     """One contestant's epoch, in processes of its own. Raises UserError where it fails."""
     with tempfile.TemporaryDirectory() as folder:
         result, launcher = Path(folder) / "result.json", [sys.executable]
         if ranks > 1:
             launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         if name == TIMM:
-            assert timm is not None
-            config = load_config(task.config, overrides)
-            output = Path(folder) / "out"
-            command = [*launcher, str(timm), *arguments_of(config, data=Path(""), ranks=ranks, output=output)]
+            assert timm is not None and task.pictures is not None
+            config, output = load_config(task.config, overrides), Path(folder) / "out"
+            given = arguments_of(config, data=task.pictures, ranks=ranks, output=output, workers=workers)
+            command = [*launcher, str(timm.resolve()), *given]
         else:
-            script = "benchmarks.peers.hf_trainer" if name == HF else "benchmarks.peers.ours"
+            script = ["benchmarks.peers.hf_trainer", str(workers)] if name == HF else ["benchmarks.peers.ours"]
             given = [*overrides, f"run.dir={folder}/runs", "run.id=peer"]
-            command = [*launcher, "-m", script, str(task.config), str(result), *given]
+            command = [*launcher, "-m", *script, str(task.config), str(result), *given]
         environment = {**os.environ, **import_path(), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
         if ended.returncode:
             raise UserError(f"{name}: {task.name} failed: {(ended.stderr or ended.stdout).strip()[-2000:]}")
         if name == TIMM:
-            figures = figures_of(ended.stdout + ended.stderr)
-            rate = figures["samples_per_s"]
-            return Found(rate, config.train.batch_size / rate, None, None)
+            steps = steps_of(ended.stdout + ended.stderr)[WARM_UP:]
+            return Found(len(steps) * config.train.batch_size / sum(steps), median(steps), None, None)
         told = json.loads(result.read_text())
     steps = told["steps"][WARM_UP:]
     samples = told["samples"] * len(steps) / len(told["steps"])

@@ -1,6 +1,6 @@
 """One epoch by Hugging Face's ``Trainer``, as a user of it would write it, under torchrun or alone; prints its figures.
 
-    python -m benchmarks.peers.hf_trainer CONFIG RESULT [key=value ...]
+    python -m benchmarks.peers.hf_trainer WORKERS CONFIG RESULT [key=value ...]
 
 The configuration is the one that our run has: the same model folder, samples, batch, learning rate, decay, warm-up,
 clipping, label smoothing, seed, precision and threads. Texts are tokenized before, padded to the longest of a batch,
@@ -64,7 +64,7 @@ class Clock(TrainerCallback):
         self.times.append(perf_counter())
 
 
-def main(config_path: str, result: str, overrides: list[str]) -> None:
+def main(workers: int, config_path: str, result: str, overrides: list[str]) -> None:
     config = load_config(config_path, overrides)
     train, ranks = config.train, int(os.environ.get("WORLD_SIZE", "1"))
     info = describe(config.data)
@@ -94,6 +94,7 @@ def main(config_path: str, result: str, overrides: list[str]) -> None:
             train_sampling_strategy="group_by_length",
             use_cpu=not torch.cuda.is_available(),
             ddp_backend="gloo" if ranks > 1 and not torch.cuda.is_available() else None,
+            dataloader_num_workers=workers,
             save_strategy="no",
             logging_strategy="no",
             report_to=[],
@@ -117,4 +118,4 @@ def main(config_path: str, result: str, overrides: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:])

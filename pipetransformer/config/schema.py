@@ -138,6 +138,11 @@ class TrainConfig(Section):
         "`bfloat16` where the devices have instructions for it and a timing at the start confirms it, else `float32`; "
         "a resumed or replayed run keeps its own.",
     )
+    float32_matmul: Literal["highest", "high", "medium"] = Field(
+        default="highest",
+        description="Precision of matrix products of float32 numbers, as torch names it: `high` is TF32 on a GPU that "
+        "has it, `medium` bfloat16 inside the product, also on a CPU that has it.",
+    )
     seed: Annotated[int, Ge(0), Le(2**32 - 1)] = Field(
         default=0, description="Seed of new weights, order of samples, augmentation and dropout."
     )

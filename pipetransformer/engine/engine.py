@@ -181,6 +181,7 @@ class Engine:
                 rank=self._world.rank,
                 store=self._stores(split),
                 num_workers=self._config.data.num_workers,
+                skips_masks=split == "train",
             )
         return self._feeds[split]
 

@@ -36,6 +36,7 @@ class StepInput:
         global_count: number of real samples of the global batch.
         num_real: number of real samples of this replica, which come first.
         enters: the unit that ``hidden`` enters; 0 for the model's own input.
+        is_padded: whether any row is a text with padding.
     """
 
     hidden: Tensor | None
@@ -47,6 +48,7 @@ class StepInput:
     global_count: int
     num_real: int
     enters: int
+    is_padded: bool
 
     def pin_memory(self) -> StepInput:
         """Pins the tensors on the host, so that copies to a GPU can overlap. The data loader calls it."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from pipetransformer.cache import ActivationStore, BatchReader, read_ahead
 from pipetransformer.data import IGNORED, Batch, Dataset, Share, loader, replica_share
 from pipetransformer.engine.executor import StepInput
-from pipetransformer.models import Chain
+from pipetransformer.models import MASK, Chain
 from pipetransformer.plan import ParallelPlan
 
 
@@ -34,6 +34,8 @@ class Feed:
     Args:
         store: the cache's store of this dataset; None where there is none.
         num_workers: processes that prepare inputs; they are not used where the cache is read.
+        skips_masks: whether active units get no mask where no text of a batch is padded. Then the last bits of a sample
+            depend on its batch, which is of no weight in training.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Feed:
         rank: int,
         store: ActivationStore | None,
         num_workers: int,
+        skips_masks: bool,
     ) -> None:
         self._chain = chain
         self._dataset = dataset
@@ -52,6 +55,7 @@ class Feed:
         self._replica = plan.replica_of(rank)
         self._is_first = plan.stage_of(rank) == 0
         self._num_workers = num_workers
+        self._skips_masks = skips_masks
         self._reader: BatchReader | None = None
         if self._is_first and store is not None and plan.cached is not None:
             dtype = chain.boundary(plan.first_computed - 1, rows=1, length=1).dtype
@@ -99,10 +103,16 @@ class Feed:
             global_count=item.global_count,
             enters=0 if needs_main else plan.first_computed,
             num_real=item.share.num_real,
+            is_padded=MASK in raw and not bool(raw[MASK].all()),
         )
 
     def enter(self, batch: StepInput) -> None:
         """Moves ``batch`` to the device, in place, and runs the uncached rest of the prefix, without gradients."""
+        self._enter(batch)
+        if self._skips_masks and MASK in batch.inputs and not batch.is_padded:
+            batch.inputs = {key: value for key, value in batch.inputs.items() if key != MASK}
+
+    def _enter(self, batch: StepInput) -> None:
         chain, plan = self._chain, self._plan
         if chain.device.type != "cpu":
             batch.move(chain.device)

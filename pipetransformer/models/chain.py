@@ -140,7 +140,7 @@ class Chain:
                 for unit in of_blocks:
                     if unit == self._narrowing:
                         assert self.family.row is not None
-                        arguments["at"] = self.family.row(inputs)
+                        arguments["at"] = self.family.row(hidden, inputs)
                     hidden = self._bodies[unit - 1](hidden, **arguments)
             if stop == self.num_units:
                 hidden = self.family.head(self.model, hidden, inputs)
@@ -290,7 +290,7 @@ class Chain:
         with self.autocast():
             arguments = self.family.block_arguments(self.model, hidden, side)
             try:
-                if row_differs(halves, block, hidden, row(side), arguments=arguments):
+                if row_differs(halves, block, hidden, row(hidden, side), arguments=arguments):
                     return
             except Exception:  # a block that is wired in another way lacks modules, say: it is computed whole
                 return

@@ -20,6 +20,8 @@ from pipetransformer.models.halves import DISTILBERT, ENCODER, GPT2, LLAMA, SCAL
 from pipetransformer.models.rows import row_of
 
 Inputs = Mapping[str, Tensor]
+MASK = "attention_mask"
+"""The batch entry that is 1 at a text's tokens and 0 at its padding; texts without padding may do without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class Family:
         halves: the two parts of a block; None where it does not divide.
         stem_inputs: batch entries beside ``main_input`` for the stem alone.
         side_inputs: batch entries for every rank: it derives its blocks' arguments and the head's from them.
-        row: ``inputs -> at`` (``rows.row_of``), the one row of each sample that the head reads; None where it may read
-            all. Such a head takes this row alone as well [batch, 1, width].
+        row: ``(hidden, inputs) -> at`` (``rows.row_of``), the one row of each sample that the head reads; None where it
+            may read all. Such a head takes this row alone as well [batch, 1, width].
     """
 
     name: str
@@ -50,7 +52,7 @@ class Family:
     halves: Halves | None = None
     stem_inputs: tuple[str, ...] = ()
     side_inputs: tuple[str, ...] = ()
-    row: Callable[[Inputs], Tensor | None] | None = None
+    row: Callable[[Tensor, Inputs], Tensor | None] | None = None
 
 
 def _find(model: nn.Module, path: str) -> Any:
@@ -133,7 +135,7 @@ def _no_arguments(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
 
 # ---- transformers ----------------------------------------------------------------------------------------------------
 
-_texts = partial(Family, main_input="input_ids", side_inputs=("attention_mask",))
+_texts = partial(Family, main_input="input_ids", side_inputs=(MASK,))
 
 
 def _encoder(model: nn.Module) -> Family | None:
@@ -243,8 +245,9 @@ def _decoder(model: nn.Module) -> Family | None:
 def _bidirectional_mask(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
     from transformers.masking_utils import create_bidirectional_mask
 
-    # Note: without a padded row the mask may be skipped, and one sample's bits would depend on its neighbours'.
-    mask = create_bidirectional_mask(model.config, hidden, inputs["attention_mask"], allow_is_bidirectional_skip=False)
+    # Note: the library's own skip looks at the mask: a GPU waits, and a sample's bits depend on its neighbours'.
+    given = inputs.get(MASK)
+    mask = create_bidirectional_mask(model.config, hidden, given, allow_is_bidirectional_skip=given is None)
     return {"attention_mask": mask}
 
 
@@ -252,29 +255,32 @@ def _causal_mask(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
     from transformers.masking_utils import create_causal_mask
 
     positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
+    given = inputs.get(MASK)
     mask = create_causal_mask(
         config=model.config,
         inputs_embeds=hidden,
-        attention_mask=inputs["attention_mask"],
+        attention_mask=given,
         past_key_values=None,
         position_ids=positions,
-        allow_is_causal_skip=False,
+        allow_is_causal_skip=given is None,
     )
     return {"attention_mask": mask, "use_cache": False}
 
 
-def _first_row(inputs: Inputs) -> None:
+def _first_row(hidden: Tensor, inputs: Inputs) -> None:
     return None
 
 
-def _last_row(inputs: Inputs) -> Tensor:
+def _last_row(hidden: Tensor, inputs: Inputs) -> Tensor:
     """The last token of each text, padded on the right whatever side the tokenizer would take."""
-    return inputs["attention_mask"].sum(dim=1) - 1
+    if MASK not in inputs:
+        return torch.full((hidden.shape[0],), hidden.shape[1] - 1, device=hidden.device)
+    return inputs[MASK].sum(dim=1) - 1
 
 
 def _last_token(outputs: Tensor, inputs: Inputs) -> Tensor:
     """Outputs at the last token of each text: of all of its rows, or of that one alone."""
-    return row_of(outputs, None if outputs.shape[1] == 1 else _last_row(inputs))[:, 0]
+    return row_of(outputs, None if outputs.shape[1] == 1 else _last_row(outputs, inputs))[:, 0]
 
 
 FAMILIES: tuple[tuple[str, Callable[[nn.Module], Family | None]], ...] = (

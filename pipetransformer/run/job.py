@@ -96,6 +96,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         # Note: a backward that is split in two needs each weight in one product; the one row's are in two.
         head_row_only=config.model.head_row_only and config.pipe.schedule not in ("zero_bubble", "auto"),
     )
+    torch.set_float32_matmul_precision("highest")
     train_data = datasets["train"]
     probe = train_data.inputs(np.arange(1), length=int(train_data.lengths[0]), epoch=0)
     try:
@@ -117,6 +118,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         chain.learn_shapes(given, head_row_only=chain.leaves_one_row(chain.num_blocks))
     if world.num_nodes > 1:
         _check_agreement(chain, datasets, world=world)
+    torch.set_float32_matmul_precision(config.train.float32_matmul)  # Note: the proofs above want the whole one.
     settled = config.with_overrides({"train.precision": precision.name})
     return Job(built, chain, dict(datasets), settled, precision, world.num_nodes)
 
