@@ -80,8 +80,9 @@ def test_short_batch_is_filled_at_its_end() -> None:
 @pytest.mark.parametrize(
     ("num_tokens", "max_length", "edge"),
     [
-        (1, 512, 8), (8, 512, 8), (9, 512, 16), (33, 512, 48), (129, 512, 192), (512, 512, 512), (513, 2048, 768),
-        (768, 2048, 768), (769, 2048, 1024), (100, 120, 120), (2000, 2000, 2000), (5, 6, 6),
+        (0, 512, 2), (1, 512, 2), (3, 512, 4), (8, 512, 8), (9, 512, 10), (16, 512, 16), (17, 512, 20), (33, 512, 40),
+        (129, 512, 160), (512, 512, 512), (513, 2048, 640), (641, 2048, 768), (119, 120, 120), (2000, 2000, 2000),
+        (5, 5, 5),
     ],
 )  # fmt: skip
 def test_bucket_edges(num_tokens: int, max_length: int, edge: int) -> None:
@@ -95,6 +96,7 @@ def test_a_bucket_edge_depends_on_its_sample_alone(num_tokens: np.ndarray, data:
     chosen = data.draw(st.integers(0, len(num_tokens) - 1))
     assert bucket_edges(num_tokens[[chosen]], max_length=3000) == edges[chosen]
     assert (edges >= num_tokens).all() and (edges <= 3000).all()
+    assert (edges - num_tokens <= np.maximum(num_tokens / 4, 2)).all(), "little of a text is padding"
 
 
 @pytest.mark.parametrize("num_nodes", [2, 3])

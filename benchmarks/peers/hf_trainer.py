@@ -70,7 +70,10 @@ def main(workers: int, config_path: str, result: str, overrides: list[str]) -> N
     info = describe(config.data)
     tokenizer = AutoTokenizer.from_pretrained(config.model.name)
     splits = load_text_data(config.data, info=info, tokenizer=tokenizer, lead=alone)
-    model = AutoModelForSequenceClassification.from_pretrained(config.model.name, num_labels=info.num_classes)
+    # Note: this version keeps the type of the file, which may be float16.
+    model = AutoModelForSequenceClassification.from_pretrained(
+        config.model.name, num_labels=len(info.label_names), dtype=torch.float32
+    )
     clock, data = Clock(), Texts(splits["train"])
     held_out = Texts(splits["eval"])
     with tempfile.TemporaryDirectory() as folder:

@@ -34,6 +34,7 @@ from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.collectives import slowest
 from pipetransformer.process.device import synchronize
+from pipetransformer.process.heap import release_freed_memory
 from pipetransformer.process.world import World
 
 
@@ -126,6 +127,8 @@ class Engine:
             rank=self._world.rank,
             objective=self.objective,
         )
+        if self.chain.device.type == "cpu":
+            release_freed_memory()
         synchronize(self.chain.device)
         seconds, num_bytes = slowest(perf_counter() - start), torch.tensor(arrival.num_bytes)
         dist.all_reduce(num_bytes)

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from pipetransformer.errors import UserError
+from pipetransformer.process.heap import keep_freed_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ def init_world(*, timeout_seconds: float) -> World:
     )
     device = _device(local_rank, local_size=local_size)
     on_cuda = device.type == "cuda"
+    if not on_cuda:
+        keep_freed_memory()
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_cuda else "gloo",

@@ -14,7 +14,7 @@ from pipetransformer.pipe.planner.constraints import divisors
 from pipetransformer.pipe.planner.microbatches import microbatch_choices
 
 _RARE = 0.1
-"""A padded length with a smaller share of the samples is not measured."""
+"""A padded length is not measured where fewer of the samples are as long, or as short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Workload:
     Attributes:
         counts: number of samples by padded length.
         modal_length: padded length of most of the work.
-        lengths: padded lengths to be measured: the modal one, and the frequent one that is farthest from it, if any.
+        lengths: padded lengths to be measured: the modal one, and the one farthest from it that is not rare, if any.
         share: rows of a rank at pp = 1 and dp = world size.
         rows: all numbers of rows that a micro-batch may have, ascending.
         examples: a batch for each padded length (``full_batches``).
@@ -50,8 +50,8 @@ class Workload:
         for batch in batches:
             counts[batch.length] += len(batch.ids)
         modal = min(counts, key=lambda length: (-counts[length] * length, length))
-        frequent = [length for length in sorted(counts) if counts[length] >= _RARE * sum(counts.values())]
-        far = max(frequent, key=lambda length: (abs(length - modal), length), default=modal)
+        shortest, longest = _middle(counts)
+        far = max(shortest, longest, key=lambda length: (abs(length - modal), length))
         batch_size, microbatches = config.train.batch_size, config.pipe.microbatches
         share = -(-batch_size // num_ranks)
         rows = {share}
@@ -63,6 +63,15 @@ class Workload:
             rows |= {-(-replica_share // m) for m in choices}
         lengths = (modal,) if far == modal else (modal, far)
         return cls(counts, modal, lengths, share, tuple(sorted(rows)), full_batches(batches))
+
+
+def _middle(counts: Mapping[int, int]) -> tuple[int, int]:
+    """The least length that enough samples do not exceed, and the greatest that enough reach."""
+    lengths = sorted(counts)
+    as_short = np.cumsum([counts[length] for length in lengths])
+    as_long = np.cumsum([counts[length] for length in reversed(lengths)])
+    enough = _RARE * as_short[-1]
+    return lengths[int(np.argmax(as_short >= enough))], lengths[-1 - int(np.argmax(as_long >= enough))]
 
 
 def full_batches(batches: Sequence[Batch]) -> dict[int, Batch]:
