@@ -33,16 +33,15 @@ from pipetransformer.process.world import World
 
 WIDTH = 3
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float64])
-NUM_TOKENS = st.lists(st.integers(1, 9), min_size=1, max_size=20).map(np.array)
+LENGTHS = st.lists(st.integers(1, 4), min_size=1, max_size=20).map(np.array)
 
 
-def text_layout(num_tokens: np.ndarray, dtype: torch.dtype = torch.float32) -> StoreLayout:
-    return StoreLayout(num_tokens=num_tokens, width=WIDTH, dtype=dtype)
+def text_layout(lengths: np.ndarray, dtype: torch.dtype = torch.float32) -> StoreLayout:
+    return StoreLayout(lengths, width=WIDTH, dtype=dtype)
 
 
 def image_layout(num_samples: int, *, positions: int = 5) -> StoreLayout:
-    tokens = np.full(num_samples, positions)
-    return StoreLayout(num_tokens=tokens, width=WIDTH, dtype=torch.float32, positions=positions)
+    return StoreLayout(np.full(num_samples, positions), width=WIDTH, dtype=torch.float32)
 
 
 def activations(ids: np.ndarray, *, length: int, boundary: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -52,7 +51,7 @@ def activations(ids: np.ndarray, *, length: int, boundary: int = 1, dtype: torch
 
 
 def held(store: ActivationStore, boundary: int) -> list[bool]:
-    return store.holds(np.arange(len(store.layout.num_tokens)), boundary).tolist()
+    return store.holds(np.arange(len(store.layout.positions)), boundary).tolist()
 
 
 @pytest.fixture
@@ -77,23 +76,38 @@ def traces() -> list[str]:
 # Round trips
 
 
-@given(num_tokens=NUM_TOKENS, dtype=DTYPES, data=st.data())
+@given(lengths=LENGTHS, dtype=DTYPES, data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_texts_come_back_as_they_were_written_and_padding_is_zero(
-    num_tokens: np.ndarray, dtype: torch.dtype, data: st.DataObject
-) -> None:
-    store = ActivationStore.reserve(text_layout(num_tokens, dtype))
-    everyone = data.draw(st.permutations(range(len(num_tokens))))
-    written = np.array(everyone[: data.draw(st.integers(0, len(everyone)))], dtype=np.int64)
-    for ids in np.array_split(written, data.draw(st.integers(1, 4))):
-        padded = data.draw(st.integers(9, 12))
-        store.write(ids, activations(ids, length=padded, dtype=dtype), boundary=1)
-    assert held(store, 1) == [sample in written for sample in range(len(num_tokens))]
-    length = data.draw(st.integers(9, 12))
-    read = store.read(written, positions=length)
-    is_token = torch.arange(length) < torch.from_numpy(num_tokens[written]).unsqueeze(1)
-    expected = activations(written, length=length, dtype=dtype) * is_token.unsqueeze(2)
-    assert torch.equal(read, expected) and read.dtype == dtype
+def test_texts_come_back_as_they_were_written(lengths: np.ndarray, dtype: torch.dtype, data: st.DataObject) -> None:
+    store = ActivationStore.reserve(text_layout(lengths, dtype))
+    everyone = np.array(data.draw(st.permutations(range(len(lengths)))))
+    written = everyone[: data.draw(st.integers(0, len(everyone)))]
+    for length in np.unique(lengths):
+        of_length = written[lengths[written] == length]
+        for ids in np.array_split(of_length, data.draw(st.integers(1, 4))):
+            store.write(ids, activations(ids, length=length, dtype=dtype), boundary=1)
+    assert held(store, 1) == [sample in written for sample in range(len(lengths))]
+    for length in np.unique(lengths):
+        ids = written[lengths[written] == length][::-1].copy()
+        read = store.read(ids, positions=int(length))
+        assert torch.equal(read, activations(ids, length=length, dtype=dtype)) and read.dtype == dtype
+    store.close()
+
+
+def test_rows_of_samples_lie_beside_their_slots() -> None:
+    """Samples that wait for the advance are still read at the boundary before."""
+    layout = replace(text_layout(np.array([3, 2, 3, 2, 3])), has_rows=True)
+    assert layout.num_bytes == (13 + 5) * WIDTH * 4 + 5
+    store = ActivationStore.reserve(layout)
+    long, short = np.array([0, 2, 4]), np.array([1, 3])
+    for ids, length in ((long, 3), (short, 2)):
+        store.write(ids, activations(ids, length=length, boundary=1), boundary=1)
+    some = np.array([4, 1, 0])
+    store.write(some, activations(some, length=1, boundary=2), boundary=2)
+    assert torch.equal(store.read(some, positions=1), activations(some, length=1, boundary=2))
+    assert held(store, 1) == [False, False, True, True, False]
+    for ids, length in ((long[1:2], 3), (short[1:], 2)):
+        assert torch.equal(store.read(ids, positions=length), activations(ids, length=length, boundary=1))
     store.close()
 
 
@@ -162,11 +176,11 @@ def test_an_advance_replaces_in_place(store: ActivationStore) -> None:
 # Memory
 
 
-@given(num_tokens=NUM_TOKENS, dtype=DTYPES)
+@given(lengths=LENGTHS, dtype=DTYPES)
 @settings(max_examples=20, deadline=None)
-def test_the_whole_space_is_reserved_and_no_more(num_tokens: np.ndarray, dtype: torch.dtype) -> None:
-    layout = text_layout(num_tokens, dtype)
-    assert layout.num_bytes == (num_tokens.sum() + 1) * WIDTH * dtype.itemsize + len(num_tokens)
+def test_the_whole_space_is_reserved_and_no_more(lengths: np.ndarray, dtype: torch.dtype) -> None:
+    layout = text_layout(lengths, dtype)
+    assert layout.num_bytes == lengths.sum() * WIDTH * dtype.itemsize + len(lengths)
     store = ActivationStore.reserve(layout)
     status = os.fstat(store.descriptor)
     assert status.st_size == layout.num_bytes
@@ -188,11 +202,10 @@ def test_nothing_is_left_after_close() -> None:
 
 def test_a_node_may_have_no_sample_of_a_split() -> None:
     nobody = StoreLayout(np.array([], dtype=np.int64), WIDTH, torch.float32, slots=np.full(3, -1))
-    for layout in (nobody, replace(nobody, positions=5)):
-        store = ActivationStore.reserve(layout)
-        assert store.holds(np.arange(3), 1).tolist() == [False] * 3
-        store.clear()
-        store.close()
+    store = ActivationStore.reserve(nobody)
+    assert store.holds(np.arange(3), 1).tolist() == [False] * 3
+    store.clear()
+    store.close()
 
 
 def test_a_failed_reservation_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +238,7 @@ def test_available_memory_keeps_to_a_control_group(
 
 # One store a node
 
-LAYOUTS = {"train": text_layout(np.array([3, 1, 4, 1, 5, 9, 2, 6])), "eval": image_layout(4)}
+LAYOUTS = {"train": text_layout(np.array([9, 4, 9, 4, 9, 4, 9, 4])), "eval": image_layout(4)}
 NUM_BYTES = sum(layout.num_bytes for layout in LAYOUTS.values())
 
 
@@ -235,12 +248,14 @@ def shares_its_stores(world: World) -> list[bool]:
     assert cache is not None and not reason
     assert cache.num_bytes == NUM_BYTES
     ids = np.arange(8)
-    mine = ids[world.rank :: world.size]
-    cache.stores["train"].write(mine, activations(mine, length=9), boundary=1)
+    halves = [(ids[::2], 9), (ids[1::2], 4)]
+    for half, length in halves:
+        mine = half[world.rank :: world.size]
+        cache.stores["train"].write(mine, activations(mine, length=length), boundary=1)
     dist.barrier()
-    is_token = torch.arange(9) < torch.from_numpy(LAYOUTS["train"].num_tokens).unsqueeze(1)
-    agrees = torch.equal(
-        cache.stores["train"].read(ids, positions=9), activations(ids, length=9) * is_token.unsqueeze(2)
+    agrees = all(
+        torch.equal(cache.stores["train"].read(half, positions=length), activations(half, length=length))
+        for half, length in halves
     )
     everything = [agrees, *held(cache.stores["train"], 1), *held(cache.stores["eval"], 1)]
     dist.barrier()
@@ -353,8 +368,8 @@ def test_a_reader_that_is_closed_early_ends_its_thread() -> None:
 def test_a_batch_in_use_is_not_overwritten() -> None:
     num_tokens = np.repeat([4, 7], 12)
     store = ActivationStore.reserve(text_layout(num_tokens))
-    everyone = np.arange(24)
-    store.write(everyone, activations(everyone, length=7, boundary=3), boundary=3)
+    for half, length in ((np.arange(12), 4), (np.arange(12, 24), 7)):
+        store.write(half, activations(half, length=length, boundary=3), boundary=3)
     reader = BatchReader(store, boundary=3, device=torch.device("cpu"), dtype=torch.float32)
     batches = [np.array([a, a + 1]) for a in (0, 2, 12, 4, 6, 14, 8, 10, 16, 18, 20, 22)]
     fetched: list[int] = []

@@ -145,7 +145,7 @@ def advanced_twice(world: World, folder: str) -> tuple[float, float]:
             num_workers=1,
             rows=rows,
         )
-        read.append(store.read(ids, positions=store.layout.positions or 8).clone())
+        read.append(store.read(ids, positions=int(store.layout.positions[0])).clone())
     trainer.autocache.close()
     return float((read[0] - read[1]).abs().max()), float(read[0].abs().max())
 

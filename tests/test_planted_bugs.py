@@ -74,9 +74,10 @@ def stale_cache_row() -> Iterator[None]:
 
     def leaving_one(self: AutoCache, target: int) -> Any:
         store = self._cache.stores["train"]
-        before = store._rows[: self._layout(self._datasets["train"]).positions].clone()
+        (region,) = store._regions.values()
+        before = region[0].clone()
         done = advance(self, target)
-        store._rows[: len(before)] = before
+        region[0] = before
         return done
 
     with mock.patch.object(AutoCache, "advance", leaving_one):

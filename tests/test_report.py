@@ -157,9 +157,9 @@ def test_only_a_better_evaluation_is_the_best(report: Report) -> None:
 def gathered(world: World) -> StepFigures:
     """Rank r: 2 + r samples, r + 1 right answers, loss 6 or 4, 10 r + 1 hits and r misses, phases 1 .. 7 or 8 .. 14."""
     objective = Objective("classes", label_smoothing=0.0, device=CPU)
-    objective.loss_sum += (6.0, 4.0)[world.rank]
-    objective.num_correct += world.rank + 1
-    objective.num_samples += 2 + world.rank
+    objective._loss_sum += (6.0, 4.0)[world.rank]
+    objective._num_correct += world.rank + 1
+    objective._num_samples += 2 + world.rank
     phases = PhaseSeconds(*(float(7 * world.rank + number) for number in range(1, 8)))
     return StepFigures.gather(
         objective, phases, num_steps=4, seconds=2.0, hits=10 * world.rank + 1, misses=world.rank,
@@ -236,7 +236,7 @@ def test_the_first_step_with_a_bad_loss_is_kept() -> None:
     for step, value in ((3, 0.0), (4, float("nan")), (5, float("inf"))):
         found.begin(step=step, batch_size=1)
         found(torch.full((1, 2), value), torch.tensor([0]))
-    assert int(found.first_bad_step) == 4
+    assert found.first_bad_step == 4
 
 
 def test_a_batch_moves_with_all_its_tensors() -> None:

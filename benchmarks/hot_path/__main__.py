@@ -6,8 +6,8 @@ One rank, one thread, a ViT and a BERT. Rounds take turns with their bound, and 
 
 step     an optimizer step with all blocks frozen and read from the cache, over a bare loop that trains the same head on
          a tensor of the same activations
-read     bytes a second of a batch gathered from the store, over a copy of as many bytes
-write    bytes a second of a batch written to the store, over a copy of as many bytes
+read     bytes a second of batches gathered from a store of 256 MB, over copies of as many bytes that lie together
+write    bytes a second of batches written to that store, over such copies
 advance  samples a second of the advance pass from the model's inputs, over the same forwards on inputs that lie ready
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +31,9 @@ from benchmarks.support.measure import CONFIGS, save, spread
 from benchmarks.support.ranks import as_ranks
 from pipetransformer.cache import AutoCache
 from pipetransformer.cache.advance import advance
+from pipetransformer.cache.store import ActivationStore, StoreLayout
 from pipetransformer.config import Config, load_config
-from pipetransformer.data import epoch_batches
+from pipetransformer.data import Batch, epoch_batches
 from pipetransformer.engine import Engine
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
@@ -55,7 +56,7 @@ MODELS: Mapping[str, tuple[Path, tuple[str, ...]]] = {
         ),
     ),
 }
-STEPS, SAMPLES = 100, 512
+STEPS, BATCH, STORE_BYTES = 100, 64, 2**28
 
 
 def main() -> None:
@@ -69,8 +70,9 @@ def run(world: World, *, repeats: int) -> None:
     rows: list[dict[str, object]] = []
     for model, (path, own) in MODELS.items():
         bench = Bench(load_config(path, [*COMMON, *own]), world)
-        pairs = {"step": bench.steps(), "read": bench.reads(), "write": bench.writes(), "advance": bench.advances()}
-        for name, (ours, bound) in pairs.items():
+        pairs = {"step": bench.steps, "read": bench.reads, "write": bench.writes, "advance": bench.advances}
+        for name, pair in pairs.items():
+            ours, bound = pair()
             times: list[tuple[float, float]] = []
             for number in range(repeats + 1):
                 timed = [seconds(action) for action in ((ours, bound) if number % 2 else (bound, ours))]
@@ -125,12 +127,15 @@ class Bench:
     def steps(self) -> Pair:
         chain, train = self.chain, self.config.train
         stored = chain.boundary(self.plan.first_computed - 1, rows=1, length=1)
-        everyone = np.arange(len(self.data))
-        kept = self.store.read(everyone, positions=stored.shape[1]).to(chain.dtype)
+        kept = torch.empty(len(self.data), stored.shape[1], self.store.layout.width, dtype=chain.dtype)
+        for length in np.unique(self.data.lengths):
+            ids = np.flatnonzero(self.data.lengths == length)
+            kept[torch.from_numpy(ids)] = self.store.read(ids, positions=stored.shape[1]).to(chain.dtype)
         head = range(chain.num_units - 1, chain.num_units)
         parameters = list(self.alone.named_parameters(head).values())
         optimizer = torch.optim.AdamW(parameters, lr=0.0, fused=True)
         number = 0
+        self.alone.train()
 
         def ours() -> None:
             nonlocal number
@@ -150,38 +155,28 @@ class Bench:
 
         return ours, bare
 
-    def _batches_of_store(self) -> list[np.ndarray]:
-        ids = np.random.default_rng(0).permutation(len(self.data))[:SAMPLES]
-        return list(np.array_split(ids, max(1, len(ids) // self.config.train.batch_size)))
-
     def reads(self) -> Pair:
-        self._fill_half()
-        length = int(self.data.lengths.max())
-        positions = self.store.layout.positions or length
-        parts = self._batches_of_store()
-        shape = (max(map(len, parts)), positions, self.store.layout.width)
-        out, other = torch.empty(shape), torch.zeros(shape)
-        copied = [(out[: len(part)], other[: len(part)]) for part in parts]
+        store, batches = large_store(self.store.layout, self.data.lengths)
+        outs = {batch.length: torch.empty(BATCH, positions_of(store, batch), store.layout.width) for batch in batches}
+        copies = copies_of(store, batches)
         return (
-            lambda: [self.store.read(p, positions=positions, out=to) for p, (to, _) in zip(parts, copied)],
-            lambda: [to.copy_(source) for to, source in copied],
+            lambda: [
+                store.read(batch.ids, positions=positions_of(store, batch), out=outs[batch.length]) for batch in batches
+            ],
+            lambda: [to.copy_(source) for source, to in copies],
         )
 
     def writes(self) -> Pair:
-        boundary = self._fill_half()
-        positions = self.store.layout.positions or int(self.data.lengths.max())
-        parts = self._batches_of_store()
-        given = [self.store.read(part, positions=positions) for part in parts]
-        tokens = [self.store.layout.num_tokens[part].sum() for part in parts]
-        target = [torch.empty(int(n), self.store.layout.width) for n in tokens]
-        real = [torch.zeros_like(to) for to in target]
+        store, batches = large_store(self.store.layout, self.data.lengths)
+        given = {batch.length: store.read(batch.ids, positions=positions_of(store, batch)).clone() for batch in batches}
+        copies = copies_of(store, batches)
         return (
-            lambda: [self.store.write(part, hidden, boundary=boundary) for part, hidden in zip(parts, given)],
-            lambda: [to.copy_(source) for to, source in zip(target, real)],
+            lambda: [store.write(batch.ids, given[batch.length], boundary=1) for batch in batches],
+            lambda: [source.copy_(to) for source, to in copies],
         )
 
     def _fill_half(self) -> int:
-        """A boundary where every row of a sample is stored."""
+        """A boundary that the cache holds now, half-way."""
         boundary = self.chain.num_blocks // 2
         if self.cache.boundary != boundary:
             self.cache.follow(boundary)
@@ -212,6 +207,32 @@ class Bench:
             )  # fmt: skip
 
         return pass_of_all, forwards
+
+
+def large_store(like: StoreLayout, lengths: np.ndarray) -> tuple[ActivationStore, list[Batch]]:
+    """A full store whose samples have as many tokens as those of ``like``, again and again; its full batches, drawn."""
+    times = 1 + STORE_BYTES // like.num_bytes
+    store = ActivationStore.reserve(replace(like, positions=np.tile(like.positions, times)))
+    batches = epoch_batches(np.tile(lengths, times), batch_size=BATCH, seed=0, epoch=0)
+    full = [batch for batch in batches if len(batch) == BATCH]
+    for batch in full:
+        ones = torch.ones(BATCH, positions_of(store, batch), store.layout.width)
+        store.write(batch.ids, ones, boundary=1)
+    return store, full
+
+
+def positions_of(store: ActivationStore, batch: Batch) -> int:
+    return int(store.layout.positions[batch.ids[0]])
+
+
+def copies_of(store: ActivationStore, batches: Sequence[Batch]) -> list[tuple[Tensor, Tensor]]:
+    """For each batch, as many bytes of a tensor as large as the store, and a place for them that is used again."""
+    layout = store.layout
+    memory = torch.zeros(int(layout.positions.sum()), layout.width)
+    rows = [int(layout.positions[batch.ids].sum()) for batch in batches]
+    place = torch.zeros(max(rows), layout.width)
+    starts = np.cumsum([0, *rows])
+    return [(memory[start : start + n], place[:n]) for start, n in zip(starts, rows)]
 
 
 if __name__ == "__main__":

@@ -77,10 +77,10 @@ class AutoCache:
             return 0
         layout = self._cache.stores["train"].layout
         slots = ids if layout.slots is None else layout.slots[ids]
-        tokens = layout.num_tokens[slots[slots >= 0]]
+        positions = layout.positions[slots[slots >= 0]]
         if self._chain.leaves_one_row(self.boundary):
-            tokens = np.ones_like(tokens)
-        return int(tokens.sum()) * layout.row_bytes
+            positions = np.ones_like(positions)
+        return int(positions.sum()) * layout.position_bytes
 
     def offers(self, frozen: int, *, evaluations: int) -> dict[int | None, tuple[PrefixWork, ...]]:
         """The possible boundaries of the cache for ``frozen`` blocks, each with its work outside of training steps.
@@ -132,13 +132,10 @@ class AutoCache:
         world = self._world
         own = samples_of_nodes(dataset.lengths, num_nodes=world.num_nodes) == world.rank // world.local_size
         slots = None if own.all() else np.where(own, np.cumsum(own) - 1, -1)
-        tokens, positions = dataset.num_tokens, None
-        if tokens is None:
-            positions = leaving.shape[1]
-            tokens = np.full(len(dataset), positions)
-        elif dataset.kind == "spans":  # their softmax reads all positions, also padding; a classifier masks padding
-            tokens = dataset.lengths
-        return StoreLayout(tokens[own], width=leaving.shape[-1], dtype=dtype, positions=positions, slots=slots)
+        is_text = dataset.num_tokens is not None
+        positions = dataset.lengths if is_text else np.full(len(dataset), leaving.shape[1])
+        has_rows = self._chain.leaves_one_row(self._chain.num_blocks)
+        return StoreLayout(positions[own], leaving.shape[-1], dtype, has_rows=has_rows, slots=slots)
 
     def follow(self, frozen: int) -> None:
         """Collective. Clears the stores if they hold a boundary behind the first ``frozen`` blocks.

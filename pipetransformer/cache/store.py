@@ -1,8 +1,11 @@
-"""The activation store: one ragged, memory-mapped array in shared host memory, with one slot per sample.
+"""The activation store: memory-mapped arrays in shared host memory, with one slot per sample.
 
-    rows    [sum of tokens + 1, width]   sample i owns rows[offsets[i] : offsets[i + 1]]; the last row is always zero
-    stamps  [num_samples] uint8          the boundary (in blocks) of the activations in a slot; 0 for an empty slot
+    region of each length  [samples, positions x width]  the slots of all samples of one padded length
+    rows                   [slots, width]                one row of each sample, where the last block leaves no other
+    stamps                 [slots] uint8                 the boundary (in blocks) of the activations in a slot; 0 for an
+                                                         empty slot
 
+All samples of a batch have one padded length, so that a batch is read and written by whole slots of one region.
 A slot is read only if its stamp is the wanted boundary. Every other slot (half-written, old, empty) is a miss.
 
 An advance from boundary a to b overwrites the slots in place. The rank that read a slot also writes it: first stamp 0,
@@ -30,34 +33,29 @@ class StoreLayout:
     """The sizes and places of everything in a store.
 
     Attributes:
-        num_tokens: number of rows of each slot [slots].
-        width: numbers in a row.
+        positions: number of positions of each slot [slots]: of a text its padded length, of a picture its tokens.
+        width: numbers at a position.
         dtype: type of the stored numbers.
-        positions: number of positions of every slot, where all have the same (images); None for texts, which are
-            padded to a length at each read.
+        has_rows: whether one row of each sample may be stored alone: they lie together, and are read much faster so.
         slots: slot of each sample [num_samples], -1 for a sample of another node; None where sample i has slot i.
     """
 
-    num_tokens: np.ndarray
+    positions: np.ndarray
     width: int
     dtype: torch.dtype
-    positions: int | None = None
+    has_rows: bool = False
     slots: np.ndarray | None = None
 
     @property
-    def num_rows(self) -> int:
-        """Number of rows of all slots, without the zero row."""
-        return int(self.num_tokens.sum())
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
+    def position_bytes(self) -> int:
+        """Bytes of one position."""
         return self.width * self.dtype.itemsize
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the whole store: rows, the zero row, stamps."""
-        return (self.num_rows + 1) * self.row_bytes + len(self.num_tokens)
+        """Bytes of the whole store: regions, rows and stamps."""
+        num_slots = len(self.positions)
+        return (int(self.positions.sum()) + num_slots * self.has_rows) * self.position_bytes + num_slots
 
 
 class ActivationStore:
@@ -70,16 +68,25 @@ class ActivationStore:
     def __init__(self, descriptor: int, layout: StoreLayout) -> None:
         self.layout = layout
         self.descriptor = descriptor
-        memory = mmap.mmap(descriptor, layout.num_bytes)
-        num_values = (layout.num_rows + 1) * layout.width
-        self._rows = torch.frombuffer(memory, dtype=layout.dtype, count=num_values).view(-1, layout.width)
-        stamps = num_values * layout.dtype.itemsize
+        positions, num_slots = layout.positions, len(layout.positions)
+        self._regions: dict[int, Tensor] = {}
+        self._rows: Tensor | None = None
         self._stamps = torch.empty(0, dtype=torch.uint8)  # for a node without samples of the split
-        if len(layout.num_tokens):
-            self._stamps = torch.frombuffer(memory, dtype=torch.uint8, offset=stamps)
-        tokens = torch.from_numpy(layout.num_tokens.astype(np.int64))
-        self._starts = torch.cumsum(tokens, dim=0) - tokens
-        self._tokens = tokens
+        places, offset = np.empty(num_slots, dtype=np.int64), 0
+        if num_slots:
+            memory = mmap.mmap(descriptor, layout.num_bytes)
+            for length in np.unique(positions):
+                members = np.flatnonzero(positions == length)
+                places[members], shape = np.arange(len(members)), (len(members), int(length) * layout.width)
+                region = torch.frombuffer(memory, dtype=layout.dtype, count=shape[0] * shape[1], offset=offset)
+                self._regions[int(length)] = region.view(shape)
+                offset += region.nbytes
+            if layout.has_rows:
+                rows = torch.frombuffer(memory, dtype=layout.dtype, count=num_slots * layout.width, offset=offset)
+                self._rows = rows.view(num_slots, layout.width)
+                offset += rows.nbytes
+            self._stamps = torch.frombuffer(memory, dtype=torch.uint8, offset=offset)
+        self._places = torch.from_numpy(places)
         self._slot_of = None if layout.slots is None else torch.from_numpy(layout.slots)
 
     def _slots(self, ids: np.ndarray) -> Tensor:
@@ -95,7 +102,7 @@ class ActivationStore:
         """
         descriptor = os.memfd_create("pipetransformer-cache", os.MFD_CLOEXEC)
         try:
-            os.posix_fallocate(descriptor, 0, layout.num_bytes)
+            os.posix_fallocate(descriptor, 0, max(layout.num_bytes, 1))
             return cls(descriptor, layout)
         except OSError:
             os.close(descriptor)
@@ -133,60 +140,50 @@ class ActivationStore:
     def read(self, ids: np.ndarray, *, positions: int, out: Tensor | None = None) -> Tensor:
         """Gathers the first positions of samples into [len(ids), positions, width], in the store's type.
 
-        Positions behind the tokens of a text are zero.
-
         Args:
-            ids: numbers of the samples [rows]; all must be in the store.
-            positions: the number of positions: a text's padded length, an image's own, or 1 where one row is stored.
+            ids: numbers of the samples [rows], all of one padded length; all must be in the store.
+            positions: the number of positions: as many as the slots have, or 1 where one row is stored.
             out: a buffer of the result's shape and type, to be filled; None for a new one.
         """
-        index, width = self._slots(ids), self.layout.width
+        width = self.layout.width
         out = torch.empty((len(ids), positions, width), dtype=self.layout.dtype) if out is None else out
-        if positions == self.layout.positions:
-            torch.index_select(self._whole_slots(), 0, index, out=out.view(len(ids), positions * width))
-        else:
-            torch.index_select(self._rows, 0, self._row_index(index, positions).view(-1), out=out.view(-1, width))
+        region, places = self._places_of(self._slots(ids), positions=positions)
+        torch.index_select(region, 0, places, out=out.view(len(ids), positions * width))
         return out
 
     def write(self, ids: np.ndarray, hidden: Tensor, *, boundary: int) -> None:
         """Stores activations of samples at ``boundary``.
 
         Args:
-            ids: numbers of the samples [rows], each at most once.
+            ids: numbers of the samples [rows], each at most once, all of one padded length.
             hidden: activations [rows, positions, width].
             boundary: the boundary of the activations, in blocks.
 
         Raises:
             UserError: if the store has the type float16 and a value is too large for it.
         """
-        index = self._slots(ids)
-        self._stamps[index] = 0
-        values = hidden.to(device="cpu", dtype=self.layout.dtype)
-        if self.layout.positions == hidden.shape[1]:
-            self._whole_slots().index_copy_(0, index, values.reshape(len(ids), -1))
-        else:
-            rows = self._row_index(index, hidden.shape[1])
-            real = rows < self.layout.num_rows
-            values = values[real]
-            self._rows.index_copy_(0, rows[real], values)
+        slots = self._slots(ids)
+        self._stamps[slots] = 0
+        values = hidden.to(device="cpu", dtype=self.layout.dtype).flatten(1)
+        region, places = self._places_of(slots, positions=hidden.shape[1])
+        region.index_copy_(0, places, values)
         if self.layout.dtype == torch.float16 and not values.isfinite().all():
             raise UserError("cache.dtype: float16 cannot hold this model's activations; give bfloat16 or compute")
-        self._stamps[index] = boundary
+        self._stamps[slots] = boundary
 
-    def _whole_slots(self) -> Tensor:
-        """Slots of one size each [slots, positions x width]."""
-        assert self.layout.positions is not None
-        return self._rows[:-1].view(-1, self.layout.positions * self.layout.width)
-
-    def _row_index(self, index: Tensor, length: int) -> Tensor:
-        """The row of every position [len(index), length]; the zero row for padding."""
-        position = torch.arange(length)
-        rows = self._starts[index].unsqueeze(1) + position
-        return torch.where(position < self._tokens[index].unsqueeze(1), rows, self.layout.num_rows)
+    def _places_of(self, slots: Tensor, *, positions: int) -> tuple[Tensor, Tensor]:
+        """Where so many positions of these slots lie: a region [samples, positions x width], and places in it."""
+        lengths = self.layout.positions[slots.numpy()]
+        length = int(lengths[0]) if len(lengths) else positions
+        if positions == 1 < length:
+            assert self._rows is not None
+            return self._rows, slots
+        assert positions == length and (lengths == length).all(), (positions, lengths)
+        return self._regions[length], self._places[slots]
 
     def close(self) -> None:
         """Closes the descriptor and the mapping of this rank. May be called twice."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-            del self._rows, self._stamps
+            del self._regions, self._rows, self._stamps

@@ -15,6 +15,8 @@ from pipetransformer.engine.executor import StepInput
 from pipetransformer.models import MASK, Chain
 from pipetransformer.plan import ParallelPlan
 
+_LARGE_BYTES = 2**22
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Item:
@@ -74,9 +76,18 @@ class Feed:
             for batch in batches
         ]
         if self._reader is not None:
-            yield from read_ahead(items, partial(self._fetch, self._dataset))
+            fetch = partial(self._fetch, self._dataset)
+            yield from (read_ahead(items, fetch) if self._reads_ahead(items) else map(fetch, items))
         else:
             yield from loader(self._dataset, items=items, fetch=self._fetch, num_workers=self._num_workers)
+
+    def _reads_ahead(self, items: Sequence[_Item]) -> bool:
+        """Whether a thread reads the cache: on a CPU, a small batch is read sooner than a thread is woken."""
+        chain = self._chain
+        if chain.device.type != "cpu" or not items:
+            return True
+        read = chain.boundary(self._plan.first_computed - 1, rows=len(items[0].share.ids), length=items[0].length)
+        return read.nbytes >= _LARGE_BYTES
 
     def _fetch(self, dataset: Dataset, item: _Item) -> StepInput:
         chain, plan, ids = self._chain, self._plan, item.share.ids

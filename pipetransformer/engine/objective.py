@@ -7,11 +7,15 @@ spans     outputs [rows, length, 2]  labels int64 [rows, 2]   mean of the cross-
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pipetransformer.data import IGNORED, Kind
+
+_MOST_SEEN = 256  # micro-batches whose figures wait to be added up
 
 
 class Objective:
@@ -21,16 +25,12 @@ class Objective:
     that is short, as a length's last one often is, counts by its share of that size: each sample of an epoch weighs the
     same. No other code divides the loss or the gradients.
 
+    Running figures are summed when they are asked for: a step of a small model would take a fifth longer with them, and
+    on a GPU no step waits for them.
+
     Args:
         kind: form of outputs and labels: ``classes``, ``scores`` or ``spans``.
         label_smoothing: share of the target that goes to all classes, 0 to 1.
-
-    Attributes:
-        first_bad_step: the first step with a loss on this rank that is not finite, or -1. It stays on the device, so
-            that no step waits for it.
-        loss_sum: sum of the losses of all samples since ``clear``, float64.
-        num_correct: number of correct answers since ``clear``; 0 for ``scores``.
-        num_samples: number of real samples since ``clear``.
     """
 
     def __init__(self, kind: Kind, *, label_smoothing: float, device: torch.device) -> None:
@@ -38,15 +38,46 @@ class Objective:
         self._label_smoothing = label_smoothing
         self._batch_size = 1
         self._device = device
-        self._step = torch.zeros((), dtype=torch.int64, device=device)
-        self.first_bad_step = torch.full((), -1, dtype=torch.int64, device=device)
+        self._step = 0
+        self._first_bad_step = -1
+        self._unchecked: list[tuple[int, Tensor]] = []  # steps with their losses
         self.clear()
 
     def clear(self) -> None:
         """Sets the running figures to zero."""
-        self.loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        self.num_correct = torch.zeros((), dtype=torch.int64, device=self._device)
-        self.num_samples = torch.zeros((), dtype=torch.int64, device=self._device)
+        self._loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._num_correct = torch.zeros((), dtype=torch.int64, device=self._device)
+        self._num_samples = torch.zeros((), dtype=torch.int64, device=self._device)
+        # Of each micro-batch that is not in the sums: loss, batch size, answers, labels.
+        self._seen: list[tuple[Tensor, int, Tensor | None, Tensor]] = []
+
+    @property
+    def loss_sum(self) -> Tensor:
+        """Sum of the losses of all samples since ``clear``, float64."""
+        self._add_up()
+        return self._loss_sum
+
+    @property
+    def num_correct(self) -> Tensor:
+        """Number of correct answers since ``clear``; 0 for ``scores``."""
+        self._add_up()
+        return self._num_correct
+
+    @property
+    def num_samples(self) -> Tensor:
+        """Number of real samples since ``clear``."""
+        self._add_up()
+        return self._num_samples
+
+    @property
+    def first_bad_step(self) -> int:
+        """The first step with a loss on this rank that is not finite, or -1. Waits for the device."""
+        if self._unchecked and self._first_bad_step < 0:
+            losses = torch.stack([loss for _, loss in self._unchecked]).tolist()
+            bad = (step for (step, _), loss in zip(self._unchecked, losses) if not math.isfinite(loss))
+            self._first_bad_step = next(bad, -1)
+        self._unchecked.clear()
+        return self._first_bad_step
 
     def begin(self, *, step: int, batch_size: int = 1) -> None:
         """Prepares for one global batch.
@@ -57,33 +88,41 @@ class Objective:
                 backward follows.
         """
         self._batch_size = batch_size
-        self._step.fill_(step)
+        self._step = step
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of one micro-batch, one number. Padding copies, with the label ``IGNORED``, add nothing to it."""
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+        answers = None
         if self._kind == "scores":
-            real = labels != IGNORED
-            loss = torch.where(real, outputs[:, 0] - labels, 0.0).square().sum()
-            correct = torch.zeros_like(real)
+            loss = torch.where(labels != IGNORED, outputs[:, 0] - labels, 0.0).square().sum()
         elif self._kind == "spans":
-            real = labels[:, 0] != IGNORED
             loss = (
                 self._cross_entropy(outputs[..., 0], labels[:, 0]) + self._cross_entropy(outputs[..., 1], labels[:, 1])
             ) / 2
-            correct = (outputs.argmax(dim=1) == labels).all(dim=1)
+            answers = outputs.detach().argmax(dim=1)
         else:
-            real = labels != IGNORED
             loss = self._cross_entropy(outputs, labels)
-            correct = outputs.argmax(dim=-1) == labels
+            answers = outputs.detach().argmax(dim=-1)
         loss = loss / self._batch_size
-        with torch.no_grad():
-            is_first_bad = ~torch.isfinite(loss) & (self.first_bad_step < 0)
-            self.first_bad_step = torch.where(is_first_bad, self._step, self.first_bad_step)
-            self.loss_sum += loss * self._batch_size
-            self.num_correct += correct.sum()
-            self.num_samples += real.sum()
+        told = loss.detach()
+        if self._step >= 0:
+            self._unchecked.append((self._step, told))
+        self._seen.append((told, self._batch_size, answers, labels))
+        if len(self._seen) >= _MOST_SEEN:
+            self._add_up()
         return loss
+
+    @torch.no_grad()
+    def _add_up(self) -> None:
+        for loss, batch_size, answers, labels in self._seen:
+            first = labels[:, 0] if labels.ndim > 1 else labels
+            self._loss_sum += loss * batch_size
+            self._num_samples += (first != IGNORED).sum()
+            if answers is not None:
+                right = answers == labels
+                self._num_correct += (right.all(dim=1) if right.ndim > 1 else right).sum()
+        self._seen.clear()
 
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -168,4 +168,5 @@ class Stepper:
 
 def _mix(*numbers: int) -> int:
     """One 63-bit seed made from several numbers."""
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    digest = hashlib.blake2b(",".join(map(str, numbers)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -28,13 +28,13 @@ class Guards:
 
     def check_loss(self) -> None:
         """Stops this rank if one of its losses was not finite."""
-        bad = int(self.engine.objective.first_bad_step)
+        bad = self.engine.objective.first_bad_step
         if bad >= 0:
             raise self._diverged(bad, rank=self.rank, what="the loss is not finite")
 
     def check_losses(self) -> None:
         """Collective. Stops all ranks if a loss was not finite on any rank: its gradients have reached all ranks."""
-        bad = int(self.engine.objective.first_bad_step)
+        bad = self.engine.objective.first_bad_step
         self._stop_all(bad if bad >= 0 else None, what="the loss is not finite")
 
     def check_weights(self, *, last_step: int) -> None:
