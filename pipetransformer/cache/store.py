@@ -71,7 +71,7 @@ class ActivationStore:
         positions, num_slots = layout.positions, len(layout.positions)
         self._regions: dict[int, Tensor] = {}
         self._rows: Tensor | None = None
-        self._stamps = torch.empty(0, dtype=torch.uint8)  # for a node without samples of the split
+        self._stamps = np.empty(0, dtype=np.uint8)  # for a node without samples of the split
         places, offset = np.empty(num_slots, dtype=np.int64), 0
         if num_slots:
             memory = mmap.mmap(descriptor, layout.num_bytes)
@@ -85,13 +85,11 @@ class ActivationStore:
                 rows = torch.frombuffer(memory, dtype=layout.dtype, count=num_slots * layout.width, offset=offset)
                 self._rows = rows.view(num_slots, layout.width)
                 offset += rows.nbytes
-            self._stamps = torch.frombuffer(memory, dtype=torch.uint8, offset=offset)
-        self._places = torch.from_numpy(places)
-        self._slot_of = None if layout.slots is None else torch.from_numpy(layout.slots)
+            self._stamps = np.frombuffer(memory, dtype=np.uint8, offset=offset)
+        self._places = places
 
-    def _slots(self, ids: np.ndarray) -> Tensor:
-        index = torch.from_numpy(ids)
-        return index if self._slot_of is None else self._slot_of[index]
+    def _slots(self, ids: np.ndarray) -> np.ndarray:
+        return ids if self.layout.slots is None else self.layout.slots[ids]
 
     @classmethod
     def reserve(cls, layout: StoreLayout) -> ActivationStore:
@@ -128,14 +126,15 @@ class ActivationStore:
     def holds(self, ids: np.ndarray, boundary: int) -> np.ndarray:
         """Whether each sample can be read at ``boundary`` (in blocks, above 0), bool [len(ids)]."""
         assert boundary > 0, "stamp 0 is that of an empty slot"
-        slots, is_here = self._slots(ids), np.zeros(len(ids), dtype=bool)
-        own = (slots >= 0).numpy()
-        is_here[own] = (self._stamps[slots[own]] == boundary).numpy()
+        slots = self._slots(ids)
+        if not len(self._stamps):
+            return np.zeros(len(ids), dtype=bool)
+        is_here: np.ndarray = (self._stamps[slots] == boundary) & (slots >= 0)
         return is_here
 
     def clear(self) -> None:
         """Empties all slots, for activations that no longer match the weights."""
-        self._stamps.zero_()
+        self._stamps[:] = 0
 
     def read(self, ids: np.ndarray, *, positions: int, out: Tensor | None = None) -> Tensor:
         """Gathers the first positions of samples into [len(ids), positions, width], in the store's type.
@@ -171,15 +170,15 @@ class ActivationStore:
             raise UserError("cache.dtype: float16 cannot hold this model's activations; give bfloat16 or compute")
         self._stamps[slots] = boundary
 
-    def _places_of(self, slots: Tensor, *, positions: int) -> tuple[Tensor, Tensor]:
+    def _places_of(self, slots: np.ndarray, *, positions: int) -> tuple[Tensor, Tensor]:
         """Where so many positions of these slots lie: a region [samples, positions x width], and places in it."""
-        lengths = self.layout.positions[slots.numpy()]
+        lengths = self.layout.positions[slots]
         length = int(lengths[0]) if len(lengths) else positions
         if positions == 1 < length:
             assert self._rows is not None
-            return self._rows, slots
+            return self._rows, torch.from_numpy(slots)
         assert positions == length and (lengths == length).all(), (positions, lengths)
-        return self._regions[length], self._places[slots]
+        return self._regions[length], torch.from_numpy(self._places[slots])
 
     def close(self) -> None:
         """Closes the descriptor and the mapping of this rank. May be called twice."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -47,8 +47,10 @@ class Dataset(ABC):
         return len(self.labels)
 
     @abstractmethod
-    def inputs(self, ids: np.ndarray, *, length: int, epoch: int) -> dict[str, torch.Tensor]:
-        """The model's inputs for these samples, by argument name, each ``[len(ids), ...]``.
+    def inputs(
+        self, ids: np.ndarray, *, length: int, epoch: int, keys: Collection[str] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """The model's inputs for these samples, by argument name, each ``[len(ids), ...]``; with ``keys``, these alone.
 
         A row depends on (sample, length, epoch) alone, never on the other rows. ``epoch`` matters only to augmentation.
         Images: ``pixel_values`` float32 ``[batch, channels, height, width]``. Texts: ``input_ids``, ``attention_mask``

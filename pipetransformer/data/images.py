@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -90,7 +90,9 @@ class ImageDataset(Dataset):
         self._scale = (1 / (255 * std)).float()
         self._shift = (mean / std).float()
 
-    def inputs(self, ids: np.ndarray, *, length: int, epoch: int) -> dict[str, torch.Tensor]:
+    def inputs(
+        self, ids: np.ndarray, *, length: int, epoch: int, keys: Collection[str] | None = None
+    ) -> dict[str, torch.Tensor]:
         size = self._preprocessing.size
         assert length == size, (length, size)
         pictures = torch.from_numpy(self._pictures[ids])

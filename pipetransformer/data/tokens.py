@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
@@ -48,18 +48,20 @@ class TokenDataset(Dataset):
         self._starts = np.concatenate([[0], np.cumsum(self.num_tokens)[:-1]])
         self._token_ids, self._token_types = arrays["token_ids"], arrays["token_types"]
 
-    def inputs(self, ids: np.ndarray, *, length: int, epoch: int) -> dict[str, torch.Tensor]:
+    def inputs(
+        self, ids: np.ndarray, *, length: int, epoch: int, keys: Collection[str] | None = None
+    ) -> dict[str, torch.Tensor]:
         num_tokens = self.num_tokens[ids]
         assert num_tokens.max(initial=0) <= length, (num_tokens.max(initial=0), length)
         column = np.arange(length)
         real = column < num_tokens[:, None]
-        position = np.where(real, self._starts[ids, None] + column, 0)
-        rows = {
-            "input_ids": np.where(real, self._token_ids[position], self._padding_id),
-            "attention_mask": real,
-            "token_type_ids": np.where(real, self._token_types[position], 0),
-        }
-        return {name: torch.from_numpy(row.astype(np.int64)) for name, row in rows.items()}
+        rows = {"attention_mask": real}
+        if keys is None or not {"input_ids", "token_type_ids"}.isdisjoint(keys):
+            position = np.where(real, self._starts[ids, None] + column, 0)
+            rows["input_ids"] = np.where(real, self._token_ids[position], self._padding_id)
+            rows["token_type_ids"] = np.where(real, self._token_types[position], 0)
+        wanted = rows if keys is None else keys
+        return {name: torch.from_numpy(rows[name].astype(np.int64)) for name in wanted}
 
 
 def ragged(token_ids: Sequence[Sequence[int]], token_types: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:

@@ -58,6 +58,7 @@ class Feed:
         self._is_first = plan.stage_of(rank) == 0
         self._num_workers = num_workers
         self._skips_masks = skips_masks
+        self._positions: dict[int, int] = {}
         self._reader: BatchReader | None = None
         if self._is_first and store is not None and plan.cached is not None:
             dtype = chain.boundary(plan.first_computed - 1, rows=1, length=1).dtype
@@ -89,21 +90,29 @@ class Feed:
         read = chain.boundary(self._plan.first_computed - 1, rows=len(items[0].share.ids), length=items[0].length)
         return read.nbytes >= _LARGE_BYTES
 
+    def _stored_positions(self, length: int) -> int:
+        """Positions of a sample at the plan's cached boundary, by its padded length."""
+        if length not in self._positions:
+            boundary = self._chain.boundary(self._plan.first_computed - 1, rows=1, length=length)
+            self._positions[length] = boundary.shape[1]
+        return self._positions[length]
+
     def _fetch(self, dataset: Dataset, item: _Item) -> StepInput:
         chain, plan, ids = self._chain, self._plan, item.share.ids
-        labels = dataset.labels[torch.from_numpy(ids)]  # a copy
-        labels[item.share.num_real :] = IGNORED
+        labels = torch.index_select(dataset.labels, 0, torch.from_numpy(ids))
+        if item.share.num_real < len(ids):
+            labels[item.share.num_real :] = IGNORED
         hidden = None
         if self._reader is not None:
-            stored = chain.boundary(plan.first_computed - 1, rows=1, length=item.length)
-            hidden = self._reader.read(ids, positions=stored.shape[1])
+            hidden = self._reader.read(ids, positions=self._stored_positions(item.length))
         needs_main = self._is_first and hidden is None
+        keys = chain.input_keys if needs_main or plan.first_active == 0 else chain.family.side_inputs
         raw: dict[str, Tensor] = {}
-        if needs_main or chain.family.side_inputs:
-            raw = dataset.inputs(ids, length=item.length, epoch=item.epoch)
+        if needs_main or keys:
+            wanted = (*keys, chain.family.main_input) if needs_main else keys
+            raw = dataset.inputs(ids, length=item.length, epoch=item.epoch, keys=wanted)
         if needs_main:
             hidden = raw[chain.family.main_input]
-        keys = chain.input_keys if needs_main or plan.first_active == 0 else chain.family.side_inputs
         return StepInput(
             hidden=hidden,
             inputs={key: raw[key] for key in keys},

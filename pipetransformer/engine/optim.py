@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -53,7 +53,7 @@ def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:
     return train.lr
 
 
-def clip_(norms: Tensor, gradients: Iterable[Tensor], *, max_norm: float, pp_group: dist.ProcessGroup | None) -> None:
+def clip_(norms: Tensor, gradients: Sequence[Tensor], *, max_norm: float, pp_group: dist.ProcessGroup | None) -> None:
     """Scales ``gradients`` in place so that the norm of all gradients of the model is at most ``max_norm``.
 
     Stages hold different parameters, and replicas the same gradients. So the sum of squares over one pipeline is the
@@ -63,8 +63,9 @@ def clip_(norms: Tensor, gradients: Iterable[Tensor], *, max_norm: float, pp_gro
         norms: norm of each local gradient [gradients].
         pp_group: the ranks of this rank's pipeline; None for pp = 1.
     """
-    squares = norms.square().sum()
+    norm = torch.linalg.vector_norm(norms)
     if pp_group is not None:
+        squares = norm.square()
         dist.all_reduce(squares, group=pp_group)
-    scale = (max_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)
-    scale_gradients_(list(gradients), scale)
+        norm = squares.sqrt()
+    scale_gradients_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))
