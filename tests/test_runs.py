@@ -79,7 +79,8 @@ class Trained:
         if job.run == self.fails:
             raise UserError(f"{job.run}: the run failed")
         self.runs.append(job.run)
-        return {**SUMMARY, "train_s": 100.0 if job.run.endswith("no_freeze") else 50.0, "compute_floor_s": 40.0}
+        train_s, wall_s = (100.0, 120.0) if job.run.endswith("no_freeze") else (50.0, 90.0)
+        return {**SUMMARY, "train_s": train_s, "wall_s": wall_s, "compute_floor_s": 40.0}
 
 
 def run_pair(monkeypatch: pytest.MonkeyPatch, trained: Trained, *arguments: str, commit: str = "abc1234") -> None:
@@ -102,8 +103,9 @@ def test_a_pair_is_kept_with_lines_summaries_and_the_twin_beside_it(
     assert "'freeze.every=500 steps'" in second["command"] and "freeze.every" not in first["command"]
     assert (first["floor over train"], second["floor over train"]) == (0.4, 0.8)
     assert (second["floor over train of the twin"], second["train s over the twin's"]) == (0.4, 0.5)
+    assert (second["wall s"], second["wall s over the twin's"]) == (90.0, 0.75)
     assert (second["frozen at step"], second["MB by rank"]) == ("3 at 500, 5 at 1000", "1385 1253")
-    assert second["summary"] == {**SUMMARY, "train_s": 50.0, "compute_floor_s": 40.0}
+    assert second["summary"] == {**SUMMARY, "train_s": 50.0, "wall_s": 90.0, "compute_floor_s": 40.0}
     told = capsys.readouterr().out
     assert [line.split() for line in told.splitlines() if line.startswith("floor over train ")][0][-2:] == [
         "0.4",

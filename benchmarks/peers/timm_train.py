@@ -29,7 +29,7 @@ def write_class_folders(config: Config, folder: Path) -> None:
     for split, name in (("train", "train"), ("eval", "validation")):
         data = splits[split]
         for sample, label in enumerate(data.labels.tolist()):
-            pixels = data.inputs(np.array([sample]), length=1, epoch=0)["pixel_values"][0]
+            pixels = data.inputs(np.array([sample]), length=size, epoch=0)["pixel_values"][0]
             to = folder / name / f"{label:03d}"
             to.mkdir(parents=True, exist_ok=True)
             Image.fromarray((255 * pixels.permute(1, 2, 0)).round().byte().numpy()).save(to / f"{sample}.png")

@@ -9,6 +9,9 @@ Writes ``FOLDER/runs-NAME.json``, a row for each of the two with its command lin
 that has ended is kept: the same line on the same commit, with no file changed, goes on with the one that is missing
 (to train both anew, delete the file). Overrides hold for both; runs lie in ``runs/bench-NAME-...``.
 
+``train s`` are the seconds of training steps; ``wall s`` all of the run: set-up, advances, transitions, evaluations and
+checkpoints with them. A run is faster than its twin only if it is by both.
+
 ``floor over train`` is ``compute_floor_s / train_s``: a run against its own calibrated static step, timed before it
 trained. Only beside its twin's, which changes no layout, does it say anything of what being elastic cost.
 """
@@ -127,6 +130,7 @@ def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **summary["metrics"],
         "train s": summary["train_s"],
+        "wall s": summary["wall_s"],
         "frozen at step": ", ".join(frozen) or None,
         "MB by rank": " ".join(f"{peak / 1e6:.0f}" for peak in summary["peak_memory_bytes"]),
         "floor over train": summary["compute_floor_s"] / summary["train_s"],
@@ -138,6 +142,7 @@ def beside_the_twin(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict
     """The second row's figures that stand over the first one's, or beside them."""
     return {
         "train s over the twin's": second["train s"] / first["train s"],
+        "wall s over the twin's": second["wall s"] / first["wall s"],
         "floor over train of the twin": first["floor over train"],
     }
 

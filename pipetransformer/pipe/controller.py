@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -92,7 +93,8 @@ class AutoPipe:
         """
         config, world, began = self._config, self._world, perf_counter()
         workload = Workload.of(batches, config, num_ranks=world.size, local_size=world.local_size)
-        costs = measure_profile if config.pipe.measure else counted_profile
+        timed = partial(measure_profile, num_steps=self._calendar.total_steps)
+        costs = timed if config.pipe.measure else counted_profile
         profile = costs(engine.chain, engine.datasets["train"], workload=workload, config=config, world=world)
         self.workload, self.profile = workload, profile.at_lengths(workload.counts)
         self._planner.first_plan(self.profile.job, {})  # raises UserError if no layout fits

@@ -7,6 +7,7 @@ the user's cache folder. The next job with the same shapes on the same kind of m
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
@@ -36,10 +37,21 @@ from pipetransformer.process.world import World
 
 _UPDATE_BYTES = 2**26  # far more than a processor's cache holds, as with real weights and moments
 _CONTENTION_ROUNDS = 5
+UNITS_SHARE = 0.02
+"""The most of a run that the timing of units may take, beside one shape that is always timed."""
+_STEP_OVER_FORWARD = 3  # of the time of a step, about
 _CHANGE = 1.3  # of a forward's time, beyond which a kept profile is measured anew
 
 
-def measure_profile(chain: Chain, dataset: Dataset, *, workload: Workload, config: Config, world: World) -> Profile:
+def measure_profile(
+    chain: Chain,
+    dataset: Dataset,
+    *,
+    workload: Workload,
+    config: Config,
+    world: World,
+    num_steps: int | None = None,
+) -> Profile:
     """Collective. The profile that an earlier job has kept, if a forward still takes as long as it says; else a new
     one, measured with real samples.
 
@@ -48,6 +60,8 @@ def measure_profile(chain: Chain, dataset: Dataset, *, workload: Workload, confi
     Args:
         dataset: the training data.
         workload: the micro-batches to be measured.
+        num_steps: steps of the run, of which measuring takes a small share: shapes that it has no time for get the
+            costs of those it has, in proportion; None measures all, however long that takes.
     """
     key = _key(chain, workload=workload, config=config, world=world)
     found: list[Profile | None] = [_kept(key) if world.rank == 0 else None]
@@ -55,8 +69,8 @@ def measure_profile(chain: Chain, dataset: Dataset, *, workload: Workload, confi
         dist.broadcast_object_list(found, src=0)
     if found[0] is not None and _holds(found[0], chain, dataset, workload=workload):
         return found[0]
-    profile = _measure(chain, dataset, key=key, workload=workload, config=config, world=world)
-    if world.rank == 0:
+    profile = _measure(chain, dataset, key=key, workload=workload, config=config, world=world, num_steps=num_steps)
+    if world.rank == 0 and set(profile.job.by_rows) == set(workload.rows):  # else the next job may have more time
         with contextlib.suppress(UserError, RuntimeError):  # without a place to keep it, the next job measures again
             save_profile(profile, _path(key))
     return profile
@@ -125,16 +139,27 @@ def weights_apart(config: Config) -> bool:
 
 
 def _measure(
-    chain: Chain, dataset: Dataset, *, key: Mapping[str, object], workload: Workload, config: Config, world: World
+    chain: Chain,
+    dataset: Dataset,
+    *,
+    key: Mapping[str, object],
+    workload: Workload,
+    config: Config,
+    world: World,
+    num_steps: int | None,
 ) -> Profile:
     modal = microbatch_of(chain, dataset, workload.examples[workload.modal_length], rows=workload.share)
     contention = partial(_contention, chain, modal, world=world)
     chain.train()
     at_first = contention()
-    found = _unit_costs(chain, dataset, workload=workload, config=config)
+    budget = math.inf
+    if num_steps is not None:
+        forward = slowest(prefix_seconds(chain, modal))
+        budget = UNITS_SHARE * num_steps * _STEP_OVER_FORWARD * forward
+    found = _unit_costs(chain, dataset, workload=workload, config=config, budget_seconds=budget)
     update_s, memcpy_s, (reduction, send, between) = _bytes_seconds(config.train, chain, world=world)
     job = JobCosts(
-        by_rows={rows: found[workload.modal_length, rows] for rows in workload.rows},
+        by_rows={rows: costs for (length, rows), costs in found.items() if length == workload.modal_length},
         parameter_bytes=parameter_bytes(chain),
         optimizer_factor=optimizer_factor(config.train),
         update_ns_per_byte=update_s * 1e9,
@@ -148,7 +173,7 @@ def _measure(
         contention=min(at_first, contention()),  # other work on the machine may raise one of the two
         recompute=config.pipe.recompute,
     )
-    measured = {length: found[length, workload.share] for length in workload.lengths}
+    measured = {length: costs for (length, rows), costs in found.items() if rows == workload.share}
     return Profile(key, job, measured, 1.0 / memcpy_s, smallest(device_memory(world.device)))
 
 
@@ -171,11 +196,12 @@ def microbatch_of(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int) ->
 
 
 def _unit_costs(
-    chain: Chain, dataset: Dataset, *, workload: Workload, config: Config
+    chain: Chain, dataset: Dataset, *, workload: Workload, config: Config, budget_seconds: float
 ) -> dict[tuple[int, int], UnitCosts]:
     """Collective. The slowest rank's costs by (padded length, rows).
 
-    Every length is measured with ``workload.share`` rows, the modal length with all of ``workload.rows``.
+    Every length is measured with ``workload.share`` rows, the modal length with all of ``workload.rows``, as far as the
+    budget goes.
     """
     shapes = [(length, workload.share) for length in workload.lengths]
     shapes += [(workload.modal_length, rows) for rows in workload.rows if rows != workload.share]
@@ -184,6 +210,8 @@ def _unit_costs(
         [microbatch_of(chain, dataset, workload.examples[length], rows=rows) for length, rows in shapes],
         weights_apart=weights_apart(config),
         recompute=config.pipe.recompute,
+        budget_seconds=budget_seconds,
+        agree=slowest,
     )
     return dict(zip(shapes, map(slowest_of_ranks, costs)))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from statistics import median
 from typing import TypeVar
 
@@ -27,7 +29,7 @@ from pipetransformer.process.device import now_ns
 
 Result = TypeVar("Result")
 
-_ROUNDS, _FEWEST, _LONG_NS = 3, 2, 350_000_000  # a third round only if a shape took less than this in the first two
+_ROUNDS, _FEWEST, _LONG_SECONDS = 3, 2, 0.35  # a third round only if a shape took less than this in the first two
 _TIMED = ("forward", "backward", "forward again", "backward of inputs", "backward with recomputation", "prefix")
 _NS_PER_FLOP, _NS_PER_BYTE = 0.01, 0.1  # assumed where nothing is timed: 100 billion operations, 10 GB a second
 _CACHE_BYTES = 2**26  # more than one core's share of the processor's caches
@@ -49,7 +51,13 @@ class Microbatch:
 
 
 def profile_units(
-    chain: Chain, microbatches: Sequence[Microbatch], *, weights_apart: bool = False, recompute: str = "never"
+    chain: Chain,
+    microbatches: Sequence[Microbatch],
+    *,
+    weights_apart: bool = False,
+    recompute: str = "never",
+    budget_seconds: float = math.inf,
+    agree: Callable[[float], float] = float,
 ) -> list[UnitCosts]:
     """Times forward and backward of every unit, and counts their bytes.
 
@@ -62,17 +70,31 @@ def profile_units(
         weights_apart: whether the gradients of weights are timed separately, by a backward of inputs alone; their costs
             are zero otherwise.
         recompute: mode of recomputation whose costs are measured, one of ``adapter.MODES``.
+        budget_seconds: seconds that all may take; one round of the first shape is always timed.
+        agree: gives the seconds that all ranks go by, from this rank's.
 
     Returns:
-        The costs of all units, for each of ``microbatches``.
+        The costs of all units, for each of ``microbatches``; of the first ones alone where the budget is too small.
     """
+
+    def seconds(since: int) -> float:
+        return agree((now_ns(chain.device) - since) / 1e9)
+
     shapes = [_Shape(chain, batch, weights_apart=weights_apart, recompute=recompute) for batch in microbatches]
     with torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
-        for shape in shapes:
-            shape.count_bytes()
         began = now_ns(chain.device)
+        shapes[0].count_bytes()
+        # Counting takes about as long as the fewest rounds.
+        of_each = accumulate(2 * seconds(began) * shape.size / shapes[0].size for shape in shapes)
+        shapes = [shape for shape, total in zip(shapes, of_each) if total <= budget_seconds] or shapes[:1]
+        for shape in shapes[1:]:
+            shape.count_bytes()
+        first_round = now_ns(chain.device)
         for number in range(_ROUNDS):
-            if number >= _FEWEST and now_ns(chain.device) - began > _LONG_NS * len(shapes):
+            spent = seconds(first_round)
+            if number >= _FEWEST and spent > _LONG_SECONDS * len(shapes):
+                break
+            if number and seconds(began) + spent / number > budget_seconds:
                 break
             for shape in shapes:
                 shape.time()
@@ -127,6 +149,7 @@ class _Shape:
         self._main = batch.main.to(chain.dtype) if batch.main.is_floating_point() else batch.main  # as in a step
         self._inputs = batch.inputs
         self._length = batch.length
+        self.size = len(batch.main) * batch.length
         self._weights_apart = weights_apart
         self._mode = recompute
         self._recompute = Recompute(recompute)

@@ -1,0 +1,109 @@
+"""The benchmark beside other libraries: each trains the same job, and what is left out is left out of all."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import pytest
+from laws import REPOSITORY
+from PIL import Image
+from tiny import tiny_bert, tiny_sst2
+
+sys.path.insert(0, str(REPOSITORY))
+
+import benchmarks.peers.__main__ as peers
+from benchmarks.peers.timm_train import arguments_of, steps_of, write_class_folders
+from benchmarks.support.measure import CONFIGS
+from benchmarks.support.sst2 import hold_out
+from pipetransformer.config import load_config
+from pipetransformer.errors import UserError
+
+DIGITS = CONFIGS / "train_config_digits_no_freeze.yaml"
+
+
+@pytest.mark.parametrize("name", [peers.OURS, peers.HF, peers.HF + peers.KEEPS])
+def test_both_train_the_same_epoch(name: str, tmp_path: Path) -> None:
+    model, data = tiny_bert(tmp_path / "bert"), tiny_sst2(tmp_path / "SST-2", 96, num_eval_samples=8)
+    task = peers.texts(data, model, "data.max_train_samples=96", "train.batch_size=8", "train.precision=float32")
+    found = peers.run(name, task, task.overrides, ranks=1, timm=None, workers=0)
+    assert found.samples_per_s > 0 and found.step_s > 0 and found.accuracy is not None and found.peak_bytes
+    assert found.accuracy * 8 == pytest.approx(round(found.accuracy * 8))
+    assert 0.2 < found.samples_per_s * found.step_s / 8 < 5, "a step is a batch of 8"
+
+
+def test_ratios_are_of_one_round() -> None:
+    task = peers.Task("task", DIGITS, (), peers.HF)
+    ours, theirs = [[peers.Found(rate, 8 / rate, None, None) for rate in rates] for rates in ((2, 6, 8), (1, 2, 16))]
+    first, second = peers.rows_of(task, {peers.OURS: ours, peers.HF: theirs}, ranks=2)
+    assert (first["over the peer's"], first["least"], first["most"]) == (2.0, 0.5, 3.0), "of 2, 3 and a half"
+    assert (first["samples/s"], second["samples/s"]) == (6, 2) and second["over the peer's"] is None
+
+
+def test_failures_are_one_line(tmp_path: Path) -> None:
+    task = peers.texts(tmp_path / "nothing", tiny_bert(tmp_path / "bert"))
+    with pytest.raises(UserError, match="^ours: SST-2, bert failed: "):
+        peers.run(peers.OURS, task, task.overrides, ranks=1, timm=None, workers=0)
+
+
+# ---- timm's script ---------------------------------------------------------------------------------------------------
+
+
+def test_timm_is_given_the_same_job() -> None:
+    overrides = (*peers.PICTURES, "train.max_grad_norm=0.5", "train.precision=bfloat16")
+    config = load_config(CONFIGS / "train_config_cifar100_no_freeze.yaml", overrides)
+    given = arguments_of(config, data=Path("pictures"), ranks=2, output=Path("out"), workers=1)
+    told = dict(zip(given, given[1:]))
+    assert (told["--data-dir"], told["--batch-size"], told["--img-size"], told["--workers"]) == (
+        *("pictures", "32", "32", "1"),
+    )
+    assert (told["--lr"], told["--clip-grad"], told["--amp-dtype"]) == ("0.001", "0.5", "bfloat16")
+    assert given[given.index("--model-kwargs") + 1 :][:4] == [
+        *("patch_size=4", "embed_dim=192", "depth=12", "num_heads=3"),
+    ]
+
+
+def test_its_steps_are_read_from_what_it_prints() -> None:
+    text = """
+Train: 0 [   0/39 (  3%)]  Loss: 4.67 (4.67)  Time: 1.250s,   51.20/s  (1.250s,   51.20/s)  LR: 1e-3  Data: 0.1 (0.1)
+Train: 0 [   1/39 (  5%)]  Loss: 4.63 (4.65)  Time: 0.750s,   85.33/s  (1.000s,   64.00/s)  LR: 1e-3  Data: 0.1 (0.1)
+Test: [   0/3]  Time: 0.107 (0.107)  Loss:   4.612 ( 4.612)  Acc@1:   1.562 (  1.562)
+"""
+    assert steps_of(text) == [1.25, 0.75]
+    with pytest.raises(UserError, match="^--timm-train: "):
+        steps_of("usage: train.py [--config FILE]")
+
+
+def test_its_pictures_are_the_job_s(tmp_path: Path) -> None:
+    config = load_config(DIGITS, ["data.max_train_samples=30", "data.max_eval_samples=10", "data.image_size=8"])
+    write_class_folders(config, tmp_path)
+    assert len(list(tmp_path.glob("train/*/*.png"))) == 30 and len(list(tmp_path.glob("validation/*/*.png"))) == 10
+    for path in tmp_path.glob("train/*/*.png"):
+        picture = np.asarray(Image.open(path))
+        assert picture.shape == (8, 8, 3) and picture.max() > 128, "not normalised"
+    names = {path.parent.name for path in tmp_path.glob("*/*/*.png")}
+    assert names <= {f"{label:03d}" for label in range(10)}
+
+
+# ---- more to judge by ------------------------------------------------------------------------------------------------
+
+
+def test_no_phrase_of_a_held_out_sentence_is_trained_on(tmp_path: Path) -> None:
+    tiny_sst2(tmp_path / "SST-2", 60, num_eval_samples=4)
+    source = tmp_path / "SST-2" / "train.tsv"
+    header, *lines = source.read_text().splitlines()
+    sentences = [line.split("\t")[0] for line in lines]
+    phrases = [f"{' '.join(sentence.split()[:3])}\t1" for sentence in sentences]
+    source.write_text("\n".join([header, *lines, *phrases]) + "\n")
+    hold_out(tmp_path / "SST-2", tmp_path / "held", num_train=40, num_held_out=10)
+    train, dev = ((tmp_path / "held" / f"{name}.tsv").read_text().splitlines()[1:] for name in ("train", "dev"))
+    assert (len(train), len(dev)) == (40, 4 + 10)
+    held = [f" {line.split(chr(9))[0]} " for line in dev[4:]]
+    assert all(text.strip() in sentences for text in held)
+    trained = [line.split("\t")[0] for line in train]
+    assert not any(f" {phrase} " in sentence for phrase in trained for sentence in held)
+    assert median(len(phrase.split()) for phrase in trained) >= 3
+    with pytest.raises(UserError, match="^--sst2: .* full sentences; hold out fewer than 1000"):
+        hold_out(tmp_path / "SST-2", tmp_path / "held", num_train=40, num_held_out=1000)
