@@ -316,7 +316,7 @@ def test_texts_are_tokenized_truncated_and_padded(tmp_path: Path, tokenizer: Pre
     _sst2(tmp_path, HEADER + "good film\t1\n" + "bad " * 30 + "\t0\r\nunseen\t0")
     train, evaluation = load_text_data(_settings("sst2", tmp_path), tokenizer=tokenizer).values()
     assert train.labels.tolist() == [1, 0, 0] and len(evaluation) == 1
-    assert train.num_tokens.tolist() == [4, 16, 3] and train.lengths.tolist() == [8, 16, 8]
+    assert train.num_tokens.tolist() == [4, 16, 3] and train.lengths.tolist() == [4, 16, 4]
     rows = train.inputs(np.array([2, 0]), length=8, epoch=0)
     assert rows["input_ids"].tolist() == [[1, 3, 2, 0, 0, 0, 0, 0], [1, 4, 6, 2, 0, 0, 0, 0]]
     assert rows["attention_mask"].tolist() == [[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0]]

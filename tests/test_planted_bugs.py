@@ -74,10 +74,11 @@ def stale_cache_row() -> Iterator[None]:
 
     def leaving_one(self: AutoCache, target: int) -> Any:
         store = self._cache.stores["train"]
-        (region,) = store._regions.values()
-        before = region[0].clone()
+        places = [part[0] for part in (*store._regions.values(), store._rows) if part is not None]
+        before = [place.clone() for place in places]
         done = advance(self, target)
-        region[0] = before
+        for place, values in zip(places, before):
+            place.copy_(values)
         return done
 
     with mock.patch.object(AutoCache, "advance", leaving_one):

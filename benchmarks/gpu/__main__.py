@@ -49,7 +49,8 @@ from pipetransformer.process.device import device_name, synchronize
 from pipetransformer.process.world import World, close_world, init_world
 from pipetransformer.run.job import Job, build_job
 
-STEPS, ROUNDS = 10, 5
+STEPS, ROUNDS = (10, 5) if torch.cuda.is_available() else (2, 2)
+torch._dynamo.config.recompile_limit = 64  # a block is compiled anew with gradients and without
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ class Bench:
         self.batches = self.job.train_batches(0)
         self.batch = max(self.batches, key=len)
         self.step_number = 0
+        self.compiler = "inductor" if world.device.type == "cuda" else "eager"  # which needs no other compiler
 
     def rows(self) -> list[dict[str, object]]:
         rows = [*self.beside_the_library(), *self.frozen()]
@@ -173,7 +175,7 @@ class Bench:
             bare = self.bare_loop(compiles=compiles)
             if compiles:
                 for block in self.chain.blocks:
-                    block.compile()
+                    block.compile(backend=self.compiler)
             pairs = []
             for _ in range(ROUNDS):
                 pairs.append((self.step_seconds(), bare()))
@@ -186,7 +188,7 @@ class Bench:
     def bare_loop(self, *, compiles: bool) -> Callable[[], float]:
         """Mean seconds of a step of the library's own model, whose weights are ours: their learning rate is 0."""
         network: nn.Module = self.job.built.model
-        run = torch.compile(network) if compiles else network
+        run = torch.compile(network, backend=self.compiler) if compiles else network
         optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=True)
         raw = self.data.inputs(self.batch.ids, length=self.batch.length, epoch=0)
         labels = self.data.labels[torch.from_numpy(self.batch.ids)].to(self.chain.device)

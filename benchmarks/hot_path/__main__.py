@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 
 import numpy as np
@@ -26,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.support.command_line import bench_parser
+from benchmarks.support.command_line import add_output, bench_parser
 from benchmarks.support.measure import CONFIGS, save, spread
 from benchmarks.support.ranks import as_ranks
 from pipetransformer.cache import AutoCache
@@ -62,11 +63,12 @@ STEPS, BATCH, STORE_BYTES = 100, 64, 2**28
 def main() -> None:
     parser = bench_parser("hot-path", description=__doc__)
     parser.add_argument("--repeats", type=count, default=7, help="timed rounds (default 7)")
+    add_output(parser)
     arguments = parser.parse_args()
-    as_ranks(__file__, partial(run, repeats=arguments.repeats), num_ranks=1)
+    as_ranks(__file__, partial(run, repeats=arguments.repeats, folder=arguments.output), num_ranks=1)
 
 
-def run(world: World, *, repeats: int) -> None:
+def run(world: World, *, repeats: int, folder: Path) -> None:
     rows: list[dict[str, object]] = []
     for model, (path, own) in MODELS.items():
         bench = Bench(load_config(path, [*COMMON, *own]), world)
@@ -83,7 +85,8 @@ def run(world: World, *, repeats: int) -> None:
                 {
                     "model": model,
                     "what": name,
-                    "over its bound": ratios,
+                    "over its bound": median(ratios),
+                    "ratios": ratios,
                     "seconds": [mine for mine, _ in times[1:]],
                     "seconds of the bound": [bare for _, bare in times[1:]],
                 }
@@ -91,7 +94,7 @@ def run(world: World, *, repeats: int) -> None:
     if world.rank == 0:
         title = "All frozen and cached: each beside its bound"
         notes = ["step: time over the bound's, least is best; the others: rate over the bound's."]
-        print(f"saved {save('hot-path', rows, title=title, notes=notes)}")
+        print(f"saved {save('hot-path', rows, title=title, notes=notes, folder=folder)}")
 
 
 def seconds(action: Callable[[], object]) -> float:
