@@ -119,7 +119,8 @@ class _Input:
             return _Part(item, 0, raw[chain.family.main_input], side, None)
         stored = chain.boundary(first - 1, rows=1, length=item.length)
         hidden = self._store.read(item.filled, positions=stored.shape[1])
-        return _Part(item, first, hidden, side, stored.dtype)
+        part = _Part(item, first, hidden, side, stored.dtype)
+        return part.pin_memory() if chain.device.type == "cuda" else part
 
 
 class _Writer:
@@ -135,9 +136,21 @@ class _Writer:
 
     def write(self, ids: np.ndarray, hidden: Tensor) -> None:
         """Raises what an earlier write has raised."""
-        self._pending.append(self._thread.submit(self._store.write, ids, hidden, boundary=self._boundary))
+        copied: torch.cuda.Event | None = None
+        if hidden.device.type == "cuda":  # the device goes on while its copy is under way
+            host = torch.empty(hidden.shape, dtype=hidden.dtype, pin_memory=True)
+            host.copy_(hidden, non_blocking=True)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
+            hidden = host
+        self._pending.append(self._thread.submit(self._write, ids, hidden, copied))
         if len(self._pending) > _WAITING:
             self._pending.popleft().result()
+
+    def _write(self, ids: np.ndarray, hidden: Tensor, copied: torch.cuda.Event | None) -> None:
+        if copied is not None:
+            copied.synchronize()
+        self._store.write(ids, hidden, boundary=self._boundary)
 
     def __exit__(self, *raised: object) -> None:
         self._thread.shutdown(cancel_futures=raised[0] is not None)

@@ -61,7 +61,8 @@ def bucket_edges(num_tokens: np.ndarray, *, max_length: int) -> np.ndarray:
     num_tokens = np.maximum(num_tokens, 1)
     power = 2 ** np.ceil(np.log2(num_tokens)).astype(np.int64)  # that holds the tokens
     step = np.maximum(power // 2 // _EDGES_OF_AN_OCTAVE, _LEAST_STEP)
-    return np.minimum(-(-num_tokens // step) * step, max_length).astype(np.int64)
+    edges: np.ndarray = np.minimum(-(-num_tokens // step) * step, max_length).astype(np.int64)
+    return edges
 
 
 def samples_of_nodes(lengths: np.ndarray, *, num_nodes: int) -> np.ndarray:

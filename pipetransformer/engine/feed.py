@@ -113,7 +113,7 @@ class Feed:
             raw = dataset.inputs(ids, length=item.length, epoch=item.epoch, keys=wanted)
         if needs_main:
             hidden = raw[chain.family.main_input]
-        return StepInput(
+        batch = StepInput(
             hidden=hidden,
             inputs={key: raw[key] for key in keys},
             ids=ids,
@@ -125,6 +125,8 @@ class Feed:
             num_real=item.share.num_real,
             is_padded=MASK in raw and not bool(raw[MASK].all()),
         )
+        # Note: the loader pins what it fetches itself.
+        return batch.pin_memory() if self._reader is not None and chain.device.type == "cuda" else batch
 
     def enter(self, batch: StepInput) -> None:
         """Moves ``batch`` to the device, in place, and runs the uncached rest of the prefix, without gradients."""
