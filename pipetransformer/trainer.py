@@ -225,6 +225,7 @@ class Trainer:
         state = {
             "freeze": self.autofreeze.state_dict(),
             "cache": self.autocache.path,
+            "precision": self.config.train.precision,
             "report": self.report.state_dict(),
         }
         self._tell(events.Saved(self.step, str(self.checkpoints.save(self.step, engine=self.engine, state=state))))
