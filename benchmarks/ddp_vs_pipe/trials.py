@@ -31,6 +31,7 @@ from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.collectives import led_by, slowest
 from pipetransformer.process.device import peak_memory_bytes, reset_peak_memory, synchronize
+from pipetransformer.process.heap import release_freed_memory
 from pipetransformer.process.world import World
 from pipetransformer.run.job import Job, build_job
 
@@ -212,6 +213,7 @@ class RankJob:
         self.start_bytes = 0
         if world.device.type == "cpu":
             gc.collect()
+            release_freed_memory()
             weights = sum(p.numel() * p.element_size() for p in chain.model.parameters())
             self.start_bytes = psutil.Process().memory_info().rss - weights
 
