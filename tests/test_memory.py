@@ -155,7 +155,7 @@ def told(world: World) -> bool:
     batches = epoch_batches(data.lengths, batch_size=64, seed=0, epoch=0, num_nodes=1)
     workload = Workload.of(batches, config, num_ranks=2, local_size=2)
     with mock.patch.object(profile, "keeps_boundaries", lambda: True):
-        found = profile._measure(job.chain, data, key={}, workload=workload, config=config, world=world)
+        found = profile._measure(job.chain, data, key={}, workload=workload, config=config, world=world, num_steps=None)
     return found.job.keeps_boundaries
 
 

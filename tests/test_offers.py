@@ -72,4 +72,4 @@ def test_the_bytes_of_a_step_are_those_of_its_samples(autocache: AutoCache) -> N
     assert autocache.read_bytes(np.arange(5)) == 5 * 17 * 16 * 8
     autocache.boundary = 6
     assert autocache.read_bytes(np.arange(5)) == 5 * 16 * 8, "the head reads one row"
-    assert autocache.num_bytes == (NUM_TRAIN * 17 + 1) * 16 * 8 + NUM_TRAIN
+    assert autocache.num_bytes == NUM_TRAIN * ((17 + 1) * 16 * 8 + 1), "with a row apart for each"

@@ -15,7 +15,7 @@ from tiny import tiny_bert, tiny_sst2
 sys.path.insert(0, str(REPOSITORY))
 
 import benchmarks.peers.__main__ as peers
-from benchmarks.peers.timm_train import arguments_of, steps_of, write_class_folders
+from benchmarks.peers.timm_train import arguments_of, step_seconds, write_class_folders
 from benchmarks.support.measure import CONFIGS
 from benchmarks.support.sst2 import hold_out
 from pipetransformer.config import load_config
@@ -60,20 +60,23 @@ def test_timm_is_given_the_same_job() -> None:
         *("pictures", "32", "32", "1"),
     )
     assert (told["--lr"], told["--clip-grad"], told["--amp-dtype"]) == ("0.001", "0.5", "bfloat16")
-    assert given[given.index("--model-kwargs") + 1 :][:4] == [
-        *("patch_size=4", "embed_dim=192", "depth=12", "num_heads=3"),
+    assert given[given.index("--model-kwargs") + 1 :][:5] == [
+        *("patch_size=4", "embed_dim=192", "depth=12", "num_heads=3", "img_size=32"),
     ]
 
 
 def test_its_steps_are_read_from_what_it_prints() -> None:
     text = """
 Train: 0 [   0/39 (  3%)]  Loss: 4.67 (4.67)  Time: 1.250s,   51.20/s  (1.250s,   51.20/s)  LR: 1e-3  Data: 0.1 (0.1)
-Train: 0 [   1/39 (  5%)]  Loss: 4.63 (4.65)  Time: 0.750s,   85.33/s  (1.000s,   64.00/s)  LR: 1e-3  Data: 0.1 (0.1)
+Train: 0 [  38/39 (100%)]  Loss: 4.63 (4.65)  Time: 0.750s,   85.33/s  (1.000s,   64.00/s)  LR: 1e-3  Data: 0.1 (0.1)
+Train: 1 [   0/39 (  3%)]  Loss: 4.57 (4.57)  Time: 0.850s,   51.20/s  (0.850s,   51.20/s)  LR: 1e-3  Data: 0.1 (0.1)
+Train: 1 [  38/39 (100%)]  Loss: 4.53 (4.55)  Time: 0.750s,   85.33/s  (0.900s,   64.00/s)  LR: 1e-3  Data: 0.1 (0.1)
 Test: [   0/3]  Time: 0.107 (0.107)  Loss:   4.612 ( 4.612)  Acc@1:   1.562 (  1.562)
 """
-    assert steps_of(text) == [1.25, 0.75]
-    with pytest.raises(UserError, match="^--timm-train: "):
-        steps_of("usage: train.py [--config FILE]")
+    assert (step_seconds(text, epoch=0), step_seconds(text, epoch=1)) == (1.0, 0.9)
+    for other in ("usage: train.py [--config FILE]", text.splitlines()[1]):
+        with pytest.raises(UserError, match="^--timm-train: "):
+            step_seconds(other, epoch=0)
 
 
 def test_its_pictures_are_the_job_s(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,9 +33,12 @@ def measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., b
     job = costs_of(load_simulation(REPOSITORY / "config" / "simulation_1024.yaml"))
     measured: list[Mapping[str, object]] = []
 
-    def fake(*_: object, key: Mapping[str, object], **__: object) -> Profile:
+    (of_any,) = job.by_rows.values()
+
+    def fake(*_: object, key: Mapping[str, object], workload: Workload, **__: object) -> Profile:
         measured.append(key)
-        return Profile(key, job, dict(job.by_rows), 1e9)
+        mine = replace(job, by_rows=dict.fromkeys(workload.rows, of_any))
+        return Profile(key, mine, dict.fromkeys(workload.lengths, of_any), 1e9)
 
     monkeypatch.setattr(measure, "_measure", fake)
     monkeypatch.setattr(measure, "_holds", lambda *_, **__: True)
@@ -45,7 +49,7 @@ def measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., b
         config = configuration("vit", [*Case("vit", 1, STATIC[1], precision="float32").overrides(""), *overrides])
         workload = Workload({length: 1}, length, (length,), rows, (rows,), {})  # type: ignore[arg-type]
         found = measure_profile(chain, nothing, workload=workload, config=config, world=ALONE)  # type: ignore[arg-type]
-        assert found.job == job
+        assert set(found.job.by_rows) == {rows}
         return len(measured) > before
 
     assert measures_anew()
@@ -123,3 +127,45 @@ def test_costs_of_another_device_are_not_read(measures: Callable[..., bool], mon
         other.setattr(torch, "get_num_threads", lambda: 64)
         assert measures()
     assert not measures()
+
+
+def measured_in_parts(monkeypatch: pytest.MonkeyPatch, folder: Path, **missing: dict[int, object]) -> bool:
+    """Whether a profile that lacks these is kept."""
+    monkeypatch.setenv("PIPETRANSFORMER_CACHE", str(folder))
+    job = costs_of(load_simulation(REPOSITORY / "config" / "simulation_1024.yaml"))
+    (costs,) = job.by_rows.values()
+    found = Profile({}, replace(job, by_rows={8: costs}), {16: costs, 24: costs}, 1e9)
+    found = replace(found, **{k: v for k, v in missing.items() if k == "measured"})  # type: ignore[arg-type]
+    monkeypatch.setattr(measure, "_measure", lambda *_, **__: found)
+    chain = SimpleNamespace(num_units=1, named_parameters=lambda units: {"head": torch.ones(3)})
+    config = configuration("vit", Case("vit", 1, STATIC[1], precision="float32").overrides(""))
+    rows = (8, 4) if "by_rows" in missing else (8,)
+    workload = Workload({16: 1}, 16, (16, 24), 8, rows, {})  # type: ignore[arg-type]
+    measure_profile(chain, Any, workload=workload, config=config, world=ALONE, num_steps=1)  # type: ignore[arg-type]
+    return any((folder / "profiles").glob("*.json"))
+
+
+def test_a_profile_with_shapes_left_out_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The next job may have time for all of them."""
+    job = costs_of(load_simulation(REPOSITORY / "config" / "simulation_1024.yaml"))
+    (costs,) = job.by_rows.values()
+    assert measured_in_parts(monkeypatch, tmp_path / "whole")
+    assert not measured_in_parts(monkeypatch, tmp_path / "length", measured={16: costs})
+    assert not measured_in_parts(monkeypatch, tmp_path / "rows", by_rows={})
+
+
+@pytest.mark.parametrize(("now", "holds"), [(1.0, True), (1.25, True), (1.4, False), (0.7, False)])
+def test_a_kept_profile_holds_as_long_as_a_forward_takes_as_long(
+    monkeypatch: pytest.MonkeyPatch, now: float, holds: bool
+) -> None:
+    """Other work on the machine may have been measured with it, then or now."""
+    job = costs_of(load_simulation(REPOSITORY / "config" / "simulation_1024.yaml"))
+    (costs,) = job.by_rows.values()
+    kept = Profile({}, job, {16: costs}, 1e9)
+    seconds = costs.prefix_seconds(0, len(job.parameter_bytes), num_samples=8)
+    monkeypatch.setattr(measure, "microbatch_of", lambda *_, **__: None)
+    monkeypatch.setattr(measure, "prefix_seconds", lambda *_: now * seconds)
+    monkeypatch.setattr(measure, "slowest", lambda mine: mine)
+    chain: Any = SimpleNamespace(num_units=len(job.parameter_bytes))
+    workload: Any = SimpleNamespace(modal_length=16, examples={16: None}, share=8)
+    assert measure._holds(kept, chain, Any, workload=workload) == holds  # type: ignore[arg-type]

@@ -5,8 +5,8 @@
     pipetransformer bench peers --quality --sst2 FOLDER --text-models FOLDER ... [--seeds 3]
 
 The same model, samples, batch, recipe, precision and threads; each round starts every contestant anew, one after the
-other, and a ratio is of one round. The first steps of a run are left out. Rows of ours switch one saving each. A peer
-may have a process that prepares its batches: the faster way of a first round is its own for all others.
+other, trains two epochs and counts the second one, whole. A ratio is of one round. Rows of ours switch one saving
+each. A peer may have a process that prepares its batches: the faster way of a first round is its own for all others.
 ``--quality``: whole runs over some seeds, judged on the task's dev set and 4,500 full sentences that are held out.
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.peers.timm_train import arguments_of, steps_of, write_class_folders
+from benchmarks.peers.timm_train import arguments_of, step_seconds, write_class_folders
 from benchmarks.support.command_line import add_output, bench_parser
 from benchmarks.support.measure import CONFIGS
 from benchmarks.support.ranks import import_path
@@ -40,20 +40,20 @@ from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
 from pipetransformer.process.device import has_bfloat16
 
-WARM_UP = 5  # steps
 NUM_TRAIN, NUM_HELD_OUT = 8000, 4500
 OURS, WITHOUT = "ours", {"ours, whole last block": "model.head_row_only=false", "ours, stem frozen": "freeze.stem=true"}
 HF, TIMM = "Trainer (transformers)", "train.py (timm)"
 KEEPS = ", freed memory kept"  # behind a peer: with the C library's settings that ours makes itself
-MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_TOP_PAD_": str(2**26)}
+MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62), "MALLOC_TOP_PAD_": str(2**26)}
 COMMON = (
-    *("train.epochs=1", "train.eval_every=1000 epochs", "checkpoint.every=null", "log.wandb=disabled"),
+    *("train.eval_every=1000 epochs", "checkpoint.every=null", "log.wandb=disabled"),
     *("log.every=1000", "freeze.policy=none", "cache.enabled=false", "pipe.measure=true"),
 )
 PICTURES = (
     *("model.name=vit_tiny_patch16_224", "model.pretrained=false", "data.image_size=32", "data.max_train_samples=2560"),
     *("model.kwargs={patch_size: 4, embed_dim: 192, depth: 12, num_heads: 3}", "data.max_eval_samples=256"),
     *("train.batch_size=64", "train.optimizer=adamw", "train.lr=1e-3", "train.label_smoothing=0"),
+    "train.epochs=2",
 )
 
 
@@ -111,16 +111,14 @@ def main() -> None:
 
 
 def texts(folder: Path, model: Path, *overrides: str) -> Task:
-    own = (f"data.path={folder.resolve()}", f"model.name={model.resolve()}", *overrides)
+    own = (f"data.path={folder.resolve()}", f"model.name={model.resolve()}", "train.epochs=2", *overrides)
     return Task(f"SST-2, {model.name}", CONFIGS / "train_config_sst2_no_freeze.yaml", (*COMMON, *own), HF)
 
 
 def tell_speed(arguments: Any, *, scratch: Path) -> None:
     precision = f"train.precision={arguments.precision}"
     tasks = [texts(arguments.sst2, m, f"data.max_train_samples={arguments.samples}") for m in arguments.text_models]
-    notes = [
-        f"{arguments.rounds} rounds, one thread a rank, {arguments.precision}; the first {WARM_UP} steps left out."
-    ]
+    notes = [f"{arguments.rounds} rounds, one thread a rank, {arguments.precision}; the second of two epochs."]
     if arguments.cifar100 is not None:
         own = (*COMMON, *PICTURES, f"data.path={arguments.cifar100.resolve()}")
         config = CONFIGS / "train_config_cifar100_no_freeze.yaml"
@@ -210,7 +208,9 @@ def tell_quality(arguments: Any) -> None:
         data = Path(folder) / "SST-2"
         hold_out(arguments.sst2, data, num_train=NUM_TRAIN, num_held_out=NUM_HELD_OUT)
         for model in arguments.text_models:
-            task = texts(data, model, f"train.precision={arguments.precision}", "data.max_train_samples=null")
+            task = texts(
+                data, model, f"train.precision={arguments.precision}", "data.max_train_samples=null", "train.epochs=1"
+            )
             for name in (OURS, HF):
                 scores = []
                 for seed in range(arguments.seeds):
@@ -253,12 +253,12 @@ def run(name: str, task: Task, overrides: Sequence[str], *, ranks: int, timm: Pa
         if ended.returncode:
             raise UserError(f"{name}: {task.name} failed: {(ended.stderr or ended.stdout).strip()[-2000:]}")
         if name == TIMM:
-            steps = steps_of(ended.stdout + ended.stderr)[WARM_UP:]
-            return Found(len(steps) * config.train.batch_size / sum(steps), median(steps), None, None)
+            seconds = step_seconds(ended.stdout + ended.stderr, epoch=config.train.epochs - 1)
+            return Found(config.train.batch_size / seconds, seconds, None, None)
         told = json.loads(result.read_text())
-    steps = told["steps"][WARM_UP:]
-    samples = told["samples"] * len(steps) / len(told["steps"])
-    return Found(samples / sum(steps), median(steps), told["peak_bytes"], told["accuracy"])
+    epochs = load_config(task.config, overrides).train.epochs
+    steps = told["steps"][-(len(told["steps"]) // epochs) :]
+    return Found(told["samples"] / epochs / sum(steps), mean(steps), told["peak_bytes"], told["accuracy"])
 
 
 if __name__ == "__main__":

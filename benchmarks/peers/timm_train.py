@@ -1,6 +1,6 @@
 """The same epoch by timm's own training script (``--timm-train FILE``), as its users start it; nothing of it is here.
 
-It reads folders of pictures (``write_class_folders``) and prints the seconds of each step.
+It reads folders of pictures (``write_class_folders``) and prints the mean seconds of an epoch's steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from pipetransformer.data.images import ImagePreprocessing, load_image_data
 from pipetransformer.data.info import describe
 from pipetransformer.errors import UserError
 
-_SECONDS = re.compile(r"Train: \d+ \[.*?Time: ([\d.]+)s,")
+# Of an epoch's last step: its number, how many there are, and the mean seconds of all.
+_MEAN = re.compile(r"Train: (\d+) \[ *(\d+)/(\d+).*?Time: .*?\(([\d.]+)s,")
 
 
 def write_class_folders(config: Config, folder: Path) -> None:
@@ -36,13 +37,13 @@ def write_class_folders(config: Config, folder: Path) -> None:
 
 
 def arguments_of(config: Config, *, data: Path, ranks: int, output: Path, workers: int) -> list[str]:
-    """Its command line for the same model, data, batch and recipe; one line of figures a step."""
+    """Its command line for the same model, data, batch and recipe; a line of figures an epoch."""
     train, kwargs = config.train, config.model.kwargs
-    given = [f"{key}={value}" for key, value in kwargs.items()]
+    given = [f"{key}={value}" for key, value in {**kwargs, "img_size": config.data.image_size}.items()]
     return [
         *("--data-dir", str(data), "--model", config.model.name, "--num-classes", "100"),
         *("--img-size", str(config.data.image_size), "--batch-size", str(-(-train.batch_size // ranks))),
-        *(("--model-kwargs", *given) if given else ()),
+        *("--model-kwargs", *given),
         *("--epochs", str(train.epochs), "--opt", "adamw", "--opt-kwargs", "fused=True", "--lr", str(train.lr)),
         *("--weight-decay", str(train.weight_decay), "--sched", "cosine", "--warmup-epochs", "0"),
         *(("--clip-grad", str(train.max_grad_norm)) if train.max_grad_norm is not None else ()),
@@ -54,16 +55,17 @@ def arguments_of(config: Config, *, data: Path, ranks: int, output: Path, worker
             "--device",
             "cpu",
             "--log-interval",
-            "1",
+            "1000",
         ),
         *("--no-prefetcher", "--no-aug", "--seed", str(train.seed), "--output", str(output)),
         *(("--amp", "--amp-dtype", "bfloat16") if train.precision == "bfloat16" else ()),
     ]
 
 
-def steps_of(text: str) -> list[float]:
-    """Seconds of each step, from the lines that it printed. Raises UserError where there are none."""
-    seconds = [float(told) for told in _SECONDS.findall(text)]
-    if not seconds:
-        raise UserError("--timm-train: the script printed no line with the seconds of a step; give timm's train.py")
-    return seconds
+def step_seconds(text: str, *, epoch: int) -> float:
+    """Mean seconds of a step of an epoch, from the line that it printed behind the last. Raises UserError where there
+    is none."""
+    for told, step, number, seconds in _MEAN.findall(text):
+        if int(told) == epoch and int(step) + 1 == int(number):
+            return float(seconds)
+    raise UserError("--timm-train: the script printed no line with the seconds of a step; give timm's train.py")

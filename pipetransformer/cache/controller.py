@@ -19,6 +19,7 @@ from pipetransformer.data import Dataset, samples_of_nodes
 from pipetransformer.models import Chain
 from pipetransformer.plan.prefix import PrefixWork, cached_choices
 from pipetransformer.process.collectives import values_of_ranks
+from pipetransformer.process.heap import release_freed_memory
 from pipetransformer.process.world import World
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -117,6 +118,9 @@ class AutoCache:
         """
         if self._cache is None and not self.declined:
             budget = self._config.cache.host_budget
+            if self._world.device.type == "cpu":  # else what the last step has freed would count as taken
+                release_freed_memory()
+                dist.barrier()
             self._cache, self.declined = open_cache(
                 {split: self._layout(dataset) for split, dataset in self._datasets.items()},
                 budget=budget if isinstance(budget, int) else None,

@@ -57,9 +57,11 @@ class GradientReducer:
 
     def _hook(self, bucket: _Bucket, name: str) -> Callable[[Tensor], None]:
         def accumulated(parameter: Tensor) -> None:
+            if parameter.grad is None:  # zero_bubble found none; ``finish`` names the parameter
+                return
             if bucket.counts[name] == 0:
                 view = bucket.views[name]
-                view.copy_(parameter.grad)  # type: ignore[arg-type]
+                view.copy_(parameter.grad)
                 parameter.grad = view
             bucket.counts[name] += 1
             if bucket.counts[name] == self._accumulations:

@@ -57,7 +57,7 @@ class Feed:
         self._replica = plan.replica_of(rank)
         self._is_first = plan.stage_of(rank) == 0
         self._num_workers = num_workers
-        self._skips_masks = skips_masks
+        self._skips_masks = skips_masks and not chain.needs_mask
         self._positions: dict[int, int] = {}
         self._reader: BatchReader | None = None
         if self._is_first and store is not None and plan.cached is not None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
-from pipetransformer.models.families import Family, family_of
+from pipetransformer.models.families import MASK, Family, family_of
 from pipetransformer.models.halves import Halves
 from pipetransformer.models.proof import differ, halves_differ, row_differs
 from pipetransformer.plan.units import Numbering
@@ -34,6 +34,7 @@ class Chain:
 
     Attributes:
         autocasts: whether units compute in bfloat16. It may change before ``learn_shapes``.
+        needs_mask: whether texts without padding must bring a mask; they need none in the families of the table.
 
     Raises:
         UserError: the model is no known chain, or its blocks have no known halves.
@@ -60,6 +61,7 @@ class Chain:
                 "use a model with layer normalisation"
             )
         self.autocasts = precision == "bfloat16"
+        self.needs_mask = True
         self.blocks: Sequence[nn.Module] = list(model.get_submodule(self.family.blocks).children())
         self.numbering = Numbering(len(self.blocks), units_per_block)
         self._halves = self.family.halves if units_per_block > 1 else None
@@ -216,6 +218,7 @@ class Chain:
                 found = self._other_than(expected, main, side, row_only=row_only)
                 if not found:
                     break
+            self.needs_mask = not found and self._answers_otherwise_unmasked(main, side)
             self.autocasts = autocasts
             if autocasts and not found:
                 self._run_by_unit(main, side)
@@ -232,6 +235,16 @@ class Chain:
         except Exception as error:  # blocks that take other arguments, say; the model's own forward did well
             return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         return "other outputs than its own" if differ(outputs, expected) else ""
+
+    def _answers_otherwise_unmasked(self, main: Tensor, side: Mapping[str, Tensor]) -> bool:
+        """Whether the outputs for texts without padding differ, or cannot be had, where no mask is given."""
+        if MASK not in side:
+            return False
+        whole = self._run_by_unit(main, {**side, MASK: torch.ones_like(side[MASK])})
+        try:
+            return differ(self._run_by_unit(main, {key: side[key] for key in side if key != MASK}), whole)
+        except Exception:  # a family of the user's own that knows no texts without a mask, say
+            return True
 
     def _own_outputs(self, main: Tensor, side: Mapping[str, Tensor]) -> Tensor:
         with self.autocast():

@@ -212,9 +212,10 @@ class AutoPipe:
         profile = self._watch.take() if self._watch is not None else None
         if profile is not None:
             self.profile = profile
-        recent, self._recent = self._recent, _Recent()
+        recent = self._recent
         if recent.num_steps < FEWEST_STEPS:
             return False
+        self._recent = _Recent()
         seconds = slowest(recent.seconds) / recent.num_steps
         self._observed.pop(current, None)  # the latest plan comes last
         self._observed[current] = Observed(recent.work / recent.num_steps, seconds)
@@ -223,7 +224,7 @@ class AutoPipe:
 
 @dataclass(frozen=True, slots=True)
 class _Recent:
-    """Steps under the present plan since the last decision: their number, work and seconds."""
+    """Steps under the present plan that no line has taken up: their number, work and seconds."""
 
     num_steps: int = 0
     work: float = 0.0

@@ -7,20 +7,22 @@ kernel zeroes it at its first touch. Other C libraries are left as they are.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from functools import cache
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # malloc.h
-_MOST = 2**31 - 1  # of an int: bytes that may lie free at the top of the heap
+_NEVER = -1  # of a threshold for trimming
+_SETTING = "MALLOC_MMAP_THRESHOLD_"
 _PAD = 2**26  # bytes that the heap grows by at least
 
 
 def keep_freed_memory() -> None:
-    """From now on, freed blocks of any size stay with this process."""
+    """From now on, freed blocks of any size stay with this process; not where the user has set malloc to map blocks."""
     tune = _function("mallopt")
-    if tune is not None:
+    if tune is not None and _SETTING not in os.environ:
         tune(_MMAP_MAX, 0)
-        tune(_TRIM_THRESHOLD, _MOST)
+        tune(_TRIM_THRESHOLD, _NEVER)
         tune(_TOP_PAD, _PAD)
 
 

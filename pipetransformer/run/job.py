@@ -113,8 +113,10 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     given = {key: value.to(world.device) for key, value in probe.items()}
     if world.size > 1 and len(set(values_of_ranks(chain.leaves_one_row(chain.num_blocks)))) > 1:
         chain.learn_shapes(given, head_row_only=False)  # ranks of other devices have not proven the same
+    torch.set_float32_matmul_precision(config.train.float32_matmul)
     precision = settle(chain, train_data, config, world=world)
     if chain.autocasts:
+        torch.set_float32_matmul_precision("highest")
         chain.learn_shapes(given, head_row_only=chain.leaves_one_row(chain.num_blocks))
     if world.num_nodes > 1:
         _check_agreement(chain, datasets, world=world)

@@ -63,7 +63,7 @@ def _past(config: Config) -> object:
             recorded = read_events(Path(run.replay))
         except UserError:
             return None  # it is told when the plans are read
-        return next((event.get("precision") for event in recorded if event["event"] == "run"), None)
+        return next((event.get("precision", "float32") for event in recorded if event["event"] == "run"), None)
     return None
 
 

@@ -70,7 +70,8 @@ def measure_profile(
     if found[0] is not None and _holds(found[0], chain, dataset, workload=workload):
         return found[0]
     profile = _measure(chain, dataset, key=key, workload=workload, config=config, world=world, num_steps=num_steps)
-    if world.rank == 0 and set(profile.job.by_rows) == set(workload.rows):  # else the next job may have more time
+    is_whole = set(profile.job.by_rows) == set(workload.rows) and set(profile.measured) == set(workload.lengths)
+    if world.rank == 0 and is_whole:  # else the next job may have more time
         with contextlib.suppress(UserError, RuntimeError):  # without a place to keep it, the next job measures again
             save_profile(profile, _path(key))
     return profile

@@ -131,7 +131,7 @@ def time_static_layouts(
 def time_steps(engine: Engine, batch: Batch, *, num_steps: int) -> float:
     """Collective. Median seconds of a step on ``batch`` after a warm-up, on the slowest rank.
 
-    Behind a prefix, steps begin with zeros in place of activations, as if these were read from a cache.
+    Behind a prefix, steps begin with random numbers in place of activations, as if these were read from a cache.
     """
     times = list[float]()
     inputs = engine.feed("train").batches([batch] * (num_steps + 1), epoch=0)
@@ -148,10 +148,14 @@ def time_steps(engine: Engine, batch: Batch, *, num_steps: int) -> float:
 
 
 def _behind_prefix(batch: StepInput, engine: Engine) -> StepInput:
-    """``batch`` with zeros for what the plan would read from a cache."""
+    """``batch`` with random numbers for what the plan would read from a cache.
+
+    Note: zeros stay zeros in a model from scratch, and each layer norm's backward would multiply by a thousand or more.
+    """
     plan, chain = engine.plan, engine.chain
     if plan.cached is not None and batch.hidden is not None:
         like = chain.boundary(plan.first_computed - 1, rows=batch.rows, length=batch.length)
-        batch.hidden = torch.zeros(like.shape, dtype=like.dtype, device=chain.device)
+        random = torch.Generator(chain.device).manual_seed(0)
+        batch.hidden = torch.randn(like.shape, generator=random, dtype=like.dtype, device=chain.device)
         batch.enters = plan.first_computed
     return batch

@@ -203,12 +203,12 @@ class Planner:
                 f"pipe.microbatches: {first.num_microbatches} suits no pipeline of {lengths} under "
                 f"{', '.join(name for name, _ in first.schedules)}; give one of {', '.join(map(str, allowed))}"
             )
-        num_units = len(costs.parameter_bytes)
+        num_units = len(costs.parameter_bytes) - int(first.stem_frozen)
         num_stages = min(first.pipeline_lengths) * min(per_rank for _, per_rank in first.schedules)
         if num_stages > num_units:
             return (
                 f"pipe.initial_length: a pipeline of {lengths} has {num_stages} stages or more, and the model "
-                f"{num_units} units; give a shorter one"
+                f"{num_units} units that train; give a shorter one"
             )
         return (
             f"train.batch_size: {first.global_batch_size} samples give no pipeline of {lengths} a micro-batch for each "
