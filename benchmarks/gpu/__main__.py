@@ -7,7 +7,8 @@ it runs. Writes ``FOLDER/gpu.json``:
 
 - a step with nothing frozen beside the library's own model in a bare loop (bfloat16 autocast, fused AdamW), compiled
   and not;
-- steps with n = 0, 1/4, 1/2, 3/4 and all of the blocks frozen, the prefix computed and read from the cache;
+- steps with n = 0, 1/4, 1/2, 3/4 and all of the blocks frozen, the prefix computed and read from the cache, in blocks
+  that are compiled;
 - the advance pass, a transition, peak memory beside its prediction;
 - checks (``checks.py``).
 """
@@ -229,7 +230,8 @@ class Bench:
                 plan = self.plan(frozen, cached=cached)
                 start = perf_counter()
                 move = self.engine.enter(replace(plan, cached=None))
-                rows.append(self.row(f"n {frozen}: transition s", [move.seconds]))
+                if cached is None:
+                    rows.append(self.row(f"n {frozen}: transition s", [move.seconds]))
                 if cached is not None:
                     assert not self.cache.reserve(), self.cache.declined
                     start = perf_counter()

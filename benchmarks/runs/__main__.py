@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.support.command_line import add_output, bench_parser
 from benchmarks.support.git import ROOT
 from benchmarks.support.measure import measured_commit, save
@@ -34,6 +36,7 @@ from benchmarks.support.table import text_of
 from pipetransformer.errors import UserError
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
+from pipetransformer.process.device import has_bfloat16
 
 TWINS = ("no_freeze", "all_in_one")
 PORT = "29500"
@@ -94,10 +97,12 @@ def main() -> None:
 
 def jobs(name: str, *, num_ranks: int, overrides: Sequence[str]) -> list[Job]:
     both, elastic = SMALL[name]
+    # Each of the twins would choose by a timing of its own.
+    precision = f"train.precision={'bfloat16' if has_bfloat16(torch.device('cpu')) else 'float32'}"
     found = []
     for twin in TWINS:
         run_id = f"bench-{name}-{twin}"
-        own = (*both, *(elastic if twin == TWINS[1] else ()), *overrides, "run.overwrite=true")
+        own = (precision, *both, *(elastic if twin == TWINS[1] else ()), *overrides, "run.overwrite=true")
         place = (str(num_ranks), "1", "0", "127.0.0.1", PORT, f"config/train_config_{name}_{twin}.yaml", run_id)
         found.append(Job(f"{name} {twin}", run_id, (*place, *own)))
     return found

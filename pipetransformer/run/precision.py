@@ -112,13 +112,15 @@ def _inputs(chain: Chain, dataset: Dataset, ids: np.ndarray, *, length: int) -> 
 
 
 def _seconds(chain: Chain, inputs: Mapping[str, Tensor], *, autocasts: bool) -> float:
+    """Of forward and backward, unit by unit: no more than one unit's activations and gradients are held."""
     chain.autocasts = autocasts
+    side, hidden = {key: inputs[key] for key in chain.input_keys}, inputs[chain.family.main_input]
     start = perf_counter()
-    side = {key: inputs[key] for key in chain.input_keys}
-    outputs = chain.run(range(chain.num_units), inputs[chain.family.main_input], side)
-    torch.autograd.backward(outputs, torch.ones_like(outputs))
+    for unit in range(chain.num_units):
+        source = hidden.detach().requires_grad_(hidden.is_floating_point())
+        hidden = chain.run(range(unit, unit + 1), source, side)
+        torch.autograd.backward(hidden, torch.ones_like(hidden))
+        for parameter in chain.named_parameters([unit]).values():
+            parameter.grad = None
     synchronize(chain.device)
-    seconds = perf_counter() - start
-    for parameter in chain.model.parameters():
-        parameter.grad = None
-    return seconds
+    return perf_counter() - start
