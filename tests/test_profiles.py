@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 import torch
 from laws import REPOSITORY, STATIC, Case, configuration
+from test_models import MODELS, wrapped
 
 from pipetransformer.config import DataConfig, load_config
 from pipetransformer.data import channels_of, describe, known_classes
 from pipetransformer.data.glue import GLUE
 from pipetransformer.pipe.measure import profile as measure
+from pipetransformer.pipe.measure import units
 from pipetransformer.pipe.measure.profile import costs_key, measure_profile
 from pipetransformer.pipe.measure.profile_file import Profile
+from pipetransformer.pipe.measure.units import Microbatch, profile_units
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.process.world import World
 from pipetransformer.simulation.analytic import costs_of
@@ -169,3 +172,24 @@ def test_a_kept_profile_holds_as_long_as_a_forward_takes_as_long(
     chain: Any = SimpleNamespace(num_units=len(job.parameter_bytes))
     workload: Any = SimpleNamespace(modal_length=16, examples={16: None}, share=8)
     assert measure._holds(kept, chain, Any, workload=workload) == holds  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("budget", "shapes", "rounds"),
+    [(0.0, 1, 1), (1.9, 1, 1), (2.1, 1, 2), (3.1, 2, 2), (3.6, 3, 2), (float("inf"), 3, 2)],
+)
+def test_units_are_timed_as_far_as_the_budget_goes(
+    monkeypatch: pytest.MonkeyPatch, budget: float, shapes: int, rounds: int
+) -> None:
+    """All ranks say that whatever they did took a second: so a shape of 4, 2 and 1 rows is said to take 2, 1 and a
+    half, and a second round of all another second; a third would take too long in any case."""
+    chain, inputs = wrapped(MODELS["vit"])
+    chain.train()
+    batches = [Microbatch(inputs["pixel_values"][:1].repeat(rows, 1, 1, 1), {}, 16) for rows in (4, 2, 1)]
+    timed: list[int] = []
+    time_one = units._Shape.time
+    monkeypatch.setattr(units._Shape, "time", lambda self: timed.append(self.size) or time_one(self))
+    monkeypatch.setattr(units, "_LONG_SECONDS", 0.3)
+    found = profile_units(chain, batches, budget_seconds=budget, agree=lambda seconds: 1.0)
+    assert [costs.rows for costs in found] == [4, 2, 1][:shapes]
+    assert len(timed) == shapes * rounds
