@@ -208,7 +208,7 @@ class Planner:
         if num_stages > num_units:
             return (
                 f"pipe.initial_length: a pipeline of {lengths} has {num_stages} stages or more, and the model "
-                f"{num_units} units that train; give a shorter one"
+                f"{num_units} units; give a shorter one"
             )
         return (
             f"train.batch_size: {first.global_batch_size} samples give no pipeline of {lengths} a micro-batch for each "
