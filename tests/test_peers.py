@@ -34,6 +34,17 @@ def test_both_train_the_same_epoch(name: str, tmp_path: Path) -> None:
     assert 0.2 < found.samples_per_s * found.step_s / 8 < 5, "a step is a batch of 8"
 
 
+def test_both_are_judged_alike(tmp_path: Path) -> None:
+    """The same weights, which a rate of next to nothing leaves as they are, on texts of many lengths: what one answers,
+    the other answers, whatever order it is judged in."""
+    model = tiny_bert(tmp_path / "bert", initializer_range=2.0)
+    data = tiny_sst2(tmp_path / "SST-2", 16, num_eval_samples=61)
+    task = peers.texts(data, model, *("train.batch_size=8", "train.lr=1e-12", "train.precision=float32"))
+    found = [peers.run(name, task, task.overrides, ranks=1, timm=None, workers=0) for name in (peers.OURS, peers.HF)]
+    assert found[0].accuracy == pytest.approx(found[1].accuracy)
+    assert found[0].accuracy not in (0.0, 1.0)
+
+
 def test_ratios_are_of_one_round() -> None:
     task = peers.Task("task", DIGITS, (), peers.HF)
     ours, theirs = [[peers.Found(rate, 8 / rate, None, None) for rate in rates] for rates in ((2, 6, 8), (1, 2, 16))]

@@ -109,7 +109,7 @@ def main() -> None:
 def configurations(size: Size, folder: Path, *, on_gpu: bool) -> list[tuple[str, Config]]:
     common = (
         *("train.precision=bfloat16", "train.max_grad_norm=1.0", "log.wandb=disabled", "checkpoint.every=null"),
-        *("model.dropout=0.0", "freeze.policy=none", f"train.seed={0}"),
+        *("model.dropout=0.0", "freeze.policy=none", "train.seed=0"),
     )
     vit = (*common, *size.vit, f"train.batch_size={size.batches[0]}", "data.max_train_samples=640")
     reader = write_reader(folder / "bert", **size.bert)

@@ -143,7 +143,8 @@ class _Bucket:
     def begin(self) -> None:
         """Prepares for a step: no backward pass counted.
 
-        Note: the first gradient of a step is copied to its place, which costs a third of adding it to zeros there.
+        Note: nothing is zeroed. The first gradient of a step is copied to its place, with fewer passes over the memory
+        than adding it to zeros there.
         """
         self.missing = len(self.members)
         self.counts = dict.fromkeys((name for name, _ in self.members), 0)

@@ -25,8 +25,8 @@ class Objective:
     that is short, as a length's last one often is, counts by its share of that size: each sample of an epoch weighs the
     same. No other code divides the loss or the gradients.
 
-    Running figures are summed when they are asked for: a step of a small model would take a fifth longer with them, and
-    on a GPU no step waits for them.
+    Running figures are summed when they are asked for: a step of a small model is short enough to feel them, and on a
+    GPU no step waits for them.
 
     Args:
         kind: form of outputs and labels: ``classes``, ``scores`` or ``spans``.
