@@ -20,10 +20,11 @@ from test_models import (
     LLAMA,
     MODELS,
     WITH_DROPOUT,
+    check_every_cut,
     inputs_of,
     of_transformers,
     own_forward,
-    some_loss,
+    run,
     timm_model,
 )
 from test_models import bert as tiny_encoder
@@ -31,7 +32,7 @@ from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_text_model
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
-from pipetransformer.models import Chain, Stage
+from pipetransformer.models import Chain
 from pipetransformer.models import halves as halves_module
 from pipetransformer.process.world import World
 
@@ -48,13 +49,6 @@ def in_halves(build: Callable[[], nn.Module], *, precision: str = "float32") -> 
     inputs = {k: v.to(chain.dtype) if v.is_floating_point() else v for k, v in inputs_of(chain).items()}
     chain.learn_shapes(inputs)
     return chain, inputs
-
-
-def run(chain: Chain, inputs: dict[str, Tensor], *, cut: int) -> Tensor:
-    side, hidden = {key: inputs[key] for key in chain.input_keys}, inputs[chain.family.main_input]
-    for units in (range(cut), range(cut, chain.num_units)):
-        hidden = Stage(chain, units)(hidden, **side)
-    return hidden
 
 
 VARIANTS: dict[str, Callable[[], nn.Module]] = {
@@ -77,17 +71,8 @@ DROPPING: dict[str, Callable[[], nn.Module]] = {
 def test_cut_at_any_half_it_is_the_library_s_own_forward_and_backward(name: str) -> None:
     """float64: 1e-12 is far above rounding and far below any mistake."""
     chain, inputs = in_halves(VARIANTS[name], precision="float64")
-    logits = own_forward(chain, inputs)
-    some_loss(logits).backward()
-    expected = {key: parameter.grad for key, parameter in chain.model.named_parameters()}
     assert chain.num_units == 2 * chain.num_blocks + 2
-    for cut in range(1, chain.num_units):
-        chain.model.zero_grad()
-        cut_logits = run(chain, inputs, cut=cut)
-        torch.testing.assert_close(cut_logits, logits, rtol=1e-12, atol=1e-12)
-        some_loss(cut_logits).backward()
-        for key, parameter in chain.model.named_parameters():
-            torch.testing.assert_close(parameter.grad, expected[key], rtol=1e-10, atol=1e-12, msg=key)
+    check_every_cut(chain, inputs, logits_to=1e-12, gradients_to=1e-10)
 
 
 @pytest.mark.parametrize("name", MODELS)

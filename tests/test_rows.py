@@ -9,7 +9,17 @@ from unittest import mock
 import pytest
 import torch
 from test_halves import DROPPING
-from test_models import DISTILBERT, GPT2, MODELS, inputs_of, of_transformers, own_forward, some_loss, timm_model
+from test_models import (
+    DISTILBERT,
+    GPT2,
+    MODELS,
+    check_every_cut,
+    inputs_of,
+    of_transformers,
+    own_forward,
+    run,
+    timm_model,
+)
 from torch import Tensor, nn
 
 from pipetransformer.models import Chain, rows
@@ -50,11 +60,6 @@ def inputs_for(chain: Chain) -> dict[str, Tensor]:
     return {k: v.to(chain.dtype) if v.is_floating_point() else v for k, v in inputs_of(chain).items()}
 
 
-def run(chain: Chain, inputs: dict[str, Tensor], *, cut: int) -> Tensor:
-    side, hidden = {key: inputs[key] for key in chain.input_keys}, inputs[chain.family.main_input]
-    return chain.run(range(cut, chain.num_units), chain.run(range(cut), hidden, side), side)
-
-
 @pytest.mark.parametrize("units_per_block", [1, 2])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_logits_and_gradients_are_the_library_s_own(name: str, units_per_block: int) -> None:
@@ -63,16 +68,7 @@ def test_logits_and_gradients_are_the_library_s_own(name: str, units_per_block: 
     inputs = inputs_for(chain)
     assert chain.leaves_one_row(chain.num_blocks) == (name in ONE_ROW)
     assert not chain.leaves_one_row(chain.num_blocks - 1)
-    logits = own_forward(chain, inputs)
-    some_loss(logits).backward()
-    expected = {key: parameter.grad for key, parameter in chain.model.named_parameters()}
-    for cut in range(1, chain.num_units):
-        chain.model.zero_grad()
-        cut_logits = run(chain, inputs, cut=cut)
-        torch.testing.assert_close(cut_logits, logits, rtol=1e-12, atol=1e-12)
-        some_loss(cut_logits).backward()
-        for key, parameter in chain.model.named_parameters():
-            torch.testing.assert_close(parameter.grad, expected[key], rtol=1e-10, atol=1e-12, msg=key)
+    check_every_cut(chain, inputs, logits_to=1e-12, gradients_to=1e-10)
 
 
 @pytest.mark.parametrize("units_per_block", [1, 2])
