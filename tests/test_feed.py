@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from test_models import MODELS, inputs_of, wrapped
 
 from pipetransformer.data import Batch, Dataset
+from pipetransformer.engine import Engine
 from pipetransformer.engine.feed import Feed
 from pipetransformer.models import MASK
 from pipetransformer.plan import ParallelPlan
@@ -55,3 +57,25 @@ def test_active_units_get_a_mask_where_a_text_is_padded(
     feed.enter(batch)
     assert (MASK in batch.inputs) == has_mask
     assert given == [True] * frozen, "the prefix is computed as for the cache, with a mask"
+
+
+def test_inputs_go_on_over_pauses_and_end_with_the_plan() -> None:
+    """Threads and workers are not made anew where a job only pauses: the same iterator goes on."""
+    made: list[list[int]] = []
+
+    def batches(given: Sequence[Batch], *, epoch: int) -> Iterator[int]:
+        made.append([epoch, *(batch.index for batch in given)])
+        yield from (batch.index for batch in given)
+
+    engine = Engine.__new__(Engine)
+    engine._incoming, engine._feeds = None, {"train": SimpleNamespace(batches=batches)}  # type: ignore[dict-item]
+    everything = [Batch(number, (np.arange(2),), LENGTH) for number in range(5)]
+    first = engine.incoming(everything, epoch=0)
+    assert [first.take(), first.take()] == [0, 1]
+    second = engine.incoming(everything[2:], epoch=0)
+    assert second is first and [second.take(), second.take(), second.take()] == [2, 3, 4]
+    assert engine.incoming(everything, epoch=1).take() == 0
+    engine.close_feeds()
+    engine._feeds = {"train": SimpleNamespace(batches=batches)}  # type: ignore[dict-item]
+    assert engine.incoming(everything[1:], epoch=1).take() == 1
+    assert made == [[0, 0, 1, 2, 3, 4], [1, 0, 1, 2, 3, 4], [1, 1, 2, 3, 4]]

@@ -12,6 +12,8 @@ from ranks import RankPool
 from test_planner import even_job
 
 from pipetransformer.engine.step import PhaseSeconds
+from pipetransformer.pipe import controller
+from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.watch import CostWatch
 from pipetransformer.pipe.measure.workload import Workload
@@ -97,3 +99,17 @@ def test_a_gain_that_may_be_noise_is_left() -> None:
     for gain, pays in ((0.04, False), (0.06, True)):
         better = replace(choice, prediction=replace(choice.prediction, step_seconds=step * (1 - gain)))
         assert controller.pays(better, current=choice.plan, outlook=outlook) is pays
+
+
+def test_decisions_every_few_steps_add_up_to_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five steps tell too little; with the next five they do, and then they are counted no more."""
+    monkeypatch.setattr(controller, "slowest", lambda seconds: seconds)
+    autopipe = AutoPipe.__new__(AutoPipe)
+    autopipe._watch, autopipe._observed, autopipe._recent = None, {}, controller._Recent()
+    plan = ParallelPlan(0, 1, 1, (), 1, "1f1b", None, 6)
+    news = []
+    for _ in range(4):
+        autopipe._recent = autopipe._recent.plus(5, work=5.0, seconds=1.0)
+        news.append(autopipe._remeasure(plan))
+    assert news == [False, True, False, True]
+    assert autopipe._observed[plan].seconds == pytest.approx(0.2)
