@@ -28,6 +28,7 @@ from pipetransformer.cache import (
     read_ahead,
 )
 from pipetransformer.cache import shared as shared_module
+from pipetransformer.cache.advance import _Writer
 from pipetransformer.errors import UserError
 from pipetransformer.process.world import World
 
@@ -111,6 +112,16 @@ def test_rows_of_samples_lie_beside_their_slots() -> None:
     store.close()
 
 
+def test_samples_of_another_length_are_not_read_for_those_that_are_asked_for() -> None:
+    store = ActivationStore.reserve(text_layout(np.array([3, 2, 3, 4, 3])))
+    for ids, length in ((np.array([0, 2, 4]), 3), (np.array([1]), 2), (np.array([3]), 4)):
+        store.write(ids, activations(ids, length=length), boundary=1)
+    for ids, length in (([0, 1], 3), ([0, 3], 3), ([1, 0], 2), ([3, 4], 4), ([0], 5)):
+        with pytest.raises(LookupError):
+            store.read(np.array(ids), positions=length)
+    store.close()
+
+
 def test_images_come_back_as_they_were_written(store: ActivationStore) -> None:
     ids = np.array([4, 0, 3])
     store.write(ids, activations(ids, length=5), boundary=1)
@@ -153,6 +164,15 @@ def test_a_write_that_broke_off_is_a_miss(store: ActivationStore) -> None:
         store.write(ids[:2], torch.zeros(2, 5, WIDTH + 1), boundary=3)
     assert held(store, 2) == [False, False, True, True, True, True]
     assert not any(held(store, 3))
+
+
+@pytest.mark.parametrize("num_batches", [1, 9])
+def test_a_write_that_fails_in_its_thread_ends_the_pass(num_batches: int, store: ActivationStore) -> None:
+    ids, too_wide = np.arange(2), torch.zeros(2, 5, WIDTH + 1)
+    with pytest.raises(RuntimeError, match="shape"), _Writer(store, boundary=1) as writer:
+        for _ in range(num_batches):
+            writer.write(ids, too_wide)
+    assert not any(held(store, 1))
 
 
 def test_a_cleared_store_holds_nothing(store: ActivationStore) -> None:

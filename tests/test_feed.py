@@ -59,6 +59,19 @@ def test_active_units_get_a_mask_where_a_text_is_padded(
     assert given == [True] * frozen, "the prefix is computed as for the cache, with a mask"
 
 
+@pytest.mark.parametrize(("ids", "has_mask"), [((0, 1), True), ((3, 4), False)])
+def test_later_stages_get_labels_and_side_inputs_alone(ids: tuple[int, ...], has_mask: bool) -> None:
+    chain, _ = wrapped(MODELS["bert"])
+    data = Texts(inputs_of(chain))
+    plan = ParallelPlan(0, 2, 1, (1,), 2, "1f1b", None, chain.num_blocks)
+    feed = Feed(chain, data, plan, rank=1, store=None, num_workers=0, skips_masks=True)
+    (batch,) = feed.batches([Batch(0, (np.array(ids),), LENGTH)], epoch=0)
+    feed.enter(batch)
+    assert batch.hidden is None and batch.labels.tolist() == data.labels[list(ids)].tolist()
+    assert chain.family.main_input not in batch.inputs
+    assert (MASK in batch.inputs) == has_mask
+
+
 def test_inputs_go_on_over_pauses_and_end_with_the_plan() -> None:
     """Threads and workers are not made anew where a job only pauses: the same iterator goes on."""
     made: list[list[int]] = []

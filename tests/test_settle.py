@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from unittest import mock
 
+import pytest
 from test_planner import JOB, make_planner, plan_after
 
 from pipetransformer.errors import UserError
-from pipetransformer.pipe.planner.choice import Outlook, Planner
+from pipetransformer.pipe.planner.choice import Choice, Outlook, Planner
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.plan import ParallelPlan
 
@@ -48,6 +49,25 @@ def test_only_new_costs_change_the_plan_of_the_same_blocks_and_only_where_it_pay
     assert chosen(slow, has_news=True) == best
     assert chosen(slow, has_news=True, remaining_steps=0) is None, "the move takes longer than the rest of the run"
     assert chosen(best, has_news=True) is None
+
+
+@pytest.mark.parametrize(("beyond", "moves"), [(-0.01, True), (0.01, False)])
+def test_a_gain_within_the_margin_moves_nothing_but_the_cut(beyond: float, moves: bool) -> None:
+    controller = make_planner(pipe={"initial_length": 4})
+    current = controller.first_plan(JOB, {}).plan
+
+    def chosen(margin: float) -> Choice:
+        outlook = Outlook(JOB, remaining_steps=10**9, margin=margin)
+        found = controller.next_plan(2, cached_options={None: 0.0}, current=current, outlook=outlook)
+        assert found is not None
+        return found
+
+    best, alike = chosen(0.0), chosen(1.0)
+    gain = 1.0 - best.prediction.step_seconds / alike.prediction.step_seconds
+    assert best.plan.pp != current.pp and 0.05 < gain < 0.95
+    assert (alike.plan.pp, alike.plan.num_microbatches) == (current.pp, current.num_microbatches)
+    assert alike.plan.frozen == 2 and alike.plan.boundaries != current.boundaries
+    assert chosen(gain + beyond).plan == (best if moves else alike).plan
 
 
 def test_a_kept_pipeline_keeps_a_unit_for_each_stage() -> None:

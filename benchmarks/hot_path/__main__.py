@@ -2,11 +2,13 @@
 
     pipetransformer bench hot-path [--repeats 7]
 
-One rank, one thread, a ViT and a BERT. Rounds take turns with their bound, and a ratio is of one round:
+One rank, one thread, a ViT and a BERT of six blocks with the widths of ViT-Tiny and MiniLM. Rounds take turns with
+their bound, and a ratio is of one round:
 
 step     an optimizer step with all blocks frozen and read from the cache, over a bare loop that trains the same head on
          a tensor of the same activations
 read     bytes a second of batches gathered from a store of 256 MB, over copies of as many bytes that lie together
+gather   the same by torch.index_select alone, without the store around it
 write    bytes a second of batches written to that store, over such copies
 advance  samples a second of the advance pass from the model's inputs, over the same forwards on inputs that lie ready
 """
@@ -52,7 +54,7 @@ MODELS: Mapping[str, tuple[Path, tuple[str, ...]]] = {
     "BERT": (
         CONFIGS / "train_config_demo_text.yaml",
         (
-            "model.kwargs={hidden_size: 192, intermediate_size: 768, num_hidden_layers: 6, num_attention_heads: 4, "
+            "model.kwargs={hidden_size: 384, intermediate_size: 1536, num_hidden_layers: 6, num_attention_heads: 12, "
             "max_position_embeddings: 64}",
         ),
     ),
@@ -72,7 +74,13 @@ def run(world: World, *, repeats: int, folder: Path) -> None:
     rows: list[dict[str, object]] = []
     for model, (path, own) in MODELS.items():
         bench = Bench(load_config(path, [*COMMON, *own]), world)
-        pairs = {"step": bench.steps, "read": bench.reads, "write": bench.writes, "advance": bench.advances}
+        pairs = {
+            "step": bench.steps,
+            "read": bench.reads,
+            "gather": bench.gathers,
+            "write": bench.writes,
+            "advance": bench.advances,
+        }
         for name, pair in pairs.items():
             ours, bound = pair()
             times: list[tuple[float, float]] = []
@@ -167,6 +175,19 @@ class Bench:
                 store.read(batch.ids, positions=positions_of(store, batch), out=outs[batch.length]) for batch in batches
             ],
             lambda: [to.copy_(source) for source, to in copies],
+        )
+
+    def gathers(self) -> Pair:
+        """All slots lie in one tensor here, whatever their lengths, so that slots of one length stand for the rest."""
+        layout = self.store.layout
+        positions = int(np.median(layout.positions))
+        slots = torch.zeros(STORE_BYTES // (positions * layout.position_bytes), positions, layout.width)
+        out = torch.empty(BATCH, positions, layout.width)
+        orders = torch.randperm(len(slots)).split(BATCH)[:-1]
+        source = slots.split(BATCH)
+        return (
+            lambda: [torch.index_select(slots, 0, order, out=out) for order in orders],
+            lambda: [out.copy_(part) for part, _ in zip(source, orders)],
         )
 
     def writes(self) -> Pair:

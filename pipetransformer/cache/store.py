@@ -1,6 +1,6 @@
 """The activation store: memory-mapped arrays in shared host memory, with one slot per sample.
 
-    region of each length  [samples, positions x width]  the slots of all samples of one padded length
+    region of each length  [samples, positions, width]   the slots of all samples of one padded length
     rows                   [slots, width]                one row of each sample, where the last block leaves no other
     stamps                 [slots] uint8                 the boundary (in blocks) of the activations in a slot; 0 for an
                                                          empty slot
@@ -70,23 +70,26 @@ class ActivationStore:
         self.descriptor = descriptor
         positions, num_slots = layout.positions, len(layout.positions)
         self._regions: dict[int, Tensor] = {}
+        self._starts: dict[int, int] = {}  # number of the first slot of a region, counted over all regions
         self._rows: Tensor | None = None
         self._stamps = np.empty(0, dtype=np.uint8)  # for a node without samples of the split
-        places, offset = np.empty(num_slots, dtype=np.int64), 0
+        self._places = np.empty(num_slots, dtype=np.int64)  # number of each slot, counted over all regions
+        offset = start = 0
         if num_slots:
             memory = mmap.mmap(descriptor, layout.num_bytes)
-            for length in np.unique(positions):
+            for length in map(int, np.unique(positions)):
                 members = np.flatnonzero(positions == length)
-                places[members], shape = np.arange(len(members)), (len(members), int(length) * layout.width)
-                region = torch.frombuffer(memory, dtype=layout.dtype, count=shape[0] * shape[1], offset=offset)
-                self._regions[int(length)] = region.view(shape)
-                offset += region.nbytes
+                self._places[members] = np.arange(start, start + len(members))
+                numbers = len(members) * length * layout.width
+                region = torch.frombuffer(memory, dtype=layout.dtype, count=numbers, offset=offset)
+                self._regions[length] = region.view(len(members), length, layout.width)
+                self._starts[length] = start
+                offset, start = offset + region.nbytes, start + len(members)
             if layout.has_rows:
                 rows = torch.frombuffer(memory, dtype=layout.dtype, count=num_slots * layout.width, offset=offset)
-                self._rows = rows.view(num_slots, layout.width)
+                self._rows = rows.view(num_slots, 1, layout.width)
                 offset += rows.nbytes
             self._stamps = np.frombuffer(memory, dtype=np.uint8, offset=offset)
-        self._places = places
 
     def _slots(self, ids: np.ndarray) -> np.ndarray:
         return ids if self.layout.slots is None else self.layout.slots[ids]
@@ -143,12 +146,12 @@ class ActivationStore:
             ids: numbers of the samples [rows], all of one padded length; all must be in the store.
             positions: the number of positions: as many as the slots have, or 1 where one row is stored.
             out: a buffer of the result's shape and type, to be filled; None for a new one.
+
+        Raises:
+            LookupError: if a sample has another padded length.
         """
-        width = self.layout.width
-        out = torch.empty((len(ids), positions, width), dtype=self.layout.dtype) if out is None else out
         region, places = self._places_of(self._slots(ids), positions=positions)
-        torch.index_select(region, 0, places, out=out.view(len(ids), positions * width))
-        return out
+        return torch.index_select(region, 0, places) if out is None else torch.index_select(region, 0, places, out=out)
 
     def write(self, ids: np.ndarray, hidden: Tensor, *, boundary: int) -> None:
         """Stores activations of samples at ``boundary``.
@@ -163,7 +166,7 @@ class ActivationStore:
         """
         slots = self._slots(ids)
         self._stamps[slots] = 0
-        values = hidden.to(device="cpu", dtype=self.layout.dtype).flatten(1)
+        values = hidden.to(device="cpu", dtype=self.layout.dtype)
         region, places = self._places_of(slots, positions=hidden.shape[1])
         region.index_copy_(0, places, values)
         if self.layout.dtype == torch.float16 and not values.isfinite().all():
@@ -171,14 +174,17 @@ class ActivationStore:
         self._stamps[slots] = boundary
 
     def _places_of(self, slots: np.ndarray, *, positions: int) -> tuple[Tensor, Tensor]:
-        """Where so many positions of these slots lie: a region [samples, positions x width], and places in it."""
-        lengths = self.layout.positions[slots]
-        length = int(lengths[0]) if len(lengths) else positions
-        if positions == 1 < length:
-            assert self._rows is not None
+        """Where so many positions of these slots lie: a region [samples, positions, width], and places in it.
+
+        The lengths of the slots are not looked up, which would cost more than the rest: a slot of another region has a
+        place outside of this one.
+        """
+        if positions == 1 and self._rows is not None:
             return self._rows, torch.from_numpy(slots)
-        assert positions == length and (lengths == length).all(), (positions, lengths)
-        return self._regions[length], torch.from_numpy(self._places[slots])
+        region = self._regions[positions]
+        if len(self._regions) == 1:  # Note: then places are the slots' own numbers
+            return region, torch.from_numpy(slots)
+        return region, torch.from_numpy(self._places[slots] - self._starts[positions])
 
     def close(self) -> None:
         """Closes the descriptor and the mapping of this rank. May be called twice."""
