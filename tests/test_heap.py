@@ -10,12 +10,18 @@ import pytest
 
 _BYTES = 2**28
 _SCRIPT = f"""
-import psutil, torch
+import ctypes, psutil
 from pipetransformer.process.heap import keep_freed_memory, release_freed_memory
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 keep_freed_memory()
 resident = lambda: psutil.Process().memory_info().rss
 def step():
-    tensors = [torch.ones({_BYTES} // 16) for _ in range(4)]
+    blocks = [libc.malloc({_BYTES} // 4) for _ in range(4)]
+    for block in blocks:
+        ctypes.memset(block, 1, {_BYTES} // 4)
+    for block in reversed(blocks):
+        libc.free(block)
 step()
 kept = resident()
 release_freed_memory()

@@ -15,7 +15,11 @@ from tiny import tiny_bert, tiny_sst2
 sys.path.insert(0, str(REPOSITORY))
 
 import benchmarks.peers.__main__ as peers
+from benchmarks.peers import contest
+from benchmarks.peers.contest import HF, KEEPS, OURS, RUNS, Contest, Found, Task, run
 from benchmarks.peers.timm_train import arguments_of, step_seconds, write_class_folders
+from benchmarks.support import kept as kept_rows
+from benchmarks.support.kept import KeptRows
 from benchmarks.support.measure import CONFIGS
 from benchmarks.support.sst2 import hold_out
 from pipetransformer.config import load_config
@@ -24,11 +28,11 @@ from pipetransformer.errors import UserError
 DIGITS = CONFIGS / "train_config_digits_no_freeze.yaml"
 
 
-@pytest.mark.parametrize("name", [peers.OURS, peers.HF, peers.HF + peers.KEEPS])
+@pytest.mark.parametrize("name", [OURS, HF, HF + KEEPS])
 def test_both_train_the_same_epoch(name: str, tmp_path: Path) -> None:
     model, data = tiny_bert(tmp_path / "bert"), tiny_sst2(tmp_path / "SST-2", 96, num_eval_samples=8)
     task = peers.texts(data, model, "data.max_train_samples=96", "train.batch_size=8", "train.precision=float32")
-    found = peers.run(name, task, task.overrides, ranks=1, timm=None, workers=0)
+    found = run(name, task, task.overrides, ranks=1, timm=None, workers=0)
     assert found.samples_per_s > 0 and found.step_s > 0 and found.accuracy is not None and found.peak_bytes
     assert found.accuracy * 8 == pytest.approx(round(found.accuracy * 8))
     assert 0.2 < found.samples_per_s * found.step_s / 8 < 5, "a step is a batch of 8"
@@ -40,23 +44,53 @@ def test_both_are_judged_alike(tmp_path: Path) -> None:
     model = tiny_bert(tmp_path / "bert", initializer_range=2.0)
     data = tiny_sst2(tmp_path / "SST-2", 16, num_eval_samples=61)
     task = peers.texts(data, model, *("train.batch_size=8", "train.lr=1e-12", "train.precision=float32"))
-    found = [peers.run(name, task, task.overrides, ranks=1, timm=None, workers=0) for name in (peers.OURS, peers.HF)]
+    found = [run(name, task, task.overrides, ranks=1, timm=None, workers=0) for name in (OURS, HF)]
     assert found[0].accuracy == pytest.approx(found[1].accuracy)
     assert found[0].accuracy not in (0.0, 1.0)
 
 
 def test_ratios_are_of_one_round() -> None:
-    task = peers.Task("task", DIGITS, (), peers.HF)
-    ours, theirs = [[peers.Found(rate, 8 / rate, None, None) for rate in rates] for rates in ((2, 6, 8), (1, 2, 16))]
-    first, second = peers.rows_of(task, {peers.OURS: ours, peers.HF: theirs}, ranks=2)
+    task = Task("task", DIGITS, (), HF)
+    ours, theirs = [[Found(rate, 8 / rate, None, None) for rate in rates] for rates in ((2, 6, 8), (1, 2, 16))]
+    first, second = peers.rows_of(task, {OURS: ours, HF: theirs}, ranks=2)
     assert (first["over the peer's"], first["least"], first["most"]) == (2.0, 0.5, 3.0), "of 2, 3 and a half"
     assert (first["samples/s"], second["samples/s"]) == (6, 2) and second["over the peer's"] is None
+
+
+def test_a_round_is_kept_until_code_or_settings_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever its files lie. The peer takes the faster number of processes, and turns change their order."""
+    turns: list[tuple[str, int]] = []
+
+    def counted(name: str, task: Task, overrides: tuple[str, ...], *, workers: int, **_: object) -> Found:
+        turns.append((name, workers))
+        return Found(10.0 + workers + len(turns), 1.0, None, 0.5)
+
+    monkeypatch.setattr(contest, "run", counted)
+
+    def done(data: str, precision: str = "float32") -> tuple[int, list[dict[str, Found]], list[tuple[str, int]]]:
+        turns.clear()
+        task = peers.texts(tmp_path / data, tmp_path / data / "model")
+        one = Contest(task, 2, precision, None, KeptRows(tmp_path / RUNS))
+        workers, _ = one.workers()
+        return workers, [one.round(number, workers=workers) for number in range(2)], list(turns)
+
+    workers, rounds, order = done("here")
+    names = list(rounds[0])
+    assert order == [*((HF, n) for n in (0, 1)), *((n, 1) for n in reversed(names)), *((n, 1) for n in names)]
+    assert workers == 1 and names[0] == OURS and {HF, HF + KEEPS} < set(names)
+    assert rounds[0][OURS] != rounds[1][OURS]
+    assert done("there") == (1, rounds, [])
+    assert len(done("here", "bfloat16")[2]) == len(order)
+    assert done("here")[2] == order, "one row a round"
+    monkeypatch.setattr(kept_rows, "sources", lambda code: {"pipetransformer/trainer.py": "another"})
+    assert len(done("here")[2]) == len(order)
+    assert str(tmp_path) not in (tmp_path / RUNS).read_text()
 
 
 def test_failures_are_one_line(tmp_path: Path) -> None:
     task = peers.texts(tmp_path / "nothing", tiny_bert(tmp_path / "bert"))
     with pytest.raises(UserError, match="^ours: SST-2, bert failed: "):
-        peers.run(peers.OURS, task, task.overrides, ranks=1, timm=None, workers=0)
+        run(OURS, task, task.overrides, ranks=1, timm=None, workers=0)
 
 
 # ---- timm's script ---------------------------------------------------------------------------------------------------

@@ -24,14 +24,14 @@ from torch import Tensor
 sys.path.insert(0, str(REPOSITORY))
 
 import benchmarks.resnet101_accuracy.__main__ as script
-from benchmarks.resnet101_accuracy import kept as kept_runs
 from benchmarks.resnet101_accuracy import training
-from benchmarks.resnet101_accuracy.kept import FILE, KeptRuns, key_of
+from benchmarks.resnet101_accuracy.kept import CODE, FILE, KeptRuns, key_of
 from benchmarks.resnet101_accuracy.network import Network, Recipe, learning_rate
 from benchmarks.resnet101_accuracy.pictures import FolderPictures, PictureSet, batches, find_pictures
 from benchmarks.resnet101_accuracy.report import compare, rows_of, tell
 from benchmarks.resnet101_accuracy.sizes import PAIRS, PUBLISHED, Experiment, Size, original, small
 from benchmarks.resnet101_accuracy.training import Job, Outcome, Run, Training, train
+from benchmarks.support import kept as kept_rows
 from benchmarks.support.graphs import GraphBench, Setting
 from pipetransformer.errors import UserError
 from pipetransformer.launch.entry import run_guarded
@@ -270,7 +270,7 @@ def test_class_folders_are_trained(ranks: RankPool, tmp_path: Path) -> None:
 
 # ---- runs that are kept ----------------------------------------------------------------------------------------------
 
-CODE = "benchmarks/resnet101_accuracy/training.py"
+TRAINING = "benchmarks/resnet101_accuracy/training.py"
 OUTCOME = Outcome(59.5, 12.0, (4.0, 3.0))
 
 
@@ -303,7 +303,7 @@ def completed(monkeypatch: pytest.MonkeyPatch, folder: Path, runs: list[Run], **
 
 
 def test_the_command_run_again_does_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_runs, "environment", lambda: {"commit": "abc"})
+    monkeypatch.setattr(kept_rows, "environment", lambda: {"commit": "abc"})
     runs = list(small().runs(num_seeds=1))
     done = partial(completed, monkeypatch, tmp_path)
     assert [run for run, _ in done(runs, fails_at=3)] == runs[:3]
@@ -328,10 +328,10 @@ def test_other_settings_and_other_code_make_a_run_missing(tmp_path: Path, monkey
     assert [kept.error(each) for each in changed] == [None, None, None, 59.5]
     kept.keep(longer, replace(OUTCOME, error=50.0))
     assert (kept.error(run), kept.error(longer), kept.error(other)) == (None, 50.0, 59.5)  # in its place
-    texts = dict(kept_runs.sources())
-    assert CODE in texts and not any(name.endswith("report.py") for name in texts)
+    texts = dict(kept_rows.sources(CODE))
+    assert TRAINING in texts and not any(name.endswith("report.py") for name in texts)
     assert "pipetransformer/graphs/graph/pipeline.py" in texts
-    monkeypatch.setattr(kept_runs, "sources", lambda: {**texts, CODE: texts[CODE] + "\n"})
+    monkeypatch.setattr(kept_rows, "sources", lambda code: {**texts, TRAINING: texts[TRAINING] + "\n"})
     assert KeptRuns(tmp_path).error(other) is None
     monkeypatch.undo()
     assert key_of(other) == key_of(replace(other)) and KeptRuns(tmp_path).error(other) == 59.5

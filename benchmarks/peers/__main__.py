@@ -8,17 +8,17 @@ The same model, samples, batch, recipe, precision and threads; each round starts
 other, trains two epochs and counts the second one, whole. A ratio is of one round. Rows of ours switch one saving
 each. A peer may have a process that prepares its batches: the faster way of a first round is its own for all others.
 ``--quality``: whole runs over some seeds, judged on the task's dev set and 4,500 full sentences that are held out.
+
+Each round is kept in FOLDER-of-results/peers-runs.json when it ends: given again, the command does what is missing,
+where the code of the package, of this benchmark and of the libraries is the same.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -28,10 +28,11 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.peers.timm_train import arguments_of, step_seconds, write_class_folders
+from benchmarks.peers.contest import HF, OURS, RUNS, TIMM, Contest, Found, Task, once, run, settings_of
+from benchmarks.peers.timm_train import write_class_folders
 from benchmarks.support.command_line import add_output, bench_parser
+from benchmarks.support.kept import KeptRows
 from benchmarks.support.measure import CONFIGS
-from benchmarks.support.ranks import import_path
 from benchmarks.support.sst2 import hold_out
 from benchmarks.support.table import Row, write_table
 from pipetransformer.config import load_config
@@ -41,10 +42,6 @@ from pipetransformer.launch.entry import run_guarded
 from pipetransformer.process.device import has_bfloat16
 
 NUM_TRAIN, NUM_HELD_OUT = 8000, 4500
-OURS, WITHOUT = "ours", {"ours, whole last block": "model.head_row_only=false", "ours, stem frozen": "freeze.stem=true"}
-HF, TIMM = "Trainer (transformers)", "train.py (timm)"
-KEEPS = ", freed memory kept"  # behind a peer: with the C library's settings that ours makes itself
-MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62), "MALLOC_TOP_PAD_": str(2**26)}
 COMMON = (
     *("train.eval_every=1000 epochs", "checkpoint.every=null", "log.wandb=disabled"),
     *("log.every=1000", "freeze.policy=none", "cache.enabled=false", "pipe.measure=true"),
@@ -55,33 +52,6 @@ PICTURES = (
     *("train.batch_size=64", "train.optimizer=adamw", "train.lr=1e-3", "train.label_smoothing=0"),
     "train.epochs=2",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A model on some data.
-
-    Attributes:
-        config: the configuration file, with ``overrides``.
-        peer: the library beside ours.
-        pictures: class folders, for timm's script.
-    """
-
-    name: str
-    config: Path
-    overrides: tuple[str, ...]
-    peer: str
-    pictures: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Of one run."""
-
-    samples_per_s: float
-    step_s: float
-    peak_bytes: int | None
-    accuracy: float | None
 
 
 def main() -> None:
@@ -116,41 +86,31 @@ def texts(folder: Path, model: Path, *overrides: str) -> Task:
 
 
 def tell_speed(arguments: Any, *, scratch: Path) -> None:
-    precision = f"train.precision={arguments.precision}"
+    timm, cifar100 = arguments.timm_train, arguments.cifar100
     tasks = [texts(arguments.sst2, m, f"data.max_train_samples={arguments.samples}") for m in arguments.text_models]
     notes = [f"{arguments.rounds} rounds, one thread a rank, {arguments.precision}; the second of two epochs."]
-    if arguments.cifar100 is not None:
-        own = (*COMMON, *PICTURES, f"data.path={arguments.cifar100.resolve()}")
+    if cifar100 is not None:
+        own = (*COMMON, *PICTURES, f"data.path={cifar100.resolve()}")
         config = CONFIGS / "train_config_cifar100_no_freeze.yaml"
-        if arguments.timm_train is None:
+        if timm is None:
             notes.append("CIFAR-100: without --timm-train FILE there is no row of timm's script.")
         else:
             write_class_folders(load_config(config, own), scratch / "pictures")
         tasks.append(Task("CIFAR-100, ViT of 12 blocks", config, own, TIMM, scratch / "pictures"))
     rows: list[Row] = []
+    kept = KeptRows(arguments.output / RUNS)
     for task, ranks in product(tasks, arguments.ranks):
-        contestants: dict[str, tuple[str, ...]] = {OURS: (), **{name: (o,) for name, o in WITHOUT.items()}}
+        contest = Contest(task, ranks, arguments.precision, timm, kept)
         workers = 0
-        if task.peer == HF or arguments.timm_train is not None:
-            contestants |= {task.peer: (), task.peer + KEEPS: ()}
-            rates = {
-                n: run(
-                    task.peer, task, (*task.overrides, precision), ranks=ranks, timm=arguments.timm_train, workers=n
-                ).samples_per_s
-                for n in (0, 1)
-            }
-            workers = max(rates, key=rates.__getitem__)
-            notes.append(
-                f"{task.name}, ranks {ranks}: {task.peer} takes {workers} processes for its batches: "
-                f"{rates[0]:.1f} samples/s with 0, {rates[1]:.1f} with 1."
-            )
-        found: dict[str, list[Found]] = {name: [] for name in contestants}
+        if task.peer in contest.contestants():
+            workers, note = contest.workers()
+            notes.append(note)
+        found: dict[str, list[Found]] = {name: [] for name in contest.contestants()}
         for number in range(arguments.rounds):
-            for name, own in list(contestants.items())[:: 1 if number % 2 else -1]:
-                chosen = (*task.overrides, precision, *own)
-                found[name].append(run(name, task, chosen, ranks=ranks, timm=arguments.timm_train, workers=workers))
+            for name, one in contest.round(number, workers=workers).items():
+                found[name].append(one)
             told = ", ".join(f"{name} {runs[-1].samples_per_s:.0f}/s" for name, runs in found.items())
-            print(f"{task.name}, {ranks} ranks, round {number + 1} of {arguments.rounds}: {told}", flush=True)
+            print(f"{contest.name}, round {number + 1} of {arguments.rounds}: {told}", flush=True)
         rows += rows_of(task, found, ranks=ranks)
     title = "One epoch, nothing frozen, beside the user's other library"
     draw = partial(draw_ratios, rows=rows)
@@ -204,6 +164,7 @@ def draw_scores(figure: Figure, *, rows: Sequence[Row]) -> None:
 
 def tell_quality(arguments: Any) -> None:
     rows: list[Row] = []
+    kept = KeptRows(arguments.output / RUNS)
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "SST-2"
         hold_out(arguments.sst2, data, num_train=NUM_TRAIN, num_held_out=NUM_HELD_OUT)
@@ -214,10 +175,16 @@ def tell_quality(arguments: Any) -> None:
             for name in (OURS, HF):
                 scores = []
                 for seed in range(arguments.seeds):
-                    found = run(name, task, (*task.overrides, f"train.seed={seed}"), ranks=2, timm=None, workers=0)
-                    assert found.accuracy is not None
-                    scores.append(found.accuracy)
-                    print(f"{task.name}, {name}, seed {seed}: accuracy {found.accuracy:.4f}", flush=True)
+
+                    def measure(name: str = name, seed: int = seed, task: Task = task) -> dict[str, object]:
+                        chosen = (*task.overrides, f"train.seed={seed}")
+                        return asdict(run(name, task, chosen, ranks=2, timm=None, workers=0))
+
+                    title = f"{task.name}, {name}, seed {seed}"
+                    accuracy = once(kept, f"{title}, accuracy", measure, settings=settings_of(task))["accuracy"]
+                    assert isinstance(accuracy, float)
+                    scores.append(accuracy)
+                    print(f"{title}: accuracy {accuracy:.4f}", flush=True)
                 deviation = stdev(scores) if len(scores) > 1 else None
                 each = {f"seed {seed}": score for seed, score in enumerate(scores)}
                 rows.append({"task": task.name, "what": name, "accuracy": mean(scores), "±": deviation, **each})
@@ -228,37 +195,6 @@ def tell_quality(arguments: Any) -> None:
     title = "Accuracy of the plain run beside the other library's"
     draw = partial(draw_scores, rows=rows)
     write_table("peers-quality", rows, title=title, notes=notes, draw=draw, folder=arguments.output)
-
-
-def run(name: str, task: Task, overrides: Sequence[str], *, ranks: int, timm: Path | None, workers: int) -> Found:
-    """One contestant's epoch, in processes of its own. Raises UserError where it fails."""
-    keeps, name = name.endswith(KEEPS), name.removesuffix(KEEPS)
-    with tempfile.TemporaryDirectory() as folder:
-        result, launcher = Path(folder) / "result.json", [sys.executable]
-        if ranks > 1:
-            launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        if name == TIMM:
-            assert timm is not None and task.pictures is not None
-            config, output = load_config(task.config, overrides), Path(folder) / "out"
-            given = arguments_of(config, data=task.pictures, ranks=ranks, output=output, workers=workers)
-            command = [*launcher, str(timm.resolve()), *given]
-        else:
-            script = ["benchmarks.peers.hf_trainer", str(workers)] if name == HF else ["benchmarks.peers.ours"]
-            given = [*overrides, f"run.dir={folder}/runs", "run.id=peer"]
-            command = [*launcher, "-m", *script, str(task.config), str(result), *given]
-        environment = {**os.environ, **import_path(), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        if keeps:
-            environment |= MALLOC
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
-        if ended.returncode:
-            raise UserError(f"{name}: {task.name} failed: {(ended.stderr or ended.stdout).strip()[-2000:]}")
-        if name == TIMM:
-            seconds = step_seconds(ended.stdout + ended.stderr, epoch=config.train.epochs - 1)
-            return Found(config.train.batch_size / seconds, seconds, None, None)
-        told = json.loads(result.read_text())
-    epochs = load_config(task.config, overrides).train.epochs
-    steps = told["steps"][-(len(told["steps"]) // epochs) :]
-    return Found(told["samples"] / epochs / sum(steps), mean(steps), told["peak_bytes"], told["accuracy"])
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.launch.entry import run_guarded
 
 RESULTS = ROOT / "benchmarks" / "results"  # not measure's: that imports torch, which takes seconds
-_LEFT_OUT = re.compile(r"pipetransformer/launch/.*|benchmarks/support/(command_line|measure|stale|git|table)\.py")
+_LEFT_OUT = re.compile(r"pipetransformer/launch/.*|benchmarks/support/(command_line|kept|measure|stale|git|table)\.py")
 _JOBS = {"run_pipetransformer.sh": "pipetransformer/trainer.py"}  # a script, and what the ranks that it starts run
 _WORST = 2
 
