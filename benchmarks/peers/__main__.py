@@ -47,7 +47,7 @@ COMMON = (
     *("log.every=1000", "freeze.policy=none", "cache.enabled=false", "pipe.measure=true"),
 )
 PICTURES = (
-    *("model.name=vit_tiny_patch16_224", "model.pretrained=false", "data.image_size=32", "data.max_train_samples=2560"),
+    *("model.name=vit_tiny_patch16_224", "model.pretrained=false", "data.image_size=32", "data.max_train_samples=1280"),
     *("model.kwargs={patch_size: 4, embed_dim: 192, depth: 12, num_heads: 3}", "data.max_eval_samples=256"),
     *("train.batch_size=64", "train.optimizer=adamw", "train.lr=1e-3", "train.label_smoothing=0"),
     "train.epochs=2",
