@@ -9,10 +9,10 @@ import torch
 from ranks import RankPool
 from torch import Tensor, nn
 
-from pipetransformer.adapter import gradient_norms
+from pipetransformer.adapter import gradient_norms, scaled_step
 from pipetransformer.config import TrainConfig
 from pipetransformer.dp.optimizer_state import OptimizerState, empty_state, state_keys, take_state
-from pipetransformer.engine.optim import build_optimizer, clip_, learning_rate
+from pipetransformer.engine.optim import build_optimizer, clip_scale, learning_rate
 from pipetransformer.process.world import World
 
 OPTIMIZERS = [{"optimizer": "adamw"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "sgd", "momentum": 0.0}]
@@ -96,21 +96,45 @@ def reference(gradients: list[Tensor], *, max_norm: float) -> list[Tensor]:
 @pytest.mark.parametrize("max_norm", [0.1, 4.0, 1e6])
 def test_clipping_one_stage_is_torch_s(max_norm: float) -> None:
     gradients = gradients_of(0)
-    clip_(gradient_norms(gradients), gradients, max_norm=max_norm, pp_group=None)
-    torch.testing.assert_close(gradients, reference(gradients_of(0), max_norm=max_norm))
+    scale = clip_scale(gradient_norms(gradients), max_norm=max_norm, pp_group=None)
+    torch.testing.assert_close(
+        [scale * gradient for gradient in gradients], reference(gradients_of(0), max_norm=max_norm)
+    )
 
 
 def clips(world: World, max_norm: float) -> list[Tensor]:
     gradients = gradients_of(world.rank)
     group = torch.distributed.group.WORLD
-    clip_(gradient_norms(gradients), gradients, max_norm=max_norm, pp_group=group)
-    return gradients
+    scale = clip_scale(gradient_norms(gradients), max_norm=max_norm, pp_group=group)
+    return [scale * gradient for gradient in gradients]
 
 
 @pytest.mark.parametrize("max_norm", [0.1, 6.0, 1e6])
 def test_clipping_two_stages_is_that_of_all_their_gradients(ranks: RankPool, max_norm: float) -> None:
     first, second = ranks.run(2, clips, max_norm)
     torch.testing.assert_close(first + second, reference(gradients_of(0) + gradients_of(1), max_norm=max_norm))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("changes", OPTIMIZERS)
+def test_a_scaled_step_is_one_on_scaled_gradients(changes: dict[str, object], dtype: torch.dtype) -> None:
+    """To the last bits, also in a type that ``grad_scale`` does not know; a step without a scale follows as ever."""
+    ours, theirs = parameters(), parameters()
+    for parameter in (*ours.values(), *theirs.values()):
+        parameter.data = parameter.data.to(dtype)
+    optimizers = [build_optimizer(train_config(**changes), of, {}) for of in (ours, theirs)]
+    for number, scale in enumerate((0.3, 1.0, 0.01, None)):
+        for index, (mine, other) in enumerate(zip(ours.values(), theirs.values())):
+            random = torch.Generator().manual_seed(100 * number + index)
+            mine.grad = torch.randn(mine.shape, generator=random, dtype=dtype)
+            other.grad = mine.grad * torch.tensor(1.0 if scale is None else scale, dtype=dtype)
+        if scale is None:
+            optimizers[0].step()
+        else:
+            scaled_step(optimizers[0], torch.tensor(scale, dtype=dtype))
+        optimizers[1].step()
+        tolerance = 1e-6 if dtype == torch.float32 else 1e-14
+        torch.testing.assert_close(list(ours.values()), list(theirs.values()), rtol=tolerance, atol=tolerance)
 
 
 # State by name

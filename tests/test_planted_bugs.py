@@ -100,8 +100,8 @@ def mis_scaled_microbatch() -> Iterator[None]:
 
 @contextmanager
 def clipping_per_stage() -> Iterator[None]:
-    clip = step_module.clip_
-    with mock.patch.object(step_module, "clip_", lambda *a, **named: clip(*a, **{**named, "pp_group": None})):
+    clip = step_module.clip_scale
+    with mock.patch.object(step_module, "clip_scale", lambda *a, **named: clip(*a, **{**named, "pp_group": None})):
         yield
 
 

@@ -10,7 +10,7 @@ from pipetransformer.adapter.pipelining import Schedule, StagePart, build_schedu
 from pipetransformer.adapter.recomputation import MODES, Recompute, kept_bytes, product_bytes
 from pipetransformer.adapter.split import bytes_between_halves
 from pipetransformer.adapter.stage import StageTimes
-from pipetransformer.adapter.tensors import belongs_to_parameter, gradient_norms, scale_gradients_
+from pipetransformer.adapter.tensors import belongs_to_parameter, gradient_norms, scaled_step
 
 __all__ = [
     "CheckpointException",
@@ -41,7 +41,7 @@ __all__ = [
     "run_ranks",
     "run_schedule",
     "save_tensors",
-    "scale_gradients_",
+    "scaled_step",
     "sends_without_gradients",
     "written",
 ]

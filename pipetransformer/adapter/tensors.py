@@ -21,6 +21,19 @@ def belongs_to_parameter(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
-def scale_gradients_(gradients: Sequence[Tensor], scale: Tensor) -> None:
-    """Multiplies all gradients by one scalar tensor in one fused pass, without a device synchronisation."""
-    torch._foreach_mul_(list(gradients), scale)
+def scaled_step(optimizer: torch.optim.Optimizer, scale: Tensor) -> None:
+    """An optimizer step on the gradients times ``scale`` (one number), without a device synchronisation.
+
+    Note: torch's fused optimizers divide gradients by their ``grad_scale`` while they read them, as ``GradScaler`` has
+    it, which saves a pass over the memory. They take it in float32 alone: other gradients are multiplied before.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not all(parameter.dtype == torch.float32 for parameter in parameters):
+        torch._foreach_mul_([parameter.grad for parameter in parameters], scale)
+        optimizer.step()
+        return
+    optimizer.grad_scale = scale.reciprocal()  # type: ignore[attr-defined]
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale  # type: ignore[attr-defined]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.adapter import scale_gradients_
 from pipetransformer.config import TrainConfig
 
 
@@ -53,8 +52,8 @@ def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:
     return train.lr
 
 
-def clip_(norms: Tensor, gradients: Sequence[Tensor], *, max_norm: float, pp_group: dist.ProcessGroup | None) -> None:
-    """Scales ``gradients`` in place so that the norm of all gradients of the model is at most ``max_norm``.
+def clip_scale(norms: Tensor, *, max_norm: float, pp_group: dist.ProcessGroup | None) -> Tensor:
+    """The number, at most 1, that brings the norm of all gradients of the model down to ``max_norm`` [].
 
     Stages hold different parameters, and replicas the same gradients. So the sum of squares over one pipeline is the
     square of the global norm.
@@ -68,4 +67,5 @@ def clip_(norms: Tensor, gradients: Sequence[Tensor], *, max_norm: float, pp_gro
         squares = norm.square()
         dist.all_reduce(squares, group=pp_group)
         norm = squares.sqrt()
-    scale_gradients_(gradients, (max_norm / (norm + 1e-6)).clamp_(max=1.0))
+    scale: Tensor = max_norm / (norm + 1e-6)
+    return scale.clamp_(max=1.0)

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipetransformer.adapter import gradient_norms
+from pipetransformer.adapter import gradient_norms, scaled_step
 from pipetransformer.config import TrainConfig
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed
 from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
-from pipetransformer.engine.optim import clip_
+from pipetransformer.engine.optim import clip_scale
 from pipetransformer.models import Chain
 from pipetransformer.process.device import seed
 
@@ -103,10 +103,13 @@ class Stepper:
         reduced = clock()
         if self._probe is not None and probed:
             self._probe(step, {n: p.grad for n, p in layout.parameters.items() if p.grad is not None})
-        self._use_norms(layout)
+        scale = self._use_norms(layout)
         for group in layout.optimizer.param_groups:
             group["lr"] = lr
-        layout.optimizer.step()
+        if scale is None:
+            layout.optimizer.step()
+        else:
+            scaled_step(layout.optimizer, scale)
         layout.stepped = layout.plan
         busy = executor.times.forward + executor.times.backward
         seconds.prefix += entered - start
@@ -116,11 +119,12 @@ class Stepper:
         seconds.reduction += reduced - computed
         seconds.optimizer += clock() - reduced
 
-    def _use_norms(self, layout: Layout) -> None:
-        if self._train.max_grad_norm is None and not self._needs_norms:
-            return
-        gradients = layout.gradients()
-        norms = gradient_norms(gradients)
+    def _use_norms(self, layout: Layout) -> Tensor | None:
+        """Notes the norms for AutoFreeze. Returns the scale that clips the gradients; None where nothing is clipped."""
+        max_norm = self._train.max_grad_norm
+        if max_norm is None and not self._needs_norms:
+            return None
+        norms = gradient_norms(layout.gradients())
         if self._needs_norms:
             # One slot for each part; those of stem and head are dropped.
             squares = torch.zeros(self._chain.num_blocks + 2, dtype=torch.float64, device=norms.device)
@@ -128,8 +132,7 @@ class Stepper:
             self._squares.append(squares[1:-1])
             if len(self._squares) == _STEPS_TOGETHER:
                 self.settle_norms(layout)
-        if self._train.max_grad_norm is not None:
-            clip_(norms, gradients, max_norm=self._train.max_grad_norm, pp_group=layout.mesh.pp_group)
+        return None if max_norm is None else clip_scale(norms, max_norm=max_norm, pp_group=layout.mesh.pp_group)
 
     def clear(self) -> None:
         """Deletes times and norms, as needed after steps that were only timed."""
