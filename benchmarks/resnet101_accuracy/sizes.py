@@ -26,6 +26,7 @@ PAIRS = {
     "pipeline-1k": "dataparallel-1k",
     "pipeline-1k, 8 stages": "dataparallel-1k",
     "pipeline-4k": "dataparallel-4k",
+    "dataparallel-256, 4 replicas": "pipeline-256",
 }
 IMAGENET_PIXELS, CIFAR_PIXELS = 224, 32
 
@@ -91,8 +92,10 @@ def original(pictures: PictureSet) -> Size:
 
 def small() -> Size:
     """Batches and micro-batches divided by 8, so that a replica and a micro-batch have 16 rows, 8 or 64; pipelines of 2
-    stages, because their number does not enter the mathematics, and one of 8 to show it."""
+    stages, because their number does not enter the mathematics, and one of 8 to show it. Four replicas of batch 32 have
+    8 rows each, as that batch's micro-batches have."""
     data_256 = Setting("dataparallel-256", 2, 32, checkpoint=None)
+    data_256_of_4 = Setting("dataparallel-256, 4 replicas", 4, 32, checkpoint=None)
     data_1k = Setting("dataparallel-1k", 8, 128, checkpoint=None)
     data_4k = Setting("dataparallel-4k", 8, 512, checkpoint=None)
     pipe_256, pipe_4k = Setting("pipeline-256", 2, 32, 4), Setting("pipeline-4k", 2, 512, 8)
@@ -106,7 +109,10 @@ def small() -> Size:
             tuple(map(Experiment, (data_256, pipe_256, data_1k, pipe_1k))),
             (Experiment(pipe_1k_of_8, most_seeds=1),),
             (Experiment(data_4k, most_seeds=1), Experiment(pipe_4k, most_seeds=1)),
+            (Experiment(data_256_of_4, most_seeds=2),),
         ),
-        rows=tuple(s.name for s in (data_256, data_1k, data_4k, pipe_256, pipe_1k, pipe_1k_of_8, pipe_4k)),
+        rows=tuple(
+            s.name for s in (data_256, data_256_of_4, data_1k, data_4k, pipe_256, pipe_1k, pipe_1k_of_8, pipe_4k)
+        ),
         divisor=8,
     )
