@@ -33,7 +33,7 @@ from pipetransformer.run.folder import find_run_folder
 from pipetransformer.run.guards import Guards
 from pipetransformer.run.job import build_job
 from pipetransformer.run.origin import Origin
-from pipetransformer.run.precision import with_past_precision
+from pipetransformer.run.precision import with_past_choices
 from pipetransformer.run.report import Report
 from pipetransformer.run.saved_model import save_model
 from pipetransformer.run.steps import StepRunner
@@ -63,7 +63,7 @@ class Trainer:
     ) -> None:
         started = perf_counter()
         self.world, self.timed, self.step = world, timed, 0
-        config = with_past_precision(config)
+        config = with_past_choices(config)
         folder = find_run_folder(config)
         self.job = job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
         self.config, chain = job.config, job.chain
@@ -203,7 +203,12 @@ class Trainer:
         if self.timed:
             if self.config.pipe.measure:
                 self._tell(events.MeasuringStarts())
-            self.autopipe.measure(self.engine, self.job.train_batches(0))
+            self.autopipe.measure(
+                self.engine,
+                self.job.train_batches(0),
+                first_step=int(self.origin.state.get("step", 0)),
+                spent_seconds=self.job.precision.seconds,
+            )
         origin = self.origin
         self.step, choice = origin.enter(self.engine, autofreeze=self.autofreeze, autopipe=self.autopipe)
         self._tell(events.Opened())

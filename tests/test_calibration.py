@@ -80,5 +80,9 @@ def test_what_ran_counts_more_than_what_was_timed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_length_that_was_never_timed_moves_with_the_others() -> None:
+    one = lines_of({WHOLE: 1.5}, {}, lengths=(1, 2), simulated=SIMULATED.__getitem__)
+    assert one[1] == one[2] == Line(0.0, pytest.approx(1.5)), (
+        "real steps take longer than simulated ones, at any length"
+    )
     lines = lines_of({}, {WHOLE: Observed(1.0, 3.0)}, lengths=(1, 2), simulated=SIMULATED.__getitem__)
     assert lines == {1: Line(0.0, 3.0), 2: Line(0.0, 3.0)}

@@ -17,16 +17,18 @@ from pipetransformer.process.collectives import led_by
 from pipetransformer.process.world import World
 from pipetransformer.run import precision
 from pipetransformer.run.job import build_job
-from pipetransformer.run.precision import with_past_precision
+from pipetransformer.run.precision import with_past_choices
 from pipetransformer.trainer import Trainer
 
 AUTO = "train.precision=auto"
 TINY = Case("vit", 1, STATIC[1])
 
 
-def chosen(world: World, has: tuple[bool, ...], ratios: tuple[float, ...]) -> tuple[str, str, bool]:
+def chosen(
+    world: World, has: tuple[bool, ...], ratios: tuple[float, ...], overrides: tuple[str, ...] = ()
+) -> tuple[str, str, bool]:
     """The precision that this rank's job has, the reason, and whether its chain computes in it."""
-    config = configuration("vit", [*TINY.overrides(""), AUTO])
+    config = configuration("vit", [*TINY.overrides(""), AUTO, *overrides])
     with (
         mock.patch.object(precision, "has_bfloat16", lambda device: has[world.rank]),
         mock.patch.object(precision, "_ratio", lambda *_, **__: max(ratios)),
@@ -69,8 +71,22 @@ def test_the_timing_leaves_no_trace(ranks: RankPool) -> None:
 
 
 def past(world: World, folder: str, overrides: list[str]) -> str:
-    found: Any = with_past_precision(configuration("vit", [AUTO, f"run.dir={folder}", *overrides]))
+    found: Any = with_past_choices(configuration("vit", [AUTO, f"run.dir={folder}", *overrides]))
     return found.train.precision
+
+
+def past_stem(world: World, *overrides: str) -> bool:
+    found: Any = with_past_choices(configuration("vit", [*overrides]))
+    return found.freeze.stem
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_replayed_run_keeps_its_stem(ranks: RankPool, tmp_path: Path, recorded: bool) -> None:
+    plan = {"step": 0, "event": "plan", "plan": {"frozen": 0, "stem_frozen": recorded}}
+    (tmp_path / "events.jsonl").write_text(f"{json.dumps({'event': 'run'})}\n{json.dumps(plan)}\n")
+    given = f"freeze.stem={str(not recorded).lower()}"
+    assert ranks.run(1, past_stem, f"run.replay={tmp_path}/events.jsonl", given) == [recorded]
+    assert ranks.run(1, past_stem, given) == [not recorded]
 
 
 def test_a_resumed_or_replayed_run_keeps_its_own(ranks: RankPool, tmp_path: Path) -> None:
@@ -96,6 +112,11 @@ def summary_of(world: World, folder: str, overrides: list[str]) -> dict[str, Any
     Trainer(configuration("vit", own), world).run()
     found: dict[str, Any] = json.loads((Path(folder) / "x" / "summary.json").read_text())
     return found
+
+
+def test_without_measuring_instructions_decide(ranks: RankPool) -> None:
+    name, reason, autocasts = ranks.run(1, chosen, (True,), (1.0,), ("pipe.measure=false",))[0]
+    assert (name, autocasts) == ("bfloat16", True) and "nothing is timed" in reason
 
 
 @pytest.mark.parametrize("measures", [True, False])

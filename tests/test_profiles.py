@@ -150,11 +150,26 @@ def measured_in_parts(monkeypatch: pytest.MonkeyPatch, folder: Path, **missing: 
 
 def test_a_profile_with_shapes_left_out_is_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The next job may have time for all of them."""
+    monkeypatch.setattr(measure, "_holds", lambda *_, **__: True)
     job = costs_of(load_simulation(REPOSITORY / "config" / "simulation_1024.yaml"))
     (costs,) = job.by_rows.values()
     assert measured_in_parts(monkeypatch, tmp_path / "whole")
     assert not measured_in_parts(monkeypatch, tmp_path / "length", measured={16: costs})
     assert not measured_in_parts(monkeypatch, tmp_path / "rows", by_rows={})
+
+
+@pytest.mark.parametrize(
+    ("quiet", "times", "kept"), [((True,), 1, True), ((False, True), 2, True), ((False, False), 2, False)]
+)
+def test_a_profile_that_was_taken_under_load_is_retaken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quiet: tuple[bool, ...], times: int, kept: bool
+) -> None:
+    """Once; if the load stays, the profile is used and not kept."""
+    answers = iter(quiet)
+    taken: list[bool] = []
+    monkeypatch.setattr(measure, "_holds", lambda *_, **__: taken.append(next(answers)) or taken[-1])
+    assert measured_in_parts(monkeypatch, tmp_path) == kept
+    assert len(taken) == times
 
 
 @pytest.mark.parametrize(("now", "holds"), [(1.0, True), (1.25, True), (1.4, False), (0.7, False)])

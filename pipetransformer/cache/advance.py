@@ -60,10 +60,10 @@ def advance(
     batches = epoch_batches(dataset.lengths[samples], batch_size=rows, seed=0, epoch=0, shuffle=False)
     items = [_Item(samples[batch.ids], np.resize(samples[batch.ids], rows), batch.length) for batch in batches]
     items = items[worker::num_workers]
-    if source is None:
+    if source is None and num_loaders:
         parts = loader(dataset, items=items, fetch=chain_input.fetch, num_workers=num_loaders)
     else:
-        parts = read_ahead(items, partial(chain_input.fetch, dataset))
+        parts = read_ahead(items, partial(chain_input.fetch_here, dataset))
     stop = chain.numbering.behind(target)
     with torch.inference_mode(), closing(parts), _Writer(store, boundary=target) as writer:
         for part in parts:
@@ -119,8 +119,12 @@ class _Input:
             return _Part(item, 0, raw[chain.family.main_input], side, None)
         stored = chain.boundary(first - 1, rows=1, length=item.length)
         hidden = self._store.read(item.filled, positions=stored.shape[1])
-        part = _Part(item, first, hidden, side, stored.dtype)
-        return part.pin_memory() if chain.device.type == "cuda" else part
+        return _Part(item, first, hidden, side, stored.dtype)
+
+    def fetch_here(self, dataset: Dataset, item: _Item) -> _Part:
+        """In a thread of the rank, which pins what it fetches, as the data loader does."""
+        part = self.fetch(dataset, item)
+        return part.pin_memory() if self._chain.device.type == "cuda" else part
 
 
 class _Writer:

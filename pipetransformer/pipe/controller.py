@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 MEASURING_SHARE = 0.05
-"""The most of a run, as predicted, that the timing of static layouts may take; one round is always timed."""
+"""The most of a run, as predicted, that measuring may take; the fastest layout by prediction is always timed."""
 
 Offers = Callable[[int], Mapping[int | None, Sequence[PrefixWork]]]
 """Gives, for a number of frozen blocks, the possible boundaries of the cache (None: no cache) and their forwards."""
@@ -79,7 +79,9 @@ class AutoPipe:
             device_memory=smallest(device_memory(world.device)),
         )
 
-    def measure(self, engine: Engine, batches: Sequence[Batch]) -> None:
+    def measure(
+        self, engine: Engine, batches: Sequence[Batch], *, first_step: int = 0, spent_seconds: float = 0.0
+    ) -> None:
         """Collective. Measures unit costs, and the step time of every static layout; counts them without
         ``pipe.measure``.
 
@@ -87,13 +89,16 @@ class AutoPipe:
 
         Args:
             batches: the global batches of an epoch.
+            first_step: the number of steps that are done.
+            spent_seconds: seconds that other measurements of this job have taken.
 
         Raises:
             UserError: if no layout fits.
         """
         config, world, began = self._config, self._world, perf_counter()
         workload = Workload.of(batches, config, num_ranks=world.size, local_size=world.local_size)
-        timed = partial(measure_profile, num_steps=self._calendar.total_steps)
+        num_steps = self._calendar.total_steps - first_step
+        timed = partial(measure_profile, num_steps=num_steps)
         costs = timed if config.pipe.measure else counted_profile
         profile = costs(engine.chain, engine.datasets["train"], workload=workload, config=config, world=world)
         self.workload, self.profile = workload, profile.at_lengths(workload.counts)
@@ -104,13 +109,13 @@ class AutoPipe:
         if not config.pipe.measure:
             self.layouts = predicted_layouts(predictions, workload)
             return
-        run_seconds = self._calendar.total_steps * min(prediction.step_seconds for prediction in predictions)
+        run_seconds = num_steps * min(prediction.step_seconds for prediction in predictions)
         self.layouts = time_static_layouts(
             predictions,
             self._planner.shortest_steps(job),
             engine=engine,
             workload=workload,
-            budget_seconds=MEASURING_SHARE * run_seconds - slowest(perf_counter() - began),
+            budget_seconds=MEASURING_SHARE * run_seconds - slowest(spent_seconds + perf_counter() - began),
         )
         if world.device.type == "cpu":
             self._watch = CostWatch(self.profile, workload, rank=world.rank, global_batch_size=config.train.batch_size)
@@ -180,7 +185,7 @@ class AutoPipe:
                 remaining_steps,
                 self.lines(),
                 fixed_seconds=layouts.fastest_move,
-                margin=min(max(LEAST_MARGIN, layouts.spread), MOST_MARGIN),
+                margin=MOST_MARGIN if layouts.spread is None else min(max(LEAST_MARGIN, layouts.spread), MOST_MARGIN),
             ),
             has_news=has_news,
         )

@@ -51,7 +51,7 @@ class CheckpointStore:
     def __init__(self, config: Config, *, run_dir: Path, job: Job, calendar: Calendar, world: World) -> None:
         train = config.train
         self.folder = run_dir / "checkpoints"
-        self._world, self._keep = world, config.checkpoint.keep
+        self._world, self._keep, self._stem = world, config.checkpoint.keep, config.freeze.stem
         # Facts that must not change before a resumption: samples would be skipped or seen twice, or the optimizer's
         # state would have no meaning.
         self._identity: dict[str, object] = {
@@ -157,6 +157,7 @@ class CheckpointStore:
         for given, here, what, remedy in (
             (plan.world_size, self._world.size, "ranks", f"start it with {plan.world_size}"),
             (plan.num_blocks, numbering.num_blocks, "blocks", "give the same model"),
+            (plan.stem_frozen, self._stem, "freeze.stem", f"give freeze.stem={str(plan.stem_frozen).lower()}"),
             *(
                 (saved.get(key), value, key, "give the same data, seed, batch size, epochs, optimizer and nodes")
                 for key, value in self._identity.items()

@@ -7,6 +7,7 @@ with.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -39,32 +40,40 @@ class Precision:
     Attributes:
         name: as in ``train.precision``, never ``auto``.
         reason: the evidence in words; empty where the precision was given.
+        seconds: seconds that the timing took.
     """
 
     name: Literal["float32", "bfloat16", "float64"]
     reason: str = ""
+    seconds: float = 0.0
 
 
-def with_past_precision(config: Config) -> Config:
-    """Collective. ``auto`` becomes what the run that is resumed or replayed was trained with, if there is one."""
-    if config.train.precision != "auto":
+def with_past_choices(config: Config) -> Config:
+    """Collective. ``train.precision: auto`` becomes what the run that is resumed or replayed was trained with, if there
+    is one, and ``freeze.stem`` what was replayed: a replay's plans hold it. (A checkpoint refuses another stem.)"""
+    if not (config.run.resume or config.run.replay):
         return config
     found = led_by(0, lambda: _past(config))
-    return config.with_overrides({"train.precision": found}) if found else config
+    if config.train.precision != "auto":
+        found.pop("train.precision", None)
+    return config.with_overrides(found) if found else config
 
 
-def _past(config: Config) -> object:
+def _past(config: Config) -> dict[str, object]:
+    """Values by key of the configuration."""
     run = config.run
     if run.resume and run.id is not None:
         kept = Path(run.dir).expanduser() / run.id / "config.yaml"
-        return load_config(kept, is_past=True).train.precision if kept.is_file() else None
+        return {"train.precision": load_config(kept, is_past=True).train.precision} if kept.is_file() else {}
+    found: dict[str, object] = {}
     if run.replay is not None:
-        try:
-            recorded = read_events(Path(run.replay))
-        except UserError:
-            return None  # it is told when the plans are read
-        return next((event.get("precision", "float32") for event in recorded if event["event"] == "run"), None)
-    return None
+        with suppress(UserError):  # it is told when the plans are read
+            for event in read_events(Path(run.replay)):
+                if event["event"] == "run":
+                    found["train.precision"] = event.get("precision", "float32")
+                elif event["event"] == "plan" and isinstance(event.get("plan"), dict):
+                    found["freeze.stem"] = event["plan"].get("stem_frozen", False)
+    return found
 
 
 def settle(chain: Chain, dataset: Dataset, config: Config, *, world: World) -> Precision:
@@ -82,10 +91,15 @@ def settle(chain: Chain, dataset: Dataset, config: Config, *, world: World) -> P
     has = has_bfloat16(world.device)
     if not (has if world.size == 1 else all(values_of_ranks(has))):
         return Precision("float32", "no instructions for bfloat16")
+    if not config.pipe.measure:
+        chain.autocasts = True
+        return Precision("bfloat16", "there are instructions for it, and nothing is timed")
+    began = perf_counter()
     ratio = _ratio(chain, dataset, rows=-(-config.train.batch_size // world.size))
     chain.autocasts = ratio < _WORTH
     name: Literal["float32", "bfloat16"] = "bfloat16" if chain.autocasts else "float32"
-    return Precision(name, f"forward and backward in bfloat16 take {ratio:.2f} of their time in float32")
+    told = f"forward and backward in bfloat16 take {ratio:.2f} of their time in float32"
+    return Precision(name, told, perf_counter() - began)
 
 
 def _ratio(chain: Chain, dataset: Dataset, *, rows: int) -> float:

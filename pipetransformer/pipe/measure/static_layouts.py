@@ -5,7 +5,8 @@ are real steps with learning rate 0, so that no bit of the weights changes. Thei
 
 Layouts and lengths take turns, round after round, so that a slow moment of the machine meets all of them. Beside each
 unfrozen layout, the shortest step of its pipeline length is timed: with as many blocks frozen as leave each stage a
-unit. It tells the constant of a step (``planner/calibration.py``).
+unit. It tells the constant of a step (``planner/calibration.py``). A short run has time for the fastest of all these
+by prediction, or for a few: the rest is left out.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ TIMED_STEPS = 2  # of a round, behind a warm-up
 
 @dataclass(frozen=True, slots=True)
 class StaticLayouts:
-    """The best unfrozen layout of every pipeline length, with its times.
+    """The best unfrozen layout of every pipeline length that was timed, with its times.
 
     Attributes:
         plans: the layouts by pp.
@@ -67,10 +68,10 @@ class StaticLayouts:
         return self.seconds[self.best_pp]
 
     @property
-    def spread(self) -> float:
-        """The middle half of the rounds, as a share of their median; 0 for fewer than 3."""
+    def spread(self) -> float | None:
+        """The middle half of the rounds, as a share of their median; None for fewer than 3, which tell nothing."""
         if len(self.rounds) < 3:
-            return 0.0
+            return None
         low, middle, high = quantiles(self.rounds, n=4)
         return (high - low) / middle
 
@@ -89,28 +90,35 @@ def time_static_layouts(
         predictions: the best unfrozen plan of each pipeline length.
         shortest: for each of these lengths, the best plan with as many frozen blocks as it takes.
         workload: the padded lengths to be timed.
-        budget_seconds: no round begins that would end later, but for the first one.
+        budget_seconds: seconds that this may take with the same layout's rounds at the end of training. No step is
+            begun that would end later, but for those of the fastest layout by prediction, at one length.
     """
     counts, modal = workload.counts, workload.modal_length
     rounds: dict[tuple[ParallelPlan, int], list[float]] = defaultdict(list)
     fastest_move, began = inf, perf_counter()
     current: ParallelPlan | None = None
-    visits = [(p.plan, length) for p in predictions for length in workload.lengths]
-    visits += [(p.plan, modal) for p in shortest]
+    by_speed = sorted(predictions, key=lambda p: (p.step_seconds, p.plan.pp))
+    lengths = [modal, *(length for length in workload.lengths if length != modal)]
+    visits = [(p.plan, length) for p in by_speed for length in lengths] + [(p.plan, modal) for p in shortest]
     for number in range(1, _MOST_ROUNDS + 1):
         for plan, length in visits[:: 1 if number % 2 else -1]:
+            if number == 1 and rounds:
+                of_each = slowest(perf_counter() - began) / len(rounds)
+                if (len(rounds) + 2) * of_each > budget_seconds:  # this one, and one at the end
+                    break
             if plan != current:
                 fastest_move, current = min(fastest_move, engine.enter(plan).seconds), plan
             rounds[plan, length].append(time_steps(engine, workload.examples[length], num_steps=TIMED_STEPS))
             engine.forget_steps()
-        spent = slowest(perf_counter() - began)
-        at_the_end = spent / len(visits)  # as many rounds of one of these
-        if spent * (number + 1) / number + at_the_end > budget_seconds:
+        is_whole, visits = len(rounds) == len(visits), list(rounds)
+        of_round = slowest(perf_counter() - began) / number
+        at_the_end = of_round / len(visits)  # a round of one of these
+        if not is_whole or (number + 1) * (of_round + at_the_end) > budget_seconds:
             break
     timed = {key: median(seconds) for key, seconds in rounds.items()}
-    plans = {p.plan.pp: p.plan for p in predictions}
+    plans = {p.plan.pp: p.plan for p in predictions if (p.plan, modal) in timed}
     seconds = {
-        pp: {length: line(length, {n: timed[plan, n] for n in workload.lengths}) for length in counts}
+        pp: {at: line(at, {n: timed[plan, n] for n in lengths if (plan, n) in timed}) for at in counts}
         for pp, plan in plans.items()
     }
     num_samples = sum(counts.values())

@@ -95,7 +95,7 @@ def lines_of(
     lengths: Iterable[int],
     simulated: Callable[[ParallelPlan], float],
 ) -> dict[int, Line]:
-    """The line of each of the pipeline ``lengths``.
+    """The line of each of the pipeline ``lengths``: one that no step tells of has that of all steps together.
 
     Args:
         timed: seconds of a full step before training, by plan.
@@ -103,10 +103,11 @@ def lines_of(
             timed before training is taken to be slower or faster by the same factor.
         simulated: seconds of a full step by the simulator.
     """
-    before = {
-        pp: fitted([Point(simulated(plan), seconds) for plan, seconds in timed.items() if plan.pp == pp])
-        for pp in lengths
+    points_of = {
+        pp: [Point(simulated(plan), seconds) for plan, seconds in timed.items() if plan.pp == pp] for pp in lengths
     }
+    every = [point for points in points_of.values() for point in points]
+    before = {pp: fitted(points or every) for pp, points in points_of.items()}
     if not observed:
         return before
     latest, seen = list(observed.items())[-1]
