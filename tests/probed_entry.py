@@ -13,16 +13,23 @@ from pipetransformer.launch.entry import run_guarded
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from pipetransformer.data import Batch
+    from pipetransformer.engine import Engine
     from pipetransformer.engine.step import Probe
     from pipetransformer.trainer import Trainer
 
 
-def say_when_it_calibrates(trainer: Callable[[], Trainer]) -> Probe:
-    def probe(step: int, gradients: Mapping[str, Tensor]) -> None:
+def say_when_it_calibrates(trainer: Callable[[], Trainer]) -> None:
+    from pipetransformer.pipe.measure import static_layouts
+
+    time_steps = static_layouts.time_steps
+
+    def telling(engine: Engine, batch: Batch, *, num_steps: int) -> float:
         here = trainer()
         Path(here.config.run.dir, f"calibrating_{here.world.rank}").touch()
+        return time_steps(engine, batch, num_steps=100 * num_steps)  # long enough to be seen from outside
 
-    return probe
+    static_layouts.time_steps = telling
 
 
 def raise_on_rank_1_at_step_5(trainer: Callable[[], Trainer]) -> Probe:
@@ -43,7 +50,6 @@ def main(config_path: str, how: str, *overrides: str) -> None:
 
     config = load_config(config_path, overrides)
     world = init_world(timeout_seconds=config.run.timeout)
-    # Calibration takes steps too; without it only those of the training reach the probe.
     timed = how == say_when_it_calibrates.__name__
     trainer = Trainer(config, world, probe=globals()[how](lambda: trainer), timed=timed)
     trainer.run()
