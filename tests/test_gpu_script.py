@@ -7,9 +7,38 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from laws import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.gpu.checks import a_raising_rank_ends_the_job, boundaries_have_their_type, same_bits
+
+
+def test_a_check_can_fail(tmp_path: Path) -> None:
+    one, two, three = (torch.full((2,), float(number)) for number in (1, 2, 3))
+    after = iter([two, two])
+    assert same_bits(lambda: ([one], [next(after)])).passed
+    after = iter([two, three])
+    assert not same_bits(lambda: ([one], [next(after)])).passed
+    assert not same_bits(lambda: ([one], [one])).passed, "nothing was trained"
+    told = SimpleNamespace(shape=(2, 4), dtype=torch.float32)
+    chain = SimpleNamespace(
+        family=SimpleNamespace(main_input="x"),
+        input_keys=(),
+        num_units=2,
+        run=lambda units, hidden, side: hidden.double(),
+        boundary=lambda unit, *, rows, length: told,
+    )
+    engine: Any = SimpleNamespace(chain=chain)
+    assert not boundaries_have_their_type(engine, {"x": torch.zeros(2, 4)}).passed
+    told.dtype = torch.float64
+    assert boundaries_have_their_type(engine, {"x": torch.zeros(2, 4)}).passed
+    assert a_raising_rank_ends_the_job(1).passed is None
 
 
 def test_it_runs_alone_and_tells_all_that_a_gpu_would(tmp_path: Path) -> None:
@@ -42,6 +71,6 @@ def test_the_hot_path_tells_each_beside_its_bound(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr[-2000:]
     rows = json.loads((tmp_path / "hot-path.json").read_text())["rows"]
     assert [(row["model"], row["what"]) for row in rows] == [
-        (model, what) for model in ("ViT", "BERT") for what in ("step", "read", "write", "advance")
+        (model, what) for model in ("ViT", "BERT") for what in ("step", "read", "gather", "write", "advance")
     ]
     assert all(0 < row["over its bound"] < 20 for row in rows)
