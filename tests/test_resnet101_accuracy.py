@@ -84,6 +84,8 @@ def test_the_small_table_trains_first_what_its_claim_needs() -> None:
     assert {name for name, _ in runs[13:15]} == {"dataparallel-4k", "pipeline-4k"}
     assert {name for name, _ in runs[15:]} == {"dataparallel-256, 4 replicas"}
     assert len(runs) == len(set(runs)) == 12 + 1 + 2 + 2
+    more = {(run.setting.name, run.seed) for run in size.runs(num_seeds=4)} - set(runs)
+    assert more == {("dataparallel-1k", 3), ("pipeline-1k", 3)}
     batch = {setting.name: setting.batch_size for setting in size.settings}
     assert all(batch[name] == batch[other] for name, other in PAIRS.items())
     assert all(setting.rows * setting.num_microbatches == setting.batch_size for setting in size.settings)
