@@ -51,10 +51,13 @@ def test_both_are_judged_alike(tmp_path: Path) -> None:
 
 def test_ratios_are_of_one_round() -> None:
     task = Task("task", DIGITS, (), HF)
-    ours, theirs = [[Found(rate, 8 / rate, None, None) for rate in rates] for rates in ((2, 6, 8), (1, 2, 16))]
-    first, second = peers.rows_of(task, {OURS: ours, HF: theirs}, ranks=2)
-    assert (first["over the peer's"], first["least"], first["most"]) == (2.0, 0.5, 3.0), "of 2, 3 and a half"
-    assert (first["samples/s"], second["samples/s"]) == (6, 2) and second["over the peer's"] is None
+    rates = {OURS: (2, 6, 8), HF: (1, 2, 16), HF + KEEPS: (2, 2, 16)}
+    found = {name: [Found(rate, 8 / rate, None, None) for rate in of_one] for name, of_one in rates.items()}
+    ours, theirs, keeping = peers.rows_of(task, found, ranks=2)
+    assert (ours["over the peer's"], ours["least"], ours["most"]) == (2.0, 0.5, 3.0), "of 2, 3 and a half"
+    assert ours["over it with freed memory kept"] == 1.0, "of 1, 3 and a half"
+    assert (ours["samples/s"], theirs["samples/s"]) == (6, 2) and theirs["over the peer's"] is None
+    assert keeping["over the peer's"] == 1.0 and keeping["over it with freed memory kept"] is None
 
 
 def test_a_round_is_kept_until_code_or_settings_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

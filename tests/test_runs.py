@@ -104,6 +104,7 @@ def test_a_pair_is_kept_with_lines_summaries_and_the_twin_beside_it(
     assert (first["floor over train"], second["floor over train"]) == (0.4, 0.8)
     assert (second["floor over train of the twin"], second["train s over the twin's"]) == (0.4, 0.5)
     assert (second["wall s"], second["wall s over the twin's"]) == (90.0, 0.75)
+    assert (second["slower than the twin"], second["floor over train, over the twin's"]) == ("no", 2.0)
     assert (second["frozen at step"], second["MB by rank"]) == ("3 at 500, 5 at 1000", "1385 1253")
     assert second["summary"] == {**SUMMARY, "train_s": 50.0, "wall_s": 90.0, "compute_floor_s": 40.0}
     told = capsys.readouterr().out
@@ -111,6 +112,14 @@ def test_a_pair_is_kept_with_lines_summaries_and_the_twin_beside_it(
         "0.4",
         "0.8",
     ]
+
+
+@pytest.mark.parametrize(("train_s", "wall_s", "slower"), [(5.0, 9.0, "no"), (11.0, 9.0, "yes"), (5.0, 12.0, "yes")])
+def test_a_run_is_slower_by_its_training_or_by_its_whole_time(train_s: float, wall_s: float, slower: str) -> None:
+    first, second = (
+        {"train s": train, "wall s": wall, "floor over train": 0.9} for train, wall in ((10.0, 10.0), (train_s, wall_s))
+    )
+    assert runs.beside_the_twin(first, second)["slower than the twin"] == slower
 
 
 def test_runs_that_ended_are_kept_and_others_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ other, trains two epochs and counts the second one, whole. A ratio is of one rou
 each. A peer may have a process that prepares its batches: the faster way of a first round is its own for all others.
 ``--quality``: whole runs over some seeds, judged on the task's dev set and 4,500 full sentences that are held out.
 
-Each round is kept in FOLDER-of-results/peers-runs.json when it ends: given again, the command does what is missing,
+Each round is kept in peers-runs.json beside the table when it ends: given again, the command does what is missing,
 where the code of the package, of this benchmark and of the libraries is the same.
 """
 
@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.peers.contest import HF, OURS, RUNS, TIMM, Contest, Found, Task, once, run, settings_of
+from benchmarks.peers.contest import HF, KEEPS, OURS, RUNS, TIMM, Contest, Found, Task, once, run, settings_of
 from benchmarks.peers.timm_train import write_class_folders
 from benchmarks.support.command_line import add_output, bench_parser
 from benchmarks.support.kept import KeptRows
@@ -120,8 +120,7 @@ def tell_speed(arguments: Any, *, scratch: Path) -> None:
 def rows_of(task: Task, found: Mapping[str, Sequence[Found]], *, ranks: int) -> list[Row]:
     rows: list[Row] = []
     for name, runs in found.items():
-        peers = found.get(task.peer, [])
-        ratios = [mine.samples_per_s / theirs.samples_per_s for mine, theirs in zip(runs, peers)]
+        ratios, over_keeps = (rates_over(runs, found.get(other, [])) for other in (task.peer, task.peer + KEEPS))
         peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
         is_told = bool(ratios) and name != task.peer
         rows.append(
@@ -134,10 +133,18 @@ def rows_of(task: Task, found: Mapping[str, Sequence[Found]], *, ranks: int) -> 
                 "over the peer's": median(ratios) if is_told else None,
                 "least": min(ratios) if is_told else None,
                 "most": max(ratios) if is_told else None,
-                "MB of rank 0": median(peaks) / 1e6 if peaks else None,
+                "over it with freed memory kept": median(over_keeps)
+                if over_keeps and name != task.peer + KEEPS
+                else None,
+                "MB of a rank": median(peaks) / 1e6 if peaks else None,
             }
         )
     return rows
+
+
+def rates_over(runs: Sequence[Found], others: Sequence[Found]) -> list[float]:
+    """Round by round."""
+    return [mine.samples_per_s / theirs.samples_per_s for mine, theirs in zip(runs, others)]
 
 
 def draw_ratios(figure: Figure, *, rows: Sequence[Row]) -> None:

@@ -26,10 +26,22 @@ from pipetransformer.errors import UserError
 __all__ = ["HF", "KEEPS", "OURS", "RUNS", "TIMM", "Contest", "Found", "Task", "once", "run", "settings_of"]
 
 RUNS = "peers-runs.json"
-CODE = ("pipetransformer/**/*.py", "benchmarks/peers/*.py", "config/*.yaml")  # another text makes all rounds missing
+# Runs a command and writes the most bytes that one of its processes held, its validation's with them.
+_PEAK = """
+import resource, subprocess, sys
+ended = subprocess.run(sys.argv[2:])
+open(sys.argv[1], "w").write(str(1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(ended.returncode)
+"""
+CODE = (
+    "pipetransformer/**/*.py",
+    "benchmarks/peers/*.py",
+    "benchmarks/support/sst2.py",
+    "config/*.yaml",
+)  # another text makes all rounds missing
 OURS, WITHOUT = "ours", {"ours, whole last block": "model.head_row_only=false", "ours, stem frozen": "freeze.stem=true"}
 HF, TIMM = "Trainer (transformers)", "train.py (timm)"
-KEEPS = ", freed memory kept"  # behind a peer: with the C library's settings that ours makes itself
+KEEPS = ", freed memory kept"  # suffix of a peer's name: with the C library's settings that ours makes itself
 MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**62), "MALLOC_TOP_PAD_": str(2**26)}
 
 
@@ -136,12 +148,12 @@ def settings_of(task: Task) -> list[object]:
 def once(
     kept: KeptRows, name: str, measure: Callable[[], Mapping[str, object]], *, settings: Sequence[object]
 ) -> Mapping[str, object]:
-    """The row that is kept, or a new one."""
+    """The row that is kept, or a new one: in the place of the one with the same settings, which had other code."""
     key = key_of([name, *settings], code=CODE)
     row = kept.row(key)
     if row is None:
         row = measure()
-        kept.keep(name, key, row)
+        kept.keep(f"{name} ({key_of(settings, code=())})", key, row)
     return row
 
 
@@ -156,7 +168,7 @@ def run(name: str, task: Task, overrides: Sequence[str], *, ranks: int, timm: Pa
             assert timm is not None and task.pictures is not None
             config, output = load_config(task.config, overrides), Path(folder) / "out"
             given = arguments_of(config, data=task.pictures, ranks=ranks, output=output, workers=workers)
-            command = [*launcher, str(timm.resolve()), *given]
+            command = [sys.executable, "-c", _PEAK, str(result), *launcher, str(timm.resolve()), *given]
         else:
             script = ["benchmarks.peers.hf_trainer", str(workers)] if name == HF else ["benchmarks.peers.ours"]
             given = [*overrides, f"run.dir={folder}/runs", "run.id=peer"]
@@ -169,7 +181,7 @@ def run(name: str, task: Task, overrides: Sequence[str], *, ranks: int, timm: Pa
             raise UserError(f"{name}: {task.name} failed: {(ended.stderr or ended.stdout).strip()[-2000:]}")
         if name == TIMM:
             seconds = step_seconds(ended.stdout + ended.stderr, epoch=config.train.epochs - 1)
-            return Found(config.train.batch_size / seconds, seconds, None, None)
+            return Found(config.train.batch_size / seconds, seconds, int(result.read_text()), None)
         told = json.loads(result.read_text())
     epochs = load_config(task.config, overrides).train.epochs
     steps = told["steps"][-(len(told["steps"]) // epochs) :]

@@ -9,7 +9,7 @@ falls. CIFAR-100: a small ResNet with batches an eighth as large, for machines w
 row of a batch, not its error; the small table adds data parallel at the largest batch, which the original does not
 train.
 
-Each run is kept in FOLDER-of-results/resnet101-accuracy-runs.json when it ends, and a started one in the cache folder
+Each run is kept in resnet101-accuracy-runs.json beside the table when it ends, and a started one in the cache folder
 ($PIPETRANSFORMER_CACHE) after each epoch: given again, the command does what is missing.
 """
 

@@ -93,8 +93,8 @@ def original(pictures: PictureSet) -> Size:
 def small() -> Size:
     """Batches and micro-batches divided by 8, so that a replica and a micro-batch have 16 rows, 8 or 64; pipelines of 2
     stages, because their number does not enter the mathematics, and one of 8 to show it. Errors of batch 128 vary more
-    from seed to seed than those of batch 32, so that four seeds find what three find there. Four replicas of batch 32 have
-    8 rows each, as that batch's micro-batches have."""
+    from seed to seed than those of batch 32, so that four seeds find what three find there. Four
+    replicas of batch 32 have 8 rows each, as that batch's micro-batches have."""
     data_256 = Setting("dataparallel-256", 2, 32, checkpoint=None)
     data_256_of_4 = Setting("dataparallel-256, 4 replicas", 4, 32, checkpoint=None)
     data_1k = Setting("dataparallel-1k", 8, 128, checkpoint=None)

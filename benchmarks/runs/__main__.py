@@ -10,7 +10,7 @@ that has ended is kept: the same line on the same commit, with no file changed, 
 (to train both anew, delete the file). Overrides hold for both; runs lie in ``runs/bench-NAME-...``.
 
 ``train s`` are the seconds of training steps; ``wall s`` all of the run: set-up, advances, transitions, evaluations and
-checkpoints with them. A run is faster than its twin only if it is by both.
+checkpoints with them. A run is slower than its twin if it is by either.
 
 ``floor over train`` is ``compute_floor_s / train_s``: a run against its own calibrated static step, timed before it
 trained. Only beside its twin's, which changes no layout, does it say anything of what being elastic cost.
@@ -143,12 +143,15 @@ def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def beside_the_twin(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, float]:
-    """The second row's figures that stand over the first one's, or beside them."""
+def beside_the_twin(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, float | str]:
+    """The second row's figures that stand over the first one's, or beside them, and whether it was slower."""
+    train, wall = (second[key] / first[key] for key in ("train s", "wall s"))
     return {
-        "train s over the twin's": second["train s"] / first["train s"],
-        "wall s over the twin's": second["wall s"] / first["wall s"],
+        "train s over the twin's": train,
+        "wall s over the twin's": wall,
+        "slower than the twin": "no" if max(train, wall) <= 1 else "yes",
         "floor over train of the twin": first["floor over train"],
+        "floor over train, over the twin's": second["floor over train"] / first["floor over train"],
     }
 
 

@@ -19,7 +19,11 @@ __all__ = ["KeptRows", "key_of"]
 
 
 class KeptRows:
-    """Raises UserError: the file holds something else."""
+    """The rows in a file, by key; a missing file holds none.
+
+    Raises:
+        UserError: if the file cannot be read, or holds something else.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -28,7 +32,7 @@ class KeptRows:
             try:
                 self._rows = json.loads(path.read_text(encoding="ascii"))["rows"]
                 assert all(row["key"] and row["name"] and "environment" in row for row in self._rows)
-            except (ValueError, TypeError, KeyError, AssertionError) as error:
+            except (OSError, ValueError, TypeError, KeyError, AssertionError) as error:
                 raise UserError(f"--output: {path} does not hold runs; delete it to measure all anew") from error
 
     def row(self, key: str) -> Mapping[str, object] | None:

@@ -163,6 +163,7 @@ class ActivationStore:
 
         Raises:
             UserError: if the store has the type float16 and a value is too large for it.
+            LookupError: if a sample has another padded length.
         """
         slots = self._slots(ids)
         self._stamps[slots] = 0

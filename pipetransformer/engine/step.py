@@ -103,7 +103,7 @@ class Stepper:
         reduced = clock()
         if self._probe is not None and probed:
             self._probe(step, {n: p.grad for n, p in layout.parameters.items() if p.grad is not None})
-        scale = self._use_norms(layout)
+        scale = self._norms_and_scale(layout)
         for group in layout.optimizer.param_groups:
             group["lr"] = lr
         if scale is None:
@@ -119,7 +119,7 @@ class Stepper:
         seconds.reduction += reduced - computed
         seconds.optimizer += clock() - reduced
 
-    def _use_norms(self, layout: Layout) -> Tensor | None:
+    def _norms_and_scale(self, layout: Layout) -> Tensor | None:
         """Notes the norms for AutoFreeze. Returns the scale that clips the gradients; None where nothing is clipped."""
         max_norm = self._train.max_grad_norm
         if max_norm is None and not self._needs_norms:
