@@ -114,19 +114,18 @@ def test_rows_of_samples_lie_beside_their_slots() -> None:
 
 def test_samples_of_another_length_are_not_read_for_those_that_are_asked_for() -> None:
     lengths = np.array([3, 2, 3, 4, 3])
-    store = ActivationStore.reserve(text_layout(lengths))
-    for ids, length in ((np.array([0, 2, 4]), 3), (np.array([1]), 2), (np.array([3]), 4)):
-        store.write(ids, activations(ids, length=length), boundary=1)
-    for ids, length in (([0, 1], 3), ([0, 3], 3), ([1, 0], 2), ([3, 4], 4), ([0], 5)):
+    for some, asked in (([0, 1], 3), ([0, 3], 3), ([1, 0], 2), ([3, 4], 4), ([0], 5)):
+        store = ActivationStore.reserve(text_layout(lengths))
+        for ids, length in ((np.array([0, 2, 4]), 3), (np.array([1]), 2), (np.array([3]), 4)):
+            store.write(ids, activations(ids, length=length), boundary=1)
         with pytest.raises(LookupError):
-            store.read(np.array(ids), positions=length)
+            store.read(np.array(some), positions=asked)
         with pytest.raises(LookupError):
-            store.write(np.array(ids), torch.zeros(len(ids), length, WIDTH), boundary=2)
-        for sample in {0, 1, 2, 3, 4} - set(ids):
-            of_one = np.array([sample])
-            kept = store.read(of_one, positions=int(lengths[sample]))
-            assert torch.equal(kept, activations(of_one, length=int(lengths[sample]))), "another sample's slot"
-    store.close()
+            store.write(np.array(some), torch.zeros(len(some), asked, WIDTH), boundary=2)
+        for other in {0, 1, 2, 3, 4} - set(some):
+            ids, length = np.array([other]), int(lengths[other])
+            assert torch.equal(store.read(ids, positions=length), activations(ids, length=length))
+        store.close()
 
 
 def test_images_come_back_as_they_were_written(store: ActivationStore) -> None:

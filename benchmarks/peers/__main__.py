@@ -123,6 +123,7 @@ def rows_of(task: Task, found: Mapping[str, Sequence[Found]], *, ranks: int) -> 
         ratios, over_keeps = (rates_over(runs, found.get(other, [])) for other in (task.peer, task.peer + KEEPS))
         peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
         is_told = bool(ratios) and name != task.peer
+        over_keeps = over_keeps if name != task.peer + KEEPS else []
         rows.append(
             {
                 "task": task.name,
@@ -133,9 +134,7 @@ def rows_of(task: Task, found: Mapping[str, Sequence[Found]], *, ranks: int) -> 
                 "over the peer's": median(ratios) if is_told else None,
                 "least": min(ratios) if is_told else None,
                 "most": max(ratios) if is_told else None,
-                "over it with freed memory kept": median(over_keeps)
-                if over_keeps and name != task.peer + KEEPS
-                else None,
+                "over it with freed memory kept": median(over_keeps) if over_keeps else None,
                 "MB of a rank": median(peaks) / 1e6 if peaks else None,
             }
         )

@@ -33,12 +33,8 @@ ended = subprocess.run(sys.argv[2:])
 open(sys.argv[1], "w").write(str(1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
 sys.exit(ended.returncode)
 """
-CODE = (
-    "pipetransformer/**/*.py",
-    "benchmarks/peers/*.py",
-    "benchmarks/support/sst2.py",
-    "config/*.yaml",
-)  # another text makes all rounds missing
+# Another text of these makes all rounds missing.
+CODE = ("pipetransformer/**/*.py", "benchmarks/peers/*.py", "benchmarks/support/sst2.py", "config/*.yaml")
 OURS, WITHOUT = "ours", {"ours, whole last block": "model.head_row_only=false", "ours, stem frozen": "freeze.stem=true"}
 HF, TIMM = "Trainer (transformers)", "train.py (timm)"
 KEEPS = ", freed memory kept"  # suffix of a peer's name: with the C library's settings that ours makes itself
