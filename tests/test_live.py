@@ -72,6 +72,17 @@ def test_norms_survive_calibration_and_resume(policy: list[str], ranks: RankPool
     assert deviation(after[0][0], whole[0][0]) < 1e-10
 
 
+@pytest.mark.parametrize("policy", [["freeze.policy=none"], PERCENTILE])
+def test_a_stem_freezes_under_every_policy(policy: list[str], ranks: RankPool, tmp_path: Path) -> None:
+    """The plain loop with the stem and the same blocks frozen ends with the same weights."""
+    (weights, decisions), *_ = ranks.run(2, live_run, str(tmp_path), [*policy, "freeze.stem=true"], None, False)
+    moves = {0: 0} | {step: frozen for step, frozen, _ in decisions}
+    assert (max(moves.values()) > 0) == (policy is PERCENTILE)
+    case = Case("vit", 2, tuple((step, frozen, 1) for step, frozen in moves.items()), stem=True)
+    expected, _ = reference(case, "")
+    assert weights is not None and deviation(weights, expected) < 1e-10
+
+
 def test_a_block_that_was_never_stepped_can_unfreeze(ranks: RankPool, tmp_path: Path) -> None:
     """SGD with momentum beside blocks that have a momentum already."""
     case = Case("vit", 2, ((0, 3, 2), (6, 0, 1)), 2, optimizer="sgd", clip=None)
