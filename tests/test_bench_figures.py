@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ import pytest
 from benchmarks.memory.__main__ import paired, ranges
 from benchmarks.pipeline.__main__ import ceiling
 from benchmarks.predictor.__main__ import Rounds, earlier_profile, summary
+from benchmarks.predictor.live import PlanTimes
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.run import events
 from pipetransformer.simulation.analytic import costs_of
 from pipetransformer.simulation.schema import load_simulation
 
@@ -83,3 +86,20 @@ def test_rounds_tell_the_ratio_of_one_profile_apart() -> None:
     rounds = Rounds(plan)
     rounds.add((COSTS, COSTS), slower, step=1.0, stages=[1.0, 1.0], global_batch_size=640)
     assert rounds.once_ratios[0] > rounds.step_ratios[0] == pytest.approx(rounds.predicted[0])
+
+
+def test_a_live_plan_s_steps_stand_beside_what_was_predicted_for_them() -> None:
+    """Waits between plans count for none, a long evaluation for nothing, few steps are left out."""
+    first = ParallelPlan(0, 1, 2, (), 1, "1f1b", None, 4)
+    second, short = replace(first, frozen=1), replace(first, frozen=3)
+    taken = ((first, 1.0, [2.0] * 12), (second, 3.0, [2.0] * 11 + [99.0]), (short, 1.0, [1.0] * 3))
+    now = 0.0
+    times = PlanTimes(lambda: now)
+    for plan, predicted, steps in taken:
+        now += 1000.0
+        choice: Any = SimpleNamespace(prediction=SimpleNamespace(step_seconds=predicted))
+        times.hear(events.Adopted(0, plan, "", choice))
+        for seconds in steps:
+            now += seconds
+            times.hear(events.Stepped(0, 0, plan, Any, 0))  # type: ignore[arg-type]
+    assert times.ratios() == {first: 0.5, second: 1.5}

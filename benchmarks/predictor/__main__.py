@@ -10,6 +10,8 @@ measurement that an earlier run has kept in FOLDER, with its age; where FOLDER h
 for the next one.
 Layouts: GPipe and 1F1B, M = 2, 4, 8, recomputation never and always. Predictions are the planner's own, without the
 correction by static layouts that a job makes.
+Behind them, by what a job measures once and with that correction: the best plans for every number of frozen blocks, and
+the plans of live runs (``live.py``).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any
 import torch.distributed as dist
 
 from benchmarks.predictor.elastic import of_every_n
+from benchmarks.predictor.live import of_live_runs
 from benchmarks.support.command_line import bench_parser
 from benchmarks.support.measure import CONFIGS, save, spread
 from benchmarks.support.ranks import as_ranks
@@ -58,6 +61,7 @@ MODEL = (
 )
 SCHEDULES, MICROBATCHES, MODES = ("gpipe", "1f1b"), (2, 4, 8), ("never", "always")
 STEPS = 3  # timed in a row
+LIVE_RUNS = 3
 
 
 def main() -> None:
@@ -90,6 +94,12 @@ def run(world: World, *, repeats: int, profiles: Path | None) -> None:
         notes = [f"All blocks in front are read; {repeats} rounds; medians {min(medians):.3f} .. {max(medians):.3f}."]
         title = "Predicted over real for every n, by what a job measures once"
         print(*notes, f"saved {save('predictor-frozen', frozen, title=title, notes=notes)}", sep="\n")
+    live = of_live_runs(world, repeats=LIVE_RUNS)
+    if world.rank == 0:
+        medians = [float(str(row["step_ratio"])) for row in live]
+        notes = [f"{LIVE_RUNS} runs of the demo, all in one; medians {min(medians):.3f} .. {max(medians):.3f}."]
+        title = "Predicted over real in live runs: of each plan, as it was predicted when it was taken"
+        print(*notes, f"saved {save('predictor-live', live, title=title, notes=notes)}", sep="\n")
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -97,28 +97,29 @@ def time_static_layouts(
     rounds: dict[tuple[ParallelPlan, int], list[float]] = defaultdict(list)
     fastest_move, began = inf, perf_counter()
     current: ParallelPlan | None = None
-    by_speed = sorted(predictions, key=lambda p: (p.step_seconds, p.plan.pp))
-    lengths = [modal, *(length for length in workload.lengths if length != modal)]
-    visits = [(p.plan, length) for p in by_speed for length in lengths] + [(p.plan, modal) for p in shortest]
+    visits = _visits(predictions, shortest, workload)
+    predicted = 0.0  # of all steps so far
     for number in range(1, _MOST_ROUNDS + 1):
-        for plan, length in visits[:: 1 if number % 2 else -1]:
-            if number == 1 and rounds:
-                of_each = slowest(perf_counter() - began) / len(rounds)
-                if (len(rounds) + 2) * of_each > budget_seconds:  # this one, and one at the end
-                    break
+        for plan, length in list(visits)[:: 1 if number % 2 else -1]:
+            if number == 1 and rounds:  # else there is nothing yet to tell how long predicted seconds take
+                of_one = slowest(perf_counter() - began) / predicted
+                at_the_end = visits[next(iter(visits))]
+                if of_one * (predicted + visits[plan, length] + at_the_end) > budget_seconds:
+                    continue
             if plan != current:
                 fastest_move, current = min(fastest_move, engine.enter(plan).seconds), plan
             rounds[plan, length].append(time_steps(engine, workload.examples[length], num_steps=TIMED_STEPS))
+            predicted += visits[plan, length]
             engine.forget_steps()
-        is_whole, visits = len(rounds) == len(visits), list(rounds)
+        is_whole, visits = len(rounds) == len(visits), {visit: visits[visit] for visit in rounds}
         of_round = slowest(perf_counter() - began) / number
-        at_the_end = of_round / len(visits)  # a round of one of these
+        at_the_end = of_round * next(iter(visits.values())) / sum(visits.values())
         if not is_whole or (number + 1) * (of_round + at_the_end) > budget_seconds:
             break
     timed = {key: median(seconds) for key, seconds in rounds.items()}
     plans = {p.plan.pp: p.plan for p in predictions if (p.plan, modal) in timed}
     seconds = {
-        pp: {at: line(at, {n: timed[plan, n] for n in lengths if (plan, n) in timed}) for at in counts}
+        pp: {at: line(at, {n: timed[plan, n] for n in workload.lengths if (plan, n) in timed}) for at in counts}
         for pp, plan in plans.items()
     }
     num_samples = sum(counts.values())
@@ -134,6 +135,20 @@ def time_static_layouts(
         len(workload.examples[modal].ids),
         fastest_move,
     )
+
+
+def _visits(
+    predictions: Sequence[Prediction], shortest: Sequence[Prediction], workload: Workload
+) -> dict[tuple[ParallelPlan, int], float]:
+    """Predicted seconds of a step by layout and padded length, the most telling first: the fastest layout, its shortest
+    step, other lengths; then the same of other layouts."""
+    modal, visits = workload.modal_length, dict[tuple[ParallelPlan, int], float]()
+    for full in sorted(predictions, key=lambda p: (p.step_seconds, p.plan.pp)):
+        visits[full.plan, modal] = full.step_seconds
+        visits |= {(p.plan, modal): p.step_seconds for p in shortest if p.plan.pp == full.plan.pp}
+        lengths = [length for length in workload.lengths if length != modal]
+        visits |= {(full.plan, length): full.step_seconds * length / modal for length in lengths}
+    return visits
 
 
 def time_steps(engine: Engine, batch: Batch, *, num_steps: int) -> float:
