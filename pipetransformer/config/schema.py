@@ -65,7 +65,8 @@ class ModelConfig(Section):
     head_row_only: bool = Field(
         default=True,
         description="Compute the last block for the one row that the head reads (a classifier's first or last token): "
-        "the same outputs and gradients in less time. false computes all rows, as the schedule `zero_bubble` needs.",
+        "the same outputs and gradients in less time. All rows are computed with false, and for the schedules "
+        "`zero_bubble`, which cannot do with one, and `auto`, which may take it.",
     )
 
 
