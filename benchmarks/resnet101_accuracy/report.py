@@ -139,5 +139,5 @@ def draw(figure: Figure, rows: Sequence[Row], errors: Mapping[str, Sequence[floa
             axes.errorbar(at + 0.15, mean(runs), yerr=row["±"], fmt="s", capsize=4, color="tab:blue")
         else:
             axes.annotate(str(row["note"]), (at, 0.5), xycoords=("data", "axes fraction"), ha="center")
-    axes.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
+    axes.set_xticks(range(len(names)), [name.replace("-", "-\n").replace(", ", ",\n") for name in names])
     axes.set_ylabel("top-1 error, per cent")
