@@ -45,7 +45,7 @@ class Case:
     Attributes:
         moves: (step, frozen, pp). ways: for each move (schedule, stages a rank), where they are not all ``schedule``
             with one. clip: max_grad_norm. recompute: pipe.recompute. units: pipe.units.
-            stem: freeze.stem.
+            stem: freeze.stem. head_lr_scale, layer_decay: those of train.
     """
 
     model: str
@@ -62,6 +62,8 @@ class Case:
     dropout: float = 0.0
     units: str = "block"
     stem: bool = False
+    head_lr_scale: float = 1.0
+    layer_decay: float = 1.0
 
     @property
     def name(self) -> str:
@@ -79,6 +81,8 @@ class Case:
             f"train.precision={self.precision}",
             f"model.dropout={self.dropout}",
             f"freeze.stem={str(self.stem).lower()}",
+            f"train.head_lr_scale={self.head_lr_scale}",
+            f"train.layer_decay={self.layer_decay}",
         ]
 
     def plans(self) -> dict[int, ParallelPlan]:
@@ -242,9 +246,14 @@ def plain_loop(
     if train.precision == "float32":
         grow_biases(network)
     dtype = torch.float64 if train.precision == "float64" else torch.float32
-    decayed = [p for p in network.parameters() if p.ndim > 1]
-    others = [p for p in network.parameters() if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [
+        {
+            "params": [parameter],
+            "weight_decay": train.weight_decay if parameter.ndim > 1 else 0.0,
+            "scale": rate_of(name, head_lr_scale=train.head_lr_scale, layer_decay=train.layer_decay),
+        }
+        for name, parameter in network.named_parameters()
+    ]
     if train.optimizer == "adamw":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps)
     else:
@@ -284,7 +293,7 @@ def plain_loop(
         decay = 1.0 if step < warmup else (step - warmup) / max(1, len(batches) - warmup)
         shape = 0.5 * (1 + np.cos(np.pi * decay)) if train.lr_schedule == "cosine" else 1.0 - decay
         for group in optimizer.param_groups:
-            group["lr"] = train.lr * (ramp if step < warmup else float(shape))
+            group["lr"] = group["scale"] * train.lr * (ramp if step < warmup else float(shape))
         optimizer.step()
     return Plain({name: value.numpy().copy() for name, value in network.state_dict().items()}, gradients, norms)
 
@@ -332,9 +341,20 @@ def is_frozen(name: str, frozen: int, *, stem: bool = False) -> bool:
     """
     if frozen == 0 and not stem:
         return False
-    block, parts = block_of(name), name.split(".")
+    block = block_of(name)
+    return is_of_stem(name) if block is None else block < frozen
+
+
+def rate_of(name: str, *, head_lr_scale: float, layer_decay: float) -> float:
+    """The learning rate of a parameter as a multiple of the head's without ``head_lr_scale``."""
+    block = block_of(name)
     if block is not None:
-        return block < frozen
+        return layer_decay ** (NUM_BLOCKS - block)
+    return layer_decay ** (NUM_BLOCKS + 1) if is_of_stem(name) else head_lr_scale
+
+
+def is_of_stem(name: str) -> bool:
+    """Whether a parameter that belongs to no block belongs to the stem, by its name alone."""
     of_stem = (
         "cls_token",
         "dist_token",
@@ -344,7 +364,7 @@ def is_frozen(name: str, frozen: int, *, stem: bool = False) -> bool:
         "embeddings_project",
         "embed_tokens",
     )
-    return any(part in (*of_stem, "wte", "wpe") for part in parts)
+    return any(part in (*of_stem, "wte", "wpe") for part in name.split("."))
 
 
 def block_of(name: str) -> int | None:

@@ -216,6 +216,16 @@ def test_a_stem_that_is_frozen_from_the_start_is_plain(model: str, ranks: RankPo
     assert deviation(answers[0][0], free) > 1e-4, "the stem was trained"
 
 
+@pytest.mark.parametrize("model", ["vit", "bert"])
+def test_learning_rates_by_part_are_plain(model: str, ranks: RankPool, texts: str, tmp_path: Path) -> None:
+    """A faster head, slower leading blocks: through plans that cut, freeze and thaw them."""
+    case = Case(model, 2, TWO_RANKS, cached=True, head_lr_scale=3.0, layer_decay=0.7)
+    weights, gradients = reference(case, texts)
+    answers = ranks.run(2, elastic_run, case, texts, str(tmp_path))
+    assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
+    assert deviation(answers[0][0], weights) < 1e-10
+
+
 # A plain loop and every schedule in one run.
 RECOMPUTED = (
     ((0, 0, 2), (3, 2, 1), (7, 1, 2), (11, 0, 2), (15, 2, 2), (18, 0, 2)),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipetransformer.adapter import gradient_norms, scaled_step
 from pipetransformer.config import TrainConfig
 from pipetransformer.dp.optimizer_state import OptimizerState, empty_state, state_keys, take_state
-from pipetransformer.engine.optim import build_optimizer, clip_scale, learning_rate
+from pipetransformer.engine.optim import build_optimizer, clip_scale, learning_rate, lr_scale, set_learning_rate
 from pipetransformer.process.world import World
 
 OPTIMIZERS = [{"optimizer": "adamw"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "sgd", "momentum": 0.0}]
@@ -75,6 +75,23 @@ def test_weights_decay_and_biases_and_norms_do_not(kind: dict[str, object]) -> N
     for (name, before), after in zip(parameters().items(), found.values(), strict=True):
         kept = 1 - 0.1 * 0.5 if name in ("stem.weight", "head.weight") else 1
         torch.testing.assert_close(after, before * kept)
+
+
+def test_the_head_is_the_fastest_and_the_stem_the_slowest() -> None:
+    train = train_config(head_lr_scale=10.0, layer_decay=0.5)
+    assert [lr_scale(train, part, num_blocks=2) for part in range(4)] == [0.125, 0.25, 0.5, 10.0]
+    assert [lr_scale(train_config(), part, num_blocks=2) for part in range(4)] == [1.0] * 4
+
+
+def test_parameters_of_one_rate_are_one_group() -> None:
+    """A fused optimizer runs a kernel for each group."""
+    found = parameters()
+    scales = dict.fromkeys(found, 1.0) | {"head.weight": 10.0}
+    optimizer = build_optimizer(train_config(weight_decay=0.5), found, {}, lr_scales=scales)
+    set_learning_rate(optimizer, 0.2)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    assert {name: rates[id(p)] for name, p in found.items()} == {name: 0.2 * scales[name] for name in found}
+    assert len(optimizer.param_groups) == 3
 
 
 # Clipping

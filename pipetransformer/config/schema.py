@@ -20,6 +20,7 @@ from pipetransformer.config.renamed import RENAMED, new_keys, with_new_names
 from pipetransformer.config.types import (
     Count,
     CountOrZero,
+    Decay,
     Every,
     FolderName,
     NotNegative,
@@ -116,6 +117,14 @@ class TrainConfig(Section):
         "batch counts by its share of it."
     )
     lr: Positive = Field(description="Peak learning rate.")
+    head_lr_scale: Positive = Field(
+        default=1.0, description="Learning rate of the head (all behind the last block), as a multiple of `lr`."
+    )
+    layer_decay: Decay = Field(
+        default=1.0,
+        description="Layer-wise decay: each block's learning rate is that of the part behind it times this, the last "
+        "block's `lr` times this, and the stem's the lowest.",
+    )
     weight_decay: NotNegative = Field(default=0.01, description="Weight decay; biases and norms have none.")
     optimizer: Literal["adamw", "sgd"] = Field(default="adamw", description="The optimizer.")
     momentum: Share = Field(default=0.9, description="Momentum of `sgd`.")

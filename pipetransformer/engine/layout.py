@@ -9,7 +9,7 @@ from pipetransformer.config import Config
 from pipetransformer.dp import Arrival, GradientReducer, OptimizerState, take_state
 from pipetransformer.engine.executor import Executor, build_executor
 from pipetransformer.engine.objective import Objective
-from pipetransformer.engine.optim import build_optimizer
+from pipetransformer.engine.optim import build_optimizer, lr_scale
 from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
 
@@ -47,7 +47,10 @@ class Layout:
         self.parameters = chain.named_parameters(plan.units_of(rank))
         parts = [chain.numbering.part_of(chain.unit_of(name)) for name in self.parameters]
         self.part_index = torch.tensor(parts, device=chain.device)
-        self.optimizer = build_optimizer(config.train, self.parameters, arrival.state)
+        scales = [lr_scale(config.train, part, num_blocks=chain.num_blocks) for part in parts]
+        self.optimizer = build_optimizer(
+            config.train, self.parameters, arrival.state, lr_scales=dict(zip(self.parameters, scales, strict=True))
+        )
         self.reducer = GradientReducer(self.parameters, group=self.mesh.dp_group)
         self.executor: Executor = build_executor(
             objective,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 
 import torch
@@ -13,18 +14,25 @@ from pipetransformer.config import TrainConfig
 
 
 def build_optimizer(
-    train: TrainConfig, parameters: Mapping[str, nn.Parameter], state: Mapping[str, Mapping[str, Tensor]]
+    train: TrainConfig,
+    parameters: Mapping[str, nn.Parameter],
+    state: Mapping[str, Mapping[str, Tensor]],
+    *,
+    lr_scales: Mapping[str, float] | None = None,
 ) -> torch.optim.Optimizer:
     """AdamW or SGD over ``parameters``, without weight decay on biases and norms.
 
     Args:
         parameters: parameters by name.
         state: optimizer state to continue with, by parameter name; parameters may be missing.
+        lr_scales: learning rate of each parameter as a multiple of the step's, by name; 1 where there is none. It is
+            the ``lr_scale`` of the optimizer's groups.
     """
-    decayed = [p for p in parameters.values() if p.ndim > 1]
-    plain = [p for p in parameters.values() if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    groups = [group for group in groups if group["params"]]
+    alike: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
+    for name, parameter in parameters.items():
+        scale = 1.0 if lr_scales is None else lr_scales[name]
+        alike[scale, train.weight_decay if parameter.ndim > 1 else 0.0].append(parameter)
+    groups = [{"params": found, "lr_scale": scale, "weight_decay": decay} for (scale, decay), found in alike.items()]
     optimizer: torch.optim.Optimizer
     if train.optimizer == "adamw":
         optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
@@ -37,6 +45,23 @@ def build_optimizer(
             # Note: fused SGD cannot mix parameters with and without a buffer. A zero buffer gives the same first step.
             optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
     return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Gives every group of an optimizer of ``build_optimizer`` its share of the step's learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_scale"]
+
+
+def lr_scale(train: TrainConfig, part: int, *, num_blocks: int) -> float:
+    """Learning rate of a part of the model as a multiple of the step's: layer-wise decay (ULMFiT, arXiv 1801.06146,
+    section 3.2, where it is called discriminative fine-tuning), counted from the head.
+
+    Args:
+        part: 0 for the stem, i + 1 for block i, ``num_blocks`` + 1 for the head.
+    """
+    head = num_blocks + 1
+    return train.head_lr_scale if part == head else train.layer_decay ** (head - part)
 
 
 def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:

@@ -17,7 +17,7 @@ from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed
 from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
-from pipetransformer.engine.optim import clip_scale
+from pipetransformer.engine.optim import clip_scale, set_learning_rate
 from pipetransformer.models import Chain
 from pipetransformer.process.device import seed
 
@@ -104,8 +104,7 @@ class Stepper:
         if self._probe is not None and probed:
             self._probe(step, {n: p.grad for n, p in layout.parameters.items() if p.grad is not None})
         scale = self._norms_and_scale(layout)
-        for group in layout.optimizer.param_groups:
-            group["lr"] = lr
+        set_learning_rate(layout.optimizer, lr)
         if scale is None:
             layout.optimizer.step()
         else:
