@@ -114,7 +114,16 @@ def test_a_configuration_gives_its_intervals_cap_and_patience(tmp_path: Path) ->
     assert frozen_by_step(controller, num_steps=70)[5::20] == [0, 0, 6, 9]
     capped = AutoFreeze.of(configuration(tmp_path, *keys, "freeze.max_frozen=7"), num_blocks=12, batches_per_epoch=10)
     assert frozen_by_step(capped, num_steps=70)[5::20] == [0, 0, 6, 7]
-    assert not controller.never_freezes(26) and controller.never_freezes(25)
+    assert not controller.never_freezes(46) and controller.never_freezes(45), "the first answer of a schedule is 0"
+
+
+@pytest.mark.parametrize(("name", "first"), [("static", 0), ("schedule", 1)])
+def test_a_run_that_ends_before_anything_can_freeze_is_told_so(name: str, first: int) -> None:
+    controller = AutoFreeze(policy(name, max_frozen=3), every_steps=10, warmup_steps=5, max_frozen=12)
+    last = 5 + 10 * first
+    assert controller.never_freezes(last) and not controller.never_freezes(last + 1)
+    frozen = frozen_by_step(controller, num_steps=last + 1)
+    assert not any(frozen[:last]) and frozen[last]
 
 
 def test_no_policy_is_never_due() -> None:

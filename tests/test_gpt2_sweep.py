@@ -139,6 +139,8 @@ def test_throughput_is_the_median_of_rounds_beside_its_spread() -> None:
     ("arguments", "told"),
     [
         (["--microbatches", "2,3"], "--microbatches: 3 does not divide the batch of 64"),
+        (["--stages", "2"], "--output: --stages would replace the whole table by a part; give a folder for it"),
+        (["--scale", "original", "--repeats", "9"], "--repeats: it has no effect with --scale original; leave it out"),
         (["--scale", "small", "--stages", "16"], "--stages: 16 is more than the 8 blocks of --scale small"),
         (["--scale", "original", "--stages", "3"], "K 3 with M 1 was not published; give of 1,2,4"),
         (["--checkpoint", "maybe"], "argument --checkpoint: maybe is not allowed; give one or more of False,True"),
@@ -146,9 +148,10 @@ def test_throughput_is_the_median_of_rounds_beside_its_spread() -> None:
     ],
 )
 def test_mistakes_are_one_line(
-    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["gpt2_sweep.py", *arguments])
+    elsewhere = [] if "--output" in told or "--repeats" in arguments else ["--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["gpt2_sweep.py", *arguments, *elsewhere])
     assert gpt2_sweep.run_guarded(gpt2_sweep.main) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1 and told in lines[0]

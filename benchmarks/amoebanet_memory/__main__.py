@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from benchmarks.amoebanet_memory.jobs import BYTES_PER_PARAMETER, Held, Job, Model, find_boundaries, measure
 from benchmarks.amoebanet_memory.table import write_original
 from benchmarks.ddp_vs_pipe.fresh_ranks import FreshRanks, OutOfMemory
-from benchmarks.support.command_line import add_output, bench_parser
+from benchmarks.support.command_line import add_output, bench_parser, refuse_without_effect
 from benchmarks.support.graphs import Setting, add_scale, needs, num_ranks, pick_scale
 from benchmarks.support.table import Row, write_table
 from pipetransformer.launch.arguments import count
@@ -101,6 +101,7 @@ def main() -> None:
     add_output(parser)
     arguments = parser.parse_args()
     if arguments.scale == "original":
+        refuse_without_effect(parser, arguments, "ranks", where="--scale original")
         write_original(SIZES["full"].models, settings(SIZES["full"]), PUBLISHED, folder=arguments.output)
         return
     scale, most = pick_scale(arguments.scale), num_ranks(arguments.ranks)

@@ -37,7 +37,7 @@ from benchmarks.gpt2_sweep.growth import peak_growth
 from benchmarks.gpt2_sweep.original import Original, read_published, write_original
 from benchmarks.gpt2_sweep.pipes import Batch, Ours, Pipe, Torchgpipe, block_cuts, layers_of
 from benchmarks.gpt2_sweep.report import Cell, Figures, Shape, Variants, write_sweep
-from benchmarks.support.command_line import add_output, bench_parser
+from benchmarks.support.command_line import add_output, bench_parser, keep_whole, refuse_without_effect
 from benchmarks.support.ranks import as_ranks
 from benchmarks.support.torchgpipe import require_torchgpipe
 from pipetransformer.errors import UserError
@@ -84,7 +84,11 @@ def parse() -> argparse.Namespace:
         listed = ",".join(every)
         parser.add_argument(f"--{name}", type=some_of(every), default=every, metavar=listed, help=f"of {listed}")
     add_output(parser)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.scale == "original":
+        refuse_without_effect(parser, arguments, "repeats", where="--scale original")
+    keep_whole(parser, arguments, "stages", "microbatches", "checkpoint", "implementation")
+    return arguments
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from benchmarks.resnet101_speed.original import Original, predict
 from benchmarks.resnet101_speed.original_table import tell_predictions
-from benchmarks.support.command_line import add_output, bench_parser
+from benchmarks.support.command_line import add_output, bench_parser, refuse_without_effect
 from benchmarks.support.graphs import (
     GraphBench,
     Setting,
@@ -100,6 +100,7 @@ class SpeedTable:
         add_output(parser)
         arguments = parser.parse_args()
         if arguments.scale == "original":
+            refuse_without_effect(parser, arguments, "repeats", "ranks", where="--scale original")
             self.predict(folder=arguments.output)
             return
         as_ranks(

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 
 from benchmarks.support.measure import RESULTS, started_at
-from pipetransformer.errors import check_folder
+from pipetransformer.errors import UserError, check_folder
 from pipetransformer.launch.arguments import Parser
 
-__all__ = ["add_output", "bench_parser"]
+__all__ = ["add_output", "bench_parser", "keep_whole", "refuse_without_effect"]
 
 
 def bench_parser(name: str, *, description: str | None) -> Parser:
@@ -29,6 +29,27 @@ def add_output(parser: Parser) -> None:
         metavar="FOLDER",
         help="folder of the results (default benchmarks/results)",
     )
+
+
+def keep_whole(parser: Parser, arguments: argparse.Namespace, *picks: str) -> None:
+    """Refuses to replace a committed table by a part of it.
+
+    Args:
+        picks: names of the arguments that pick rows.
+
+    Raises:
+        UserError: if one of them is given, and no folder for what it picks.
+    """
+    given = [f"--{name}" for name in picks if getattr(arguments, name) != parser.get_default(name)]
+    if given and arguments.output == RESULTS:
+        raise UserError(f"--output: {', '.join(given)} would replace the whole table by a part; give a folder for it")
+
+
+def refuse_without_effect(parser: Parser, arguments: argparse.Namespace, *names: str, where: str) -> None:
+    """Raises UserError if one of these arguments is given, which nothing reads ``where``."""
+    for name in names:
+        if getattr(arguments, name) != parser.get_default(name):
+            raise UserError(f"--{name}: it has no effect with {where}; leave it out")
 
 
 def _writable_folder(text: str) -> Path:

@@ -75,8 +75,15 @@ class AutoFreeze:
         return self.policy is not None and past >= 0 and past % self._every == 0
 
     def never_freezes(self, total_steps: int) -> bool:
-        """Whether a run of so many steps has too few decisions for the first one to count."""
-        return self.policy is not None and sum(map(self.due, range(1, total_steps))) < self._patience
+        """Whether a run of so many steps has too few decisions to freeze anything."""
+        if self.policy is None:
+            return False
+        first = getattr(self.policy, "first_interval", 0)  # a class of a user's own may do without
+        counting = (step for step in range(total_steps) if self.due(step) and self._interval(step) >= first)
+        return sum(1 for _ in counting) < self._patience
+
+    def _interval(self, step: int) -> int:
+        return (step - self._warmup) // self._every
 
     def observe(self, norm_sums: Sequence[float], *, num_steps: int) -> None:
         """Adds the gradient norms of ``num_steps`` steps, summed over the steps, one number a block."""
@@ -86,7 +93,7 @@ class AutoFreeze:
 
     def decide(self, step: int, *, frozen: int) -> FreezeDecision:
         assert self.policy is not None
-        interval = (step - self._warmup) // self._every
+        interval = self._interval(step)
         norms = tuple(total / self._norm_steps for total in self._norm_sums) if self._norm_steps else None
         answer = _whole(self.policy.decide(interval, frozen=frozen, norms=norms, before=self._before), step=step)
         if not self.policy.may_unfreeze:

@@ -24,11 +24,13 @@ class Policy(ABC):
         Options: its keys, those of ``freeze`` that it reads or, for a user's own, those of ``freeze.options``.
         needs_norms: whether ``decide`` reads gradient norms (they cost one fused pass a step).
         may_unfreeze: whether n may ever shrink (then optimizer state of frozen blocks is kept).
+        first_interval: the first interval whose answer may freeze anything.
     """
 
     Options: ClassVar[type[Section]]
     needs_norms: ClassVar[bool] = False
     may_unfreeze: ClassVar[bool] = False
+    first_interval: ClassVar[int] = 0
 
     def __init__(self, num_blocks: int, *, options: Any) -> None:
         self.num_blocks, self.options = num_blocks, options

@@ -15,6 +15,7 @@ class SchedulePolicy(Policy):
         alpha: OpenShare
 
     options: Options
+    first_interval = 1
 
     def decide(
         self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None

@@ -109,9 +109,11 @@ class Report:
             f"pp {pp} x dp {plan.dp} (M {plan.num_microbatches}) {layouts.mean_seconds[pp] * 1e3:.0f} ms"
             for pp, plan in layouts.plans.items()
         )
-        rounds = layouts.rounds
-        spread = f", {min(rounds) * 1e3:.0f} .. {max(rounds) * 1e3:.0f} ms in {len(rounds)} rounds"
-        self._tracker.line(f"static layouts, a full step of mean length: {told}; best is pp {layouts.best_pp}{spread}")
+        rounds = [f"{seconds * 1e3:.0f}" for seconds in layouts.rounds]
+        most_common = f"its step of the most common length took {', '.join(rounds)} ms"
+        left_out = f"; not timed, to save time: pp {', '.join(map(str, layouts.left_out))}" if layouts.left_out else ""
+        best = f"best is pp {layouts.best_pp}, {most_common}"
+        self._tracker.line(f"static layouts, a full step of mean length: {told}; {best}{left_out}")
         self._tracker.event(
             "calibration",
             static_seconds=layouts.seconds,
@@ -210,9 +212,13 @@ class Report:
             bytes_moved=move.num_bytes,
             reason=event.reason,
         )
+        before, after = (
+            {"frozen": p.frozen, "pp": p.pp, "dp": p.dp, "M": p.num_microbatches, "schedule": p.run_schedule}
+            for p in (old, plan)
+        )
+        changed = [f"{name} {then} -> {after[name]}" for name, then in before.items() if then != after[name]]
         self._tracker.line(
-            f"step {event.step}: frozen {old.frozen} -> {plan.frozen}, pp {old.pp} -> {plan.pp}, "
-            f"dp {old.dp} -> {plan.dp}, M {old.num_microbatches} -> {plan.num_microbatches}, "
+            f"step {event.step}: {', '.join(changed) or 'other stages'}, "
             f"moved {move.num_bytes / 1e6:.1f} MB in {move.seconds:.3f} s ({event.reason})"
         )
 

@@ -51,6 +51,7 @@ class StaticLayouts:
         rounds: seconds of a full step of the fastest layout at the modal length, round by round.
         timed_samples: number of samples of a timed step.
         fastest_move: seconds of the fastest move to one of these layouts.
+        left_out: lengths of pipelines that fit, but were not timed.
     """
 
     plans: dict[int, ParallelPlan]
@@ -61,6 +62,7 @@ class StaticLayouts:
     rounds: tuple[float, ...]
     timed_samples: int
     fastest_move: float
+    left_out: tuple[int, ...] = ()
 
     @property
     def floor_seconds(self) -> dict[int, float]:
@@ -134,6 +136,7 @@ def time_static_layouts(
         tuple(rounds[plans[best_pp], modal]),
         len(workload.examples[modal].ids),
         fastest_move,
+        tuple(p.plan.pp for p in predictions if p.plan.pp not in plans),
     )
 
 
