@@ -217,8 +217,8 @@ class PipeConfig(Section):
     )
     measure: bool = Field(
         default=True,
-        description="Time the model's units and the static layouts before training, in about a twentieth of the run; "
-        "false plans by counted work, and the run has no compute floor.",
+        description="Time the model's units and the static layouts before training, in about a twentieth of a run "
+        "that is not short (see the README); false plans by counted work, and the run has no compute floor.",
     )
     microbatches: Count | Literal["auto"] = Field(
         default="auto",
