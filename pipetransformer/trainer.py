@@ -18,6 +18,7 @@ from time import perf_counter
 from pipetransformer.cache import AutoCache
 from pipetransformer.config import Config
 from pipetransformer.config.calendar import Calendar
+from pipetransformer.data import SET_ASIDE
 from pipetransformer.dp import AutoDP
 from pipetransformer.engine import Engine, Probe
 from pipetransformer.freeze import AutoFreeze
@@ -136,21 +137,40 @@ class Trainer:
         self._tell(events.DecisionEnds(perf_counter() - start))
 
     def _decide_live(self, current: ParallelPlan) -> None:
+        autofreeze = self.autofreeze
         self._observe_norms()
-        decision = self.autofreeze.decide(self.step, frozen=current.frozen)
+        was_tentative = autofreeze.is_tentative
+        if autofreeze.guard_is_due(self.step):
+            self._watch()
+        decision = autofreeze.decide(self.step, frozen=current.frozen)
+        if autofreeze.guard is not None and decision.frozen > current.frozen and self.step:
+            if not autofreeze.guard_is_due(self.step):
+                self._watch()
+            autofreeze.froze(self.step, before=current.frozen)
         self._tell(events.Decided(decision))
-        evaluations = self.calendar.evaluations_from(self.step)
         settled = self.autopipe.settle(
             decision.frozen,
             step=self.step,
             current=current,
-            offers=partial(self.autocache.offers, evaluations=evaluations),
+            offers=partial(
+                self.autocache.offers,
+                evaluations=self.calendar.evaluations_from(self.step),
+                guard_passes=autofreeze.passes_between(self.step, self.calendar.total_steps),
+                may_advance=not autofreeze.is_tentative,
+            ),
+            is_confirmed=was_tentative and not autofreeze.is_tentative,
         )
         if settled.reason:
             self._tell(events.Held(self.step, settled.frozen, decision.frozen, settled.reason))
         if settled.choice is not None:
             reason: str = self.config.freeze.policy if settled.frozen != current.frozen else "measured"
             self._enter(settled.choice.plan, reason=reason, choice=settled.choice)
+
+    def _watch(self) -> None:
+        """Looks at the samples set aside, for the guard."""
+        start = perf_counter()
+        verdict = self.autofreeze.watch(self.step, self.engine.sample_losses(SET_ASIDE).tolist())
+        self._tell(events.Watched(verdict, perf_counter() - start))
 
     def _enter(self, plan: ParallelPlan, *, reason: str, choice: Choice | None = None) -> None:
         """Takes the job to ``plan`` (AutoDP moves weights and state) and the cache to its boundary (AutoCache)."""

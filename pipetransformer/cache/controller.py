@@ -15,7 +15,7 @@ from pipetransformer.cache.advance import advance
 from pipetransformer.cache.shared import ActivationCache, open_cache
 from pipetransformer.cache.store import ActivationStore, StoreLayout
 from pipetransformer.config import Config
-from pipetransformer.data import Dataset, samples_of_nodes
+from pipetransformer.data import SET_ASIDE, Dataset, samples_of_nodes
 from pipetransformer.models import Chain
 from pipetransformer.plan.prefix import PrefixWork, cached_choices
 from pipetransformer.process.collectives import values_of_ranks
@@ -83,28 +83,40 @@ class AutoCache:
             positions = np.ones_like(positions)
         return int(positions.sum()) * layout.position_bytes
 
-    def offers(self, frozen: int, *, evaluations: int) -> dict[int | None, tuple[PrefixWork, ...]]:
+    def offers(
+        self, frozen: int, *, evaluations: int, guard_passes: int = 0, may_advance: bool = True
+    ) -> dict[int | None, tuple[PrefixWork, ...]]:
         """The possible boundaries of the cache for ``frozen`` blocks, each with its work outside of training steps.
 
         This work is the advance pass to the boundary, and the rest of the prefix in the remaining evaluations.
 
         Args:
             evaluations: number of evaluations to come.
+            guard_passes: number of passes over the samples set aside to come.
+            may_advance: whether the cache may move to another boundary.
 
         Returns:
             Work by boundary in blocks; None stands for no cache.
         """
-        choices = (None,) if self.declined else cached_choices(frozen, held=self.boundary)
-        return {cached: self._work(frozen, cached, evaluations=evaluations) for cached in choices}
+        held = self.boundary if self.boundary is not None and self.boundary <= frozen else None  # else it is cleared
+        choices = (None,) if self.declined else cached_choices(frozen, held=held)
+        if not may_advance:
+            choices = tuple(cached for cached in choices if cached in (None, held))
+        passes = {SET_ASIDE: guard_passes}
+        return {cached: self._work(frozen, cached, held, passes, evaluations) for cached in choices}
 
-    def _work(self, frozen: int, cached: int | None, *, evaluations: int) -> tuple[PrefixWork, ...]:
-        stop, from_here, from_cached = map(self._chain.numbering.behind, (frozen, self.boundary or 0, cached or 0))
+    def _work(
+        self, frozen: int, cached: int | None, held: int | None, passes: Mapping[str, int], other_passes: int
+    ) -> tuple[PrefixWork, ...]:
+        stop, from_here, from_cached = map(self._chain.numbering.behind, (frozen, held or 0, cached or 0))
         work = list[PrefixWork]()
         for split, dataset in self._datasets.items():
             for length, count in zip(*np.unique(dataset.lengths, return_counts=True)):
                 if split != "train":
-                    work.append(PrefixWork(from_cached, stop, int(length), int(count), times=evaluations))
-                if cached is not None and cached != self.boundary:
+                    work.append(
+                        PrefixWork(from_cached, stop, int(length), int(count), times=passes.get(split, other_passes))
+                    )
+                if cached is not None and cached != held:
                     work.append(PrefixWork(from_here, from_cached, int(length), int(count)))
         return tuple(work)
 

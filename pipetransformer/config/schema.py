@@ -185,6 +185,11 @@ class FreezeConfig(Section):
         description="Freeze the embeddings alone from the first step, under every policy, `none` too; n still counts "
         "blocks.",
     )
+    guard: bool = Field(
+        default=False,
+        description="Set a tenth of the training samples aside, at most 1,000, and undo a freeze by which their loss "
+        "rises; not under policy `none`.",
+    )
     patience: Count = Field(
         default=1, description="A block freezes or thaws only where so many decisions in a row agree (hysteresis)."
     )

@@ -1,16 +1,18 @@
 """Datasets, and the batches of an epoch."""
 
 from pipetransformer.data.batches import Batch, Share, bucket_edges, epoch_batches, replica_share, samples_of_nodes
-from pipetransformer.data.dataset import IGNORED, Dataset, Kind
+from pipetransformer.data.dataset import IGNORED, SET_ASIDE, Dataset, Kind
 from pipetransformer.data.images import ImagePreprocessing, load_image_data
 from pipetransformer.data.info import DataInfo, channels_of, describe, known_classes
 from pipetransformer.data.loader import loader
 from pipetransformer.data.prepared import Lead, alone, cache_folder
 from pipetransformer.data.questions import load_squad
+from pipetransformer.data.set_aside import set_aside
 from pipetransformer.data.text import load_text_data
 
 __all__ = [
     "IGNORED",
+    "SET_ASIDE",
     "Batch",
     "DataInfo",
     "Dataset",
@@ -31,4 +33,5 @@ __all__ = [
     "loader",
     "replica_share",
     "samples_of_nodes",
+    "set_aside",
 ]

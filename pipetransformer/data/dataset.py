@@ -11,7 +11,10 @@ import torch
 from pipetransformer.config.datasets import Kind
 from pipetransformer.data.metrics import METRICS
 
-__all__ = ["IGNORED", "Dataset", "Kind"]
+__all__ = ["IGNORED", "SET_ASIDE", "Dataset", "Kind"]
+
+SET_ASIDE = "set_aside"
+"""Name of the split of ``data/set_aside.py``: neither trained on nor evaluated for a metric."""
 
 IGNORED = -100
 """Label of a padding copy: it weighs zero."""
@@ -30,6 +33,8 @@ class Dataset(ABC):
         num_tokens: real tokens of each text ``[num_samples]``; None for images, whose rows the model decides.
         predictions: what the model said of each sample at the last ``measure``, in words, by the sample's name in the
             data; None where that is not kept.
+        groups: number of the group of each sample ``[num_samples]``, whose samples tell of each other; None where each
+            is alone.
         augmented: whether ``inputs`` differ from epoch to epoch.
         fingerprint: SHA-256, in hex, of everything that the samples' inputs and labels depend on.
     """
@@ -42,17 +47,19 @@ class Dataset(ABC):
     augmented: bool
     fingerprint: str
     predictions: dict[str, str] | None = None
+    groups: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
     def inputs(
-        self, ids: np.ndarray, *, length: int, epoch: int, keys: Collection[str] | None = None
+        self, ids: np.ndarray, *, length: int, epoch: int | None, keys: Collection[str] | None = None
     ) -> dict[str, torch.Tensor]:
         """The model's inputs for these samples, by argument name, each ``[len(ids), ...]``; with ``keys``, these alone.
 
-        A row depends on (sample, length, epoch) alone, never on the other rows. ``epoch`` matters only to augmentation.
+        A row depends on (sample, length, epoch) alone, never on the other rows. ``epoch`` matters only to augmentation;
+        None for none.
         Images: ``pixel_values`` float32 ``[batch, channels, height, width]``. Texts: ``input_ids``, ``attention_mask``
         and ``token_type_ids``, int64 ``[batch, length]``.
         """

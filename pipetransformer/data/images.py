@@ -91,12 +91,12 @@ class ImageDataset(Dataset):
         self._shift = (mean / std).float()
 
     def inputs(
-        self, ids: np.ndarray, *, length: int, epoch: int, keys: Collection[str] | None = None
+        self, ids: np.ndarray, *, length: int, epoch: int | None, keys: Collection[str] | None = None
     ) -> dict[str, torch.Tensor]:
         size = self._preprocessing.size
         assert length == size, (length, size)
         pictures = torch.from_numpy(self._pictures[ids])
-        if self._seed is not None:
+        if self._seed is not None and epoch is not None:
             pictures = _shifted_and_mirrored(pictures, self._draws(epoch)[ids])
         if pictures.shape[-2:] != (size, size):
             mode = self._preprocessing.interpolation

@@ -52,6 +52,7 @@ class SquadDataset(TokenDataset):
         super().__init__(source, reader, tokenizer)
         self._question, self._offsets = source.arrays["question"], source.arrays["offsets"]
         self._read = cache(read)
+        self.groups = self._question
 
     def measure(self, outputs: Sequence[np.ndarray]) -> dict[str, float]:
         """Official exact match and F1, in per cent, by torchmetrics.

@@ -49,7 +49,7 @@ class TokenDataset(Dataset):
         self._token_ids, self._token_types = arrays["token_ids"], arrays["token_types"]
 
     def inputs(
-        self, ids: np.ndarray, *, length: int, epoch: int, keys: Collection[str] | None = None
+        self, ids: np.ndarray, *, length: int, epoch: int | None, keys: Collection[str] | None = None
     ) -> dict[str, torch.Tensor]:
         num_tokens = self.num_tokens[ids]
         assert num_tokens.max(initial=0) <= length, (num_tokens.max(initial=0), length)

@@ -15,15 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.cache import ActivationStore
 from pipetransformer.config import Config
-from pipetransformer.data import Batch, Dataset, epoch_batches
+from pipetransformer.data import SET_ASIDE, Batch, Dataset, epoch_batches
 from pipetransformer.dp import AutoDP, OptimizerState
-from pipetransformer.engine.evaluate import evaluate
+from pipetransformer.engine.evaluate import evaluate, sample_losses
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed, Incoming
 from pipetransformer.engine.layout import Layout
@@ -55,7 +56,8 @@ class Engine:
     """The engine of one rank. All ranks call it alike: methods are collective, but for ``feed`` and ``close_feeds``.
 
     Args:
-        datasets: datasets by split: ``train`` for training, all others for evaluation.
+        datasets: datasets by split: ``train`` for training, ``set_aside`` for ``sample_losses``, all others for
+            evaluation.
         autodp: brings the units; None for one of its own, which forgets the state of frozen units.
         stores: gives the store of a split, or None where there is none.
         probe: called with (step, local gradients by name) after the reduction and before clipping.
@@ -227,7 +229,7 @@ class Engine:
     # ---- results ---------------------------------------------------------------------------------------------------
 
     def evaluate(self) -> dict[str, float]:
-        """The metrics of all splits but ``train``, with the loss, the same on every rank.
+        """The metrics of all splits but ``train`` and ``set_aside``, with the loss, the same on every rank.
 
         Splits other than ``eval`` add ``_SPLIT`` to the names.
 
@@ -236,17 +238,28 @@ class Engine:
         """
         self.chain.train(False)
         metrics: dict[str, float] = {}
-        batch_size, num_nodes = self._config.train.batch_size, self._world.num_nodes
         for split, dataset in self.datasets.items():
-            if split == "train":
+            if split in ("train", SET_ASIDE):
                 continue
-            batches = epoch_batches(
-                dataset.lengths, batch_size=batch_size, seed=0, epoch=0, shuffle=False, num_nodes=num_nodes
-            )
+            batches = self._in_order(dataset)
             found = evaluate(self.layout.executor, self.feed(split), dataset, self.objective, batches=batches)
             suffix = "" if split == "eval" else f"_{split}"
             metrics |= {f"{name}{suffix}": value for name, value in found.items()}
         return metrics
+
+    def sample_losses(self, split: str) -> np.ndarray:
+        """The loss of every sample of a split, float64 [samples], the same on every rank."""
+        self.chain.train(False)
+        dataset = self.datasets[split]
+        batches = self._in_order(dataset)
+        return sample_losses(self.layout.executor, self.feed(split), dataset, self.objective, batches=batches)
+
+    def _in_order(self, dataset: Dataset) -> Sequence[Batch]:
+        """Global batches of all samples."""
+        batch_size, num_nodes = self._config.train.batch_size, self._world.num_nodes
+        return epoch_batches(
+            dataset.lengths, batch_size=batch_size, seed=0, epoch=0, shuffle=False, num_nodes=num_nodes
+        )
 
     def weights(self) -> dict[str, Tensor] | None:
         """Parameters and persistent buffers by the model's names, on the CPU of rank 0; None on the other ranks."""

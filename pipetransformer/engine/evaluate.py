@@ -12,7 +12,7 @@ from pipetransformer.data import Batch, Dataset
 from pipetransformer.engine.executor import Executor
 from pipetransformer.engine.feed import Feed
 from pipetransformer.engine.objective import Objective
-from pipetransformer.process.collectives import first_of_ranks
+from pipetransformer.process.collectives import first_of_ranks, values_of_ranks
 
 
 class NotFinite(Exception):
@@ -69,3 +69,27 @@ def evaluate(
         answer = [{**dataset.measure([by_id[i] for i in range(len(dataset))]), "loss": loss_sum / count}]
     dist.broadcast_object_list(answer, src=0)
     return answer[0]
+
+
+def sample_losses(
+    executor: Executor, feed: Feed, dataset: Dataset, objective: Objective, *, batches: Sequence[Batch]
+) -> np.ndarray:
+    """Collective. The loss of every sample of ``dataset``, float64 [samples], the same on every rank.
+
+    The model must be in eval mode. Other arguments are those of ``evaluate``.
+    """
+    mine: list[tuple[np.ndarray, np.ndarray]] = []
+    with torch.no_grad():
+        for batch in feed.batches(batches, epoch=0):
+            objective.begin(step=-1)
+            feed.enter(batch)
+            outputs, real = executor.evaluate(batch), batch.num_real
+            if outputs is not None and real:
+                losses = objective.of_samples(outputs[:real], batch.labels[:real])
+                mine.append((batch.ids[:real], losses.cpu().numpy()))
+    objective.clear()
+    found = np.full(len(dataset), np.nan)
+    for part in values_of_ranks(mine):
+        for ids, of_ids in part:
+            found[ids] = of_ids
+    return found

@@ -8,6 +8,7 @@ spans     outputs [rows, length, 2]  labels int64 [rows, 2]   mean of the cross-
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -112,6 +113,16 @@ class Objective:
         if len(self._seen) >= _MOST_SEEN:
             self._add_up()
         return loss
+
+    def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each sample [rows], float64, beside all running figures."""
+        outputs = outputs.double()
+        if self._kind == "scores":
+            return (outputs[:, 0] - labels).square()
+        of_each = partial(F.cross_entropy, reduction="none", label_smoothing=self._label_smoothing)
+        if self._kind == "spans":
+            return (of_each(outputs[..., 0], labels[:, 0]) + of_each(outputs[..., 1], labels[:, 1])) / 2
+        return of_each(outputs, labels)
 
     @torch.no_grad()
     def _add_up(self) -> None:

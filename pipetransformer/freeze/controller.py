@@ -1,4 +1,4 @@
-"""AutoFreeze: when to ask the policy, with which norms, and what to remember between two answers."""
+"""AutoFreeze: when to ask the policy, with which norms, what to remember between answers, and the guard's last word."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
+from pipetransformer.freeze.guard import Guard, Verdict, guard_interval
 from pipetransformer.freeze.policy import Policy, build_policy
 
 
@@ -20,12 +21,14 @@ class FreezeDecision:
         interval: intervals since the warm-up (T).
         frozen: the wanted number of frozen blocks (n).
         norms: mean gradient norm of every block over the interval; None if the policy reads none.
+        verdict: the guard's last answer; None without a guard.
     """
 
     step: int
     interval: int
     frozen: int
     norms: tuple[float, ...] | None
+    verdict: Verdict | None = None
 
 
 class AutoFreeze:
@@ -33,10 +36,18 @@ class AutoFreeze:
 
     Args:
         patience: hysteresis: a block freezes, or thaws, only where so many answers in a row agree that it should.
+        guard: the guard on accuracy, which has the last word; None for none.
     """
 
     def __init__(
-        self, policy: Policy | None, *, every_steps: int, warmup_steps: int, max_frozen: int, patience: int = 1
+        self,
+        policy: Policy | None,
+        *,
+        every_steps: int,
+        warmup_steps: int,
+        max_frozen: int,
+        patience: int = 1,
+        guard: Guard | None = None,
     ) -> None:
         assert every_steps >= 1 and warmup_steps >= 0 and patience >= 1
         self.policy = policy
@@ -44,6 +55,8 @@ class AutoFreeze:
         self._warmup = warmup_steps
         self._max_frozen = max_frozen
         self._patience = patience
+        self.guard = guard
+        self._verdict: Verdict | None = None
         self._norm_sums: list[float] = []
         self._norm_steps = 0
         self._before: tuple[float, ...] | None = None
@@ -59,6 +72,7 @@ class AutoFreeze:
             warmup_steps=freeze.warmup.steps(batches_per_epoch),
             max_frozen=num_blocks if freeze.max_frozen is None else freeze.max_frozen,
             patience=freeze.patience,
+            guard=Guard(guard_interval(batches_per_epoch)) if freeze.guard and freeze.policy != "none" else None,
         )
 
     @property
@@ -67,10 +81,17 @@ class AutoFreeze:
 
     @property
     def may_unfreeze(self) -> bool:
-        return self.policy is not None and self.policy.may_unfreeze
+        return self.guard is not None or (self.policy is not None and self.policy.may_unfreeze)
 
     def due(self, step: int) -> bool:
-        """Whether a decision is to be taken after ``step`` optimizer steps."""
+        """Whether a decision is to be taken after ``step`` optimizer steps: by the policy, the guard, or both."""
+        return self._policy_is_due(step) or self.guard_is_due(step)
+
+    def guard_is_due(self, step: int) -> bool:
+        """Whether the samples set aside are to be looked at after ``step`` optimizer steps."""
+        return self.guard is not None and self.guard.due(step)
+
+    def _policy_is_due(self, step: int) -> bool:
         past = step - self._warmup
         return self.policy is not None and past >= 0 and past % self._every == 0
 
@@ -79,11 +100,15 @@ class AutoFreeze:
         if self.policy is None:
             return False
         first = getattr(self.policy, "first_interval", 0)  # a class of a user's own may do without
-        counting = (step for step in range(total_steps) if self.due(step) and self._interval(step) >= first)
+        counting = (step for step in range(total_steps) if self._policy_is_due(step) and self._interval(step) >= first)
         return sum(1 for _ in counting) < self._patience
 
     def _interval(self, step: int) -> int:
         return (step - self._warmup) // self._every
+
+    def passes_between(self, step: int, total_steps: int) -> int:
+        """The number of the guard's passes after ``step`` and before the end."""
+        return 0 if self.guard is None else (total_steps - 1) // self.guard.every - step // self.guard.every
 
     def observe(self, norm_sums: Sequence[float], *, num_steps: int) -> None:
         """Adds the gradient norms of ``num_steps`` steps, summed over the steps, one number a block."""
@@ -91,20 +116,49 @@ class AutoFreeze:
         self._norm_sums = [total + more for total, more in zip(before, norm_sums, strict=True)]
         self._norm_steps += num_steps
 
+    def watch(self, step: int, losses: Sequence[float]) -> Verdict:
+        """Gives the guard the losses of the samples set aside, in their order [samples]."""
+        assert self.guard is not None
+        self._verdict = self.guard.observe(step, losses)
+        return self._verdict
+
+    def froze(self, step: int, *, before: int) -> None:
+        """Takes note of a freeze from ``before`` blocks on, of which the guard has seen the losses before."""
+        if self.guard is not None:
+            self.guard.froze(step, before=before)
+
+    @property
+    def is_tentative(self) -> bool:
+        """Whether the last freeze may still be undone."""
+        return self.guard is not None and self.guard.tentative is not None
+
     def decide(self, step: int, *, frozen: int) -> FreezeDecision:
+        """The number of blocks to be frozen after ``step`` steps, where ``frozen`` are now."""
+        assert self.policy is not None
+        interval, norms, answer = self._interval(step), None, frozen
+        if self._policy_is_due(step):
+            norms = tuple(total / self._norm_steps for total in self._norm_sums) if self._norm_steps else None
+            answer = self._answered(step, frozen=frozen, norms=norms)
+        if self.guard is not None:
+            if self.guard.tentative is not None:
+                answer = min(answer, frozen)
+            most = self.guard.most(step)
+            answer = answer if most is None else min(answer, most)
+        return FreezeDecision(step, interval, min(answer, self._max_frozen), norms, self._verdict)
+
+    def _answered(self, step: int, *, frozen: int, norms: tuple[float, ...] | None) -> int:
+        """The policy's answer, by its patience."""
         assert self.policy is not None
         interval = self._interval(step)
-        norms = tuple(total / self._norm_steps for total in self._norm_sums) if self._norm_steps else None
         answer = _whole(self.policy.decide(interval, frozen=frozen, norms=norms, before=self._before), step=step)
         if not self.policy.may_unfreeze:
             answer = max(answer, frozen)
         self._norm_sums, self._norm_steps, self._before = [], 0, norms
         self._answers = [*self._answers, answer][-self._patience :]
         if len(self._answers) < self._patience:
-            answer = frozen
-        else:  # what all of the last answers agree on: the least growth, or the least shrinking
-            answer = max(min(self._answers), min(frozen, max(self._answers)))
-        return FreezeDecision(step=step, interval=interval, frozen=min(answer, self._max_frozen), norms=norms)
+            return frozen
+        # What all of the last answers agree on: the least growth, or the least shrinking.
+        return max(min(self._answers), min(frozen, max(self._answers)))
 
     def state_dict(self) -> dict[str, object]:
         return {
@@ -112,6 +166,7 @@ class AutoFreeze:
             "norm_steps": self._norm_steps,
             "before": self._before,
             "answers": list(self._answers),
+            "guard": None if self.guard is None else self.guard.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -119,6 +174,8 @@ class AutoFreeze:
         self._norm_steps = int(state["norm_steps"])  # type: ignore[call-overload]
         self._before = None if state["before"] is None else tuple(state["before"])  # type: ignore[arg-type]
         self._answers = list(state["answers"])  # type: ignore[call-overload]
+        if self.guard is not None and state.get("guard") is not None:
+            self.guard.load_state_dict(state["guard"])  # type: ignore[arg-type]
 
 
 def _whole(answer: object, *, step: int) -> int:

@@ -162,7 +162,9 @@ class AutoPipe:
         """
         return self._planner.first_plan(self.profile.job, self.lines())
 
-    def settle(self, wanted: int, *, step: int, current: ParallelPlan, offers: Offers) -> Settled:
+    def settle(
+        self, wanted: int, *, step: int, current: ParallelPlan, offers: Offers, is_confirmed: bool = False
+    ) -> Settled:
         """Collective. Decides how many of the ``wanted`` blocks freeze, and the plan for the rest of the run.
 
         If n stays, another plan is chosen only if it pays by new costs from training.
@@ -172,6 +174,7 @@ class AutoPipe:
             step: number of steps done.
             current: the present plan.
             offers: gives the possible boundaries of the cache for a number of frozen blocks, each with its forwards.
+            is_confirmed: whether a tentative freeze was kept, so that the cache may advance now.
         """
         has_news = self._remeasure(current)
         remaining_steps, layouts = self._calendar.total_steps - step, self.layouts
@@ -187,6 +190,7 @@ class AutoPipe:
                 margin=MOST_MARGIN if layouts.spread is None else min(max(LEAST_MARGIN, layouts.spread), MOST_MARGIN),
             ),
             has_news=has_news,
+            is_confirmed=is_confirmed,
         )
 
     def _seconds(self, work: Sequence[PrefixWork]) -> float:

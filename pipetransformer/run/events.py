@@ -6,7 +6,7 @@ writes most of them to ``events.jsonl``, under these names:
     Measured  calibration      Decided  freeze_decision    Moved          transition       Evaluated  evaluation
     Resumed   resume           Held     held               Advanced       advance          Saved      checkpoint
     TrainingStarts  run        Adopted  plan               CacheDeclined  cache_declined   Finished   end
-    Logged    steps
+    Logged    steps            Watched  guard
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from pipetransformer.cache import Advance
 from pipetransformer.engine import Move, StepInput
-from pipetransformer.freeze import FreezeDecision
+from pipetransformer.freeze import FreezeDecision, Verdict
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.pipe.planner.choice import Choice
@@ -107,6 +107,19 @@ class Decided(Event):
     """
 
     decision: FreezeDecision
+
+
+@dataclass(frozen=True, slots=True)
+class Watched(Event):
+    """The guard has looked at the samples set aside.
+
+    Attributes:
+        verdict: its answer, with its evidence.
+        seconds: wall-clock seconds of the pass.
+    """
+
+    verdict: Verdict
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

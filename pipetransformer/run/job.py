@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from pipetransformer.config import Config
 from pipetransformer.data import (
+    SET_ASIDE,
     Batch,
     Dataset,
     Lead,
@@ -20,6 +21,7 @@ from pipetransformer.data import (
     load_image_data,
     load_squad,
     load_text_data,
+    set_aside,
 )
 from pipetransformer.errors import UserError
 from pipetransformer.models import BuiltModel, Chain, TimmModel, build_model
@@ -35,7 +37,8 @@ class Job:
     Attributes:
         built: the model, with its library's way of saving it.
         chain: the model as a chain of units.
-        datasets: datasets by split: ``train``, ``eval``, and further evaluation sets by their own names.
+        datasets: datasets by split: ``train``, ``eval``, further evaluation sets by their own names, and ``set_aside``
+            where the guard on accuracy is on.
         config: the configuration, its precision settled.
         precision: the precision, with its reason.
         num_nodes: number of nodes that share out the samples.
@@ -78,7 +81,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         raise UserError("train.precision: this GPU has no bfloat16; give float32")
     info = lead(lambda: describe(config.data))
     built = build_model(config, info)
-    datasets: Mapping[str, Dataset]
+    datasets: dict[str, Dataset]
     if isinstance(built, TimmModel):
         datasets = load_image_data(
             config.data, info=info, preprocessing=built.preprocessing, seed=config.train.seed, lead=lead
@@ -87,6 +90,11 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         datasets = load_squad(config.data, tokenizer=built.tokenizer, lead=lead)
     else:
         datasets = load_text_data(config.data, info=info, tokenizer=built.tokenizer, lead=lead)
+    datasets = dict(datasets)
+    if config.freeze.guard and config.freeze.policy != "none":
+        if (parts := set_aside(datasets["train"], seed=config.train.seed)) is None:
+            raise UserError("freeze.guard: too few training samples to set any aside; give freeze.guard=false")
+        datasets["train"], datasets[SET_ASIDE] = parts
     chain = Chain(
         built.model,
         name=config.model.name,

@@ -170,6 +170,17 @@ class Report:
         self._tracker.event("freeze_decision", **asdict(event.decision))
 
     @hear.register
+    def _watched(self, event: events.Watched) -> None:
+        verdict = event.verdict
+        self._tracker.event("guard", **asdict(verdict), seconds=event.seconds)
+        if verdict.judged:
+            what = "undone" if verdict.undone else "kept"
+            self._tracker.line(
+                f"step {verdict.step}: the freeze is {what}: loss of the samples set aside {verdict.loss:.4f}, "
+                f"predicted {verdict.predicted:.4f} ± {verdict.error:.4f}"
+            )
+
+    @hear.register
     def _held_back(self, event: events.Held) -> None:
         """Prints one line for each new pair of numbers; every event is recorded."""
         frozen, wanted = event.frozen, event.wanted

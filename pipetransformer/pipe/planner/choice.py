@@ -253,6 +253,7 @@ class Planner:
         options: Callable[[int], Mapping[int | None, float]],
         outlook: Outlook,
         has_news: bool = False,
+        is_confirmed: bool = False,
     ) -> Settled:
         """Decides how many of the ``wanted`` blocks freeze, and the plan for them.
 
@@ -262,6 +263,7 @@ class Planner:
         Args:
             options: gives ``cached_options`` of ``next_plan`` for a number of frozen blocks.
             has_news: whether costs are new, so that another plan for the present n may pay.
+            is_confirmed: whether another boundary of the cache may pay for the present n.
         """
         now = current.frozen
         most = min(wanted, self.max_frozen(current))
@@ -276,7 +278,10 @@ class Planner:
         if frozen < wanted:
             is_kept = frozen == most
             reason = "the pipeline that is kept needs a unit for each stage" if is_kept else "no layout fits in memory"
-        if most == now and has_news:
+        if most == now and is_confirmed:
+            other = self.next_plan(now, cached_options=options(now), current=current, outlook=outlook)
+            choice = other if other is not None and other.plan != current else None
+        elif most == now and has_news:
             other = self.next_plan(now, cached_options={current.cached: 0.0}, current=current, outlook=outlook)
             choice = other if other is not None and self.pays(other, current=current, outlook=outlook) else None
         return Settled(choice, frozen, reason)
