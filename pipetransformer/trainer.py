@@ -143,10 +143,9 @@ class Trainer:
         if autofreeze.guard_is_due(self.step):
             self._watch()
         decision = autofreeze.decide(self.step, frozen=current.frozen)
-        if autofreeze.guard is not None and decision.frozen > current.frozen and self.step:
-            if not autofreeze.guard_is_due(self.step):
-                self._watch()
-            autofreeze.froze(self.step, before=current.frozen)
+        is_trial = autofreeze.guard is not None and decision.frozen > current.frozen and self.step > 0
+        if is_trial and not autofreeze.guard_is_due(self.step):
+            self._watch()
         self._tell(events.Decided(decision))
         settled = self.autopipe.settle(
             decision.frozen,
@@ -156,10 +155,12 @@ class Trainer:
                 self.autocache.offers,
                 evaluations=self.calendar.evaluations_from(self.step),
                 guard_passes=autofreeze.passes_between(self.step, self.calendar.total_steps),
-                may_advance=not autofreeze.is_tentative,
+                may_advance=not (is_trial or autofreeze.is_tentative),
             ),
             is_confirmed=was_tentative and not autofreeze.is_tentative,
         )
+        if is_trial and settled.frozen > current.frozen:
+            autofreeze.froze(self.step, before=current.frozen)
         if settled.reason:
             self._tell(events.Held(self.step, settled.frozen, decision.frozen, settled.reason))
         if settled.choice is not None:

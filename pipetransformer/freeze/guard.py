@@ -91,7 +91,7 @@ class Guard:
 
     def due(self, step: int) -> bool:
         """Whether a pass is due after ``step`` steps."""
-        return step % self.every == 0
+        return step > 0 and step % self.every == 0
 
     def observe(self, step: int, losses: Sequence[float]) -> Verdict:
         """Takes note of a pass, and decides a tentative freeze that is old enough.
