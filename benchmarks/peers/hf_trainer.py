@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
 
@@ -23,12 +24,14 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     DataCollatorWithPadding,
+    EvalPrediction,
     Trainer,
     TrainerCallback,
     TrainingArguments,
 )
+from transformers.trainer_pt_utils import get_parameter_names
 
-from pipetransformer.config import load_config
+from pipetransformer.config import TrainConfig, load_config
 from pipetransformer.data import alone, load_text_data
 from pipetransformer.data.info import describe
 from pipetransformer.process.device import peak_memory_bytes
@@ -51,20 +54,48 @@ class Texts(torch_data.Dataset):  # type: ignore[type-arg]
 
 
 class Clock(TrainerCallback):
-    """Notes the time at the start of training, behind each step, and at the end."""
+    """Notes the seconds of each step, with what is between steps but evaluations, and the metric of each of these."""
 
     def __init__(self) -> None:
-        self.times: list[float] = []
+        self.steps: list[float] = []
+        self.curve: list[tuple[float, float]] = []  # seconds of training so far, accuracy
+        self._mark: float | None = None
 
     def on_step_begin(self, *_: object, **__: object) -> None:
-        if not self.times:
-            self.times.append(perf_counter())
+        if self._mark is None:
+            self._mark = perf_counter()
 
     def on_step_end(self, *_: object, **__: object) -> None:
-        self.times.append(perf_counter())
+        assert self._mark is not None
+        self.steps.append(perf_counter() - self._mark)
+        self._mark = perf_counter()
+
+    def on_evaluate(self, *_: object, metrics: Mapping[str, float], **__: object) -> None:
+        self.curve.append((sum(self.steps), metrics["eval_accuracy"]))
+        self._mark = perf_counter()
+
+
+def accuracy_of(told: EvalPrediction) -> dict[str, float]:
+    return {"accuracy": float((told.predictions.argmax(1) == told.label_ids).mean())}
+
+
+def optimizer_of(model: torch.nn.Module, train: TrainConfig) -> torch.optim.Optimizer:
+    """As the library makes it, with a rate of its own for what lies behind the encoder."""
+    decayed = set(get_parameter_names(model, [torch.nn.LayerNorm], [r"bias"]))
+    groups: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        rate = train.lr * (train.head_lr_scale if "pooler" in name or "classifier" in name else 1.0)
+        groups.setdefault((rate, train.weight_decay if name in decayed else 0.0), []).append(parameter)
+    return torch.optim.AdamW(
+        [{"params": found, "lr": rate, "weight_decay": decay} for (rate, decay), found in groups.items()],
+        betas=train.betas,
+        eps=train.eps,
+        fused=True,
+    )
 
 
 def main(workers: int, config_path: str, result: str, overrides: list[str]) -> None:
+    began = perf_counter()
     config = load_config(config_path, overrides)
     train, ranks = config.train, int(os.environ.get("WORLD_SIZE", "1"))
     info = describe(config.data)
@@ -75,6 +106,8 @@ def main(workers: int, config_path: str, result: str, overrides: list[str]) -> N
         config.model.name, num_labels=len(info.label_names), dtype=torch.float32
     )
     clock, data = Clock(), Texts(splits["train"])
+    per_epoch = -(-len(data) // train.batch_size)
+    every, total = train.eval_every.steps(per_epoch), per_epoch * train.epochs
     held_out = Texts(splits["eval"])
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -98,6 +131,8 @@ def main(workers: int, config_path: str, result: str, overrides: list[str]) -> N
             use_cpu=not torch.cuda.is_available(),
             ddp_backend="gloo" if ranks > 1 and not torch.cuda.is_available() else None,
             dataloader_num_workers=workers,
+            eval_strategy="steps" if every < total else "no",
+            eval_steps=every,
             save_strategy="no",
             logging_strategy="no",
             report_to=[],
@@ -108,15 +143,23 @@ def main(workers: int, config_path: str, result: str, overrides: list[str]) -> N
             args=arguments,
             train_dataset=data,
             data_collator=DataCollatorWithPadding(tokenizer),
+            eval_dataset=held_out,
+            compute_metrics=accuracy_of,
             callbacks=[clock],
+            optimizers=(optimizer_of(model, train) if train.head_lr_scale != 1 else None, None),
         )
         trainer.train()
         peak = peak_memory_bytes(torch.device("cpu"))
-        told = trainer.predict(held_out)  # Note: in the sampler's order, not the data's.
+        told = trainer.evaluate()
     if int(os.environ.get("RANK", "0")) == 0:
-        accuracy = float((told.predictions.argmax(1) == told.label_ids).mean())
-        steps = np.diff(clock.times).tolist()
-        found = {"steps": steps, "samples": len(data) * train.epochs, "peak_bytes": peak, "accuracy": accuracy}
+        found = {
+            "steps": clock.steps,
+            "samples": len(data) * train.epochs,
+            "peak_bytes": peak,
+            "accuracy": told["eval_accuracy"],
+            "curve": clock.curve,
+            "wall_s": perf_counter() - began,
+        }
         Path(result).write_text(json.dumps(found))
 
 

@@ -331,6 +331,7 @@ class Report:
             metrics=metrics,
             best_metrics=best,
             seconds=event.seconds,
+            train_s=totals.train_s,
         )
         self._tracker.metrics(evaluation_metrics(self._config.task, metrics, best=best), step=event.step)
         told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
