@@ -115,14 +115,14 @@ class TrainConfig(Section):
         description="Global batch: samples (of SQuAD: windows) a step over all ranks, whatever the layout. A shorter "
         "batch counts by its share of it."
     )
-    lr: Positive = Field(description="Peak learning rate.")
+    lr: Positive = Field(description="Peak learning rate; of the parts, see the next two keys.")
     head_lr_scale: Positive = Field(
         default=1.0, description="Learning rate of the head (all behind the last block), as a multiple of `lr`."
     )
     layer_decay: Decay = Field(
         default=1.0,
-        description="Layer-wise decay: each block's learning rate is that of the part behind it times this, the last "
-        "block's `lr` times this, and the stem's the lowest.",
+        description="Layer-wise decay: the last block's learning rate is `lr` times this, each block's before it and "
+        "the stem's once more; the head's has none.",
     )
     weight_decay: NotNegative = Field(default=0.01, description="Weight decay; biases and norms have none.")
     optimizer: Literal["adamw", "sgd"] = Field(default="adamw", description="The optimizer.")
