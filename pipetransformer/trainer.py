@@ -244,7 +244,8 @@ class Trainer:
         for boundary in origin.refill_path(plan.cached):
             self._advance(boundary, is_refill=True)
         reset_peak_memory(self.world.device)
-        self._tell(events.TrainingStarts(plan, self.autofreeze.never_freezes(self.calendar.total_steps)))
+        never_freezes = not origin.replayed and self.autofreeze.never_freezes(self.calendar.total_steps)
+        self._tell(events.TrainingStarts(plan, never_freezes))
 
     def _save_checkpoint(self) -> None:
         self._observe_norms()

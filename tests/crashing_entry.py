@@ -13,7 +13,8 @@ RANK = int(os.environ["RANK"])
 
 
 def succeed() -> None:
-    print(f"rank {RANK} of {os.environ['WORLD_SIZE']} has arguments {sys.argv[1:]}")
+    # In one write: both ranks write to one pipe, unbuffered.
+    sys.stdout.write(f"rank {RANK} of {os.environ['WORLD_SIZE']} has arguments {sys.argv[1:]}\n")
 
 
 def every_rank_finds_the_mistake() -> None:

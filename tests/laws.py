@@ -346,7 +346,7 @@ def is_frozen(name: str, frozen: int, *, stem: bool = False) -> bool:
 
 
 def rate_of(name: str, *, head_lr_scale: float, layer_decay: float) -> float:
-    """The learning rate of a parameter as a multiple of the head's without ``head_lr_scale``."""
+    """The learning rate of a parameter as a multiple of ``train.lr``."""
     block = block_of(name)
     if block is not None:
         return layer_decay ** (NUM_BLOCKS - block)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING
 
 from pipetransformer.config import load_config
@@ -30,6 +31,19 @@ def say_when_it_calibrates(trainer: Callable[[], Trainer]) -> None:
         return time_steps(engine, batch, num_steps=100 * num_steps)  # long enough to be seen from outside
 
     static_layouts.time_steps = telling
+
+
+def save_slowly(trainer: Callable[[], Trainer]) -> None:
+    """A model's folder stands half written long enough to be seen from outside."""
+    from pipetransformer.run import saved_model
+
+    give_usual_permissions = saved_model._give_usual_permissions
+
+    def slow(folder: Path) -> None:
+        sleep(0.5)
+        give_usual_permissions(folder)
+
+    saved_model._give_usual_permissions = slow
 
 
 def raise_on_rank_1_at_step_5(trainer: Callable[[], Trainer]) -> Probe:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipetransformer.pipe.planner import calibration
-from pipetransformer.pipe.planner.calibration import Line, Lines, Observed, Point, fitted, lines_of
+from pipetransformer.pipe.planner.calibration import Line, Observed, Point, fitted, lines_of
 from pipetransformer.plan import ParallelPlan
 
 POSITIVE = st.floats(1e-4, 10)
@@ -40,28 +40,26 @@ def test_neither_constant_nor_slope_is_negative() -> None:
 
 
 def test_the_shortest_step_tells_the_constant() -> None:
-    lines = lines_of({WHOLE: 1.5, FROZEN: 0.025, LONG: 1.2}, {}, simulated=SIMULATED.__getitem__)
-    line = lines.of(HALF)
-    assert line.constant == pytest.approx(0.0101, rel=0.01) and line.slope == pytest.approx(1.49, rel=0.01)
-    assert lines.of(LONG) == Line(0.0, pytest.approx(1.5))
+    lines = lines_of({WHOLE: 1.5, FROZEN: 0.025, LONG: 1.2}, {}, lengths=(1, 2), simulated=SIMULATED.__getitem__)
+    assert lines[1].constant == pytest.approx(0.0101, rel=0.01) and lines[1].slope == pytest.approx(1.49, rel=0.01)
+    assert lines[2] == Line(0.0, pytest.approx(1.5))
 
 
 def test_a_slower_machine_is_slower_in_every_plan() -> None:
     """Steps of the first plan took twice as long as before training: so will those of all others."""
     timed = {WHOLE: 1.5, FROZEN: 0.025, LONG: 1.2}
-    before = lines_of(timed, {}, simulated=SIMULATED.__getitem__)
-    after = lines_of(timed, {WHOLE: Observed(1.0, 3.0)}, simulated=SIMULATED.__getitem__)
-    for plan in (WHOLE, FROZEN, LONG):
+    before = lines_of(timed, {}, lengths=(1, 2), simulated=SIMULATED.__getitem__)
+    after = lines_of(timed, {WHOLE: Observed(1.0, 3.0)}, lengths=(1, 2), simulated=SIMULATED.__getitem__)
+    for pp, line in before.items():
         for simulated in (1.0, 0.3, 0.01):
-            slower = after.of(plan).seconds(simulated)
-            assert slower == pytest.approx(2 * before.of(plan).seconds(simulated), rel=0.01)
+            assert after[pp].seconds(simulated) == pytest.approx(2 * line.seconds(simulated), rel=0.01)
 
 
 def test_steps_of_part_of_a_full_one_s_work_tell_the_same() -> None:
     timed = {WHOLE: 1.5, FROZEN: 0.025}
-    line = lines_of(timed, {}, simulated=SIMULATED.__getitem__).of(WHOLE)
+    line = lines_of(timed, {}, lengths=(1, 2), simulated=SIMULATED.__getitem__)[1]
     seen = {WHOLE: Observed(0.7, line.seconds(0.7))}
-    assert lines_of(timed, seen, simulated=SIMULATED.__getitem__).of(WHOLE).seconds(0.01) == pytest.approx(
+    assert lines_of(timed, seen, lengths=(1, 2), simulated=SIMULATED.__getitem__)[1].seconds(0.01) == pytest.approx(
         line.seconds(0.01), rel=0.01
     )
 
@@ -73,8 +71,8 @@ def test_what_ran_counts_more_than_what_was_timed(monkeypatch: pytest.MonkeyPatc
     seen = {HALF: Observed(1.0, 0.7), WHOLE: Observed(1.0, 1.0)}
 
     def half(observed: dict[ParallelPlan, Observed]) -> float:
-        lines = lines_of(timed, observed, simulated=SIMULATED.__getitem__)
-        return lines.of(HALF).seconds(SIMULATED[HALF])
+        lines = lines_of(timed, observed, lengths=(1, 2), simulated=SIMULATED.__getitem__)
+        return lines[1].seconds(SIMULATED[HALF])
 
     before, after = half({WHOLE: seen[WHOLE]}), half(seen)
     monkeypatch.setattr(calibration, "_LIVE_WEIGHT", 1.0)
@@ -82,34 +80,9 @@ def test_what_ran_counts_more_than_what_was_timed(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_length_that_was_never_timed_moves_with_the_others() -> None:
-    one = lines_of({WHOLE: 1.5}, {}, simulated=SIMULATED.__getitem__)
-    assert one.of(WHOLE) == one.of(LONG) == Line(0.0, pytest.approx(1.5)), (
+    one = lines_of({WHOLE: 1.5}, {}, lengths=(1, 2), simulated=SIMULATED.__getitem__)
+    assert one[1] == one[2] == Line(0.0, pytest.approx(1.5)), (
         "real steps take longer than simulated ones, at any length"
     )
-    lines = lines_of({}, {WHOLE: Observed(1.0, 3.0)}, simulated=SIMULATED.__getitem__)
-    assert lines.of(WHOLE) == lines.of(LONG) == Line(0.0, 3.0)
-    assert Lines().of(LONG) == Line()
-
-
-def test_a_layout_that_runs_slower_than_its_length_s_line_is_known_as_slower() -> None:
-    """M 2 took a quarter longer than M 1 for the same simulated work: neither of them moves the other's line."""
-    timed = {WHOLE: 1.0, FROZEN: 0.01}
-    split = replace(WHOLE, num_microbatches=2)
-    simulated = SIMULATED | {split: 1.0, replace(HALF, num_microbatches=2): 0.5, replace(HALF, num_microbatches=4): 0.5}
-    lines = lines_of(timed, {split: Observed(1.0, 1.25), WHOLE: Observed(1.0, 1.0)}, simulated=simulated.__getitem__)
-    one, two, four = (lines.of(replace(HALF, num_microbatches=m)).seconds(0.5) for m in (1, 2, 4))
-    assert one == pytest.approx(0.5, rel=0.01)
-    assert two == pytest.approx(0.625, rel=0.02), "from one mean: the length's line, so much slower"
-    assert one < four < two, "a layout that never ran has the line of all that did"
-
-
-def test_a_layout_with_steps_far_apart_has_a_constant_of_its_own() -> None:
-    split, frozen = replace(WHOLE, num_microbatches=2), replace(FROZEN, num_microbatches=2)
-    simulated = SIMULATED | {split: 1.0, frozen: 0.01}
-    timed = {WHOLE: 1.0, FROZEN: 0.01, split: 1.1, frozen: 0.11}
-    line = lines_of(timed, {}, simulated=simulated.__getitem__).of(split)
-    assert line.constant == pytest.approx(0.1) and line.slope == pytest.approx(1.0)
-    near = {WHOLE: 1.0, FROZEN: 0.01, split: 1.1, replace(HALF, num_microbatches=2): 0.9}
-    simulated[replace(HALF, num_microbatches=2)] = 0.51
-    line = lines_of(near, {}, simulated=simulated.__getitem__).of(split)
-    assert line.constant < 0.1, "points near each other tell no constant: noise would"
+    lines = lines_of({}, {WHOLE: Observed(1.0, 3.0)}, lengths=(1, 2), simulated=SIMULATED.__getitem__)
+    assert lines == {1: Line(0.0, 3.0), 2: Line(0.0, 3.0)}

@@ -79,13 +79,13 @@ PHASES = {
     "calibration": Phase("say_when_it_calibrates", is_calibrating),
     "steps at pp 2": Phase("train_only", happened("steps", step=3), ("log.wandb=offline",)),
     "evaluation": Phase("train_only", happened("steps", step=4)),
-    "saving the best model": Phase("train_only", exists("x/model/best.part/model.safetensors")),
+    "saving the best model": Phase("save_slowly", exists("x/model/best.part/model.safetensors")),
     "writing a checkpoint": Phase("train_only", exists("x/checkpoints/*.part/*.distcp")),
     "deleting an old checkpoint": Phase("train_only", exists("x/checkpoints/step-00000012"), ("checkpoint.keep=1",)),
     "cache advance": Phase("train_only", happened("transition", step=6)),
     "steps from the cache, with workers": Phase("train_only", happened("steps", step=7), ("data.num_workers=2",)),
     "saving the final model": Phase(
-        "train_only", exists("x/model/final.part/*"), ("train.epochs=1", "data.max_train_samples=320")
+        "save_slowly", exists("x/model/final.part/*"), ("train.epochs=1", "data.max_train_samples=320")
     ),
 }
 QUICK = {"writing a checkpoint": signal.SIGTERM, "cache advance": signal.SIGINT}

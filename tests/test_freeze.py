@@ -117,13 +117,21 @@ def test_a_configuration_gives_its_intervals_cap_and_patience(tmp_path: Path) ->
     assert not controller.never_freezes(46) and controller.never_freezes(45), "the first answer of a schedule is 0"
 
 
-@pytest.mark.parametrize(("name", "first"), [("static", 0), ("schedule", 1)])
-def test_a_run_that_ends_before_anything_can_freeze_is_told_so(name: str, first: int) -> None:
-    controller = AutoFreeze(policy(name, max_frozen=3), every_steps=10, warmup_steps=5, max_frozen=12)
-    last = 5 + 10 * first
+@pytest.mark.parametrize("warmup", [0, 5])
+@pytest.mark.parametrize("name", ["static", "schedule", "paper", "percentile"])
+def test_a_run_that_ends_before_anything_can_freeze_is_told_so(name: str, warmup: int) -> None:
+    controller = AutoFreeze(policy(name, max_frozen=3), every_steps=10, warmup_steps=warmup, max_frozen=12)
+    first = {"static": 0, "schedule": 1, "paper": 1, "percentile": 1 if warmup else 2}[name]
+    last = warmup + 10 * first
     assert controller.never_freezes(last) and not controller.never_freezes(last + 1)
-    frozen = frozen_by_step(controller, num_steps=last + 1)
-    assert not any(frozen[:last]) and frozen[last]
+    frozen, history = 0, []
+    for step in range(last + 1):
+        if controller.due(step):
+            frozen = controller.decide(step, frozen=frozen).frozen
+        history.append(frozen)
+        # Of the leading half they do not change; of the last block they are smallest.
+        controller.observe([(12 - block) * (1 + (block >= 6) * step) for block in range(12)], num_steps=1)
+    assert not any(history[:last]) and history[last]
 
 
 def test_no_policy_is_never_due() -> None:

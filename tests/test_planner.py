@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
 from random import Random
@@ -13,14 +14,14 @@ from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.pipe.planner import memory
 from pipetransformer.pipe.planner import search as planner
-from pipetransformer.pipe.planner.calibration import Line, Lines
+from pipetransformer.pipe.planner.calibration import Line
 from pipetransformer.pipe.planner.choice import Outlook, Planner
 from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 from pipetransformer.pipe.planner.microbatches import microbatch_choices
 from pipetransformer.pipe.planner.search import best_plans
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
-from pipetransformer.plan import Layout, ParallelPlan
+from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import cached_choices
 from pipetransformer.plan.schedules import why_not
 
@@ -106,20 +107,12 @@ def random_case(random: Random) -> dict[str, object]:
         "costs": random_job(random, num_blocks + 2),
         "constraints": constraints,
         "num_blocks": num_blocks,
-        "lines": Lines(
-            by_layout={
-                Layout(pp, m, "1f1b", 1): random_line(random)
-                for pp in pipeline_lengths
-                for m in range(1, 9)
-                if random.random() < 0.2
-            },
-            by_length={pp: random_line(random) for pp in pipeline_lengths if random.random() < 0.5},
-        ),
+        "lines": {
+            pp: Line(random.choice([0.0, random.uniform(0, 1e-5)]), random.uniform(0.5, 2))
+            for pp in pipeline_lengths
+            if random.random() < 0.5
+        },
     }
-
-
-def random_line(random: Random) -> Line:
-    return Line(random.choice([0.0, random.uniform(0, 1e-5)]), random.uniform(0.5, 2))
 
 
 # The cost function, written a second time from its definition, for one plan
@@ -187,7 +180,8 @@ def stage_bytes(plan: ParallelPlan, stage: int, costs: JobCosts, unit: UnitCosts
         halved = 1 if ends_whole else min(m, stage + 1)
     is_first_halved = halved > 0 and not ends_whole
     reruns = is_rerun and not (ends_whole and alive == 1)  # at the peak
-    total = before = later = 0  # later: a second input gradient than at the peak, with gradients of weights by then
+    # Under zero_bubble: behind the first backward of weights, whose gradients stay, the next one of inputs begins.
+    total = before = later = 0  # later: by how much that moment holds more than the peak in front of it
     for u in units:
         entering = unit.entering_bytes[u] if u == plan.first_active else 0  # it is in the batch
         whole = unit.activation_bytes[u] - entering
@@ -214,7 +208,7 @@ def stage_bytes(plan: ParallelPlan, stage: int, costs: JobCosts, unit: UnitCosts
             inputs = m - alive if is_last and (ends_whole or not halved) else 0  # leaves
         num_held = 0 if is_first else inputs + keeps_sends * (m - alive + num_halved)
         num_held += 0 if is_last else outputs + received
-        num_held += 2 * is_later * costs.keeps_boundaries
+        num_held += 2 * is_later * costs.keeps_boundaries  # its own input gradient, and the one before it
         widest = max(unit.entering_bytes[plan.first_active + 1 :])
         total += num_held * widest
         before += m * widest * (is_first and costs.keeps_boundaries)
@@ -232,7 +226,7 @@ def search(
     costs: JobCosts,
     constraints: Constraints,
     num_blocks: int,
-    lines: Lines,
+    lines: Mapping[int, Line],
 ) -> tuple[float, int, int, tuple[int, ...]] | None:
     """The least (seconds, pp, M, boundaries): every pp, every M, and of their cuts the most even one that fits."""
     found = []
@@ -249,7 +243,7 @@ def search(
             for boundaries in combinations(range(first + 1, num_blocks + 2), pp - 1):
                 plan = ParallelPlan(frozen, pp, dp, boundaries, m, schedule, cached, num_blocks)
                 each, seconds, num_bytes = predict(
-                    plan, costs, batch=constraints.global_batch_size, line=lines.of(plan)
+                    plan, costs, batch=constraints.global_batch_size, line=lines.get(pp, Line())
                 )
                 if constraints.memory_limit is None or num_bytes <= constraints.memory_limit:
                     cuts.append((max(each), -min(each), boundaries, seconds))
@@ -282,7 +276,7 @@ def test_every_weighed_plan_is_valid_and_told_as_it_is() -> None:
     for _ in range(NUM_JOBS):
         case = random_case(random)
         constraints, lines = case["constraints"], case["lines"]
-        assert isinstance(constraints, Constraints) and isinstance(lines, Lines)
+        assert isinstance(constraints, Constraints) and isinstance(lines, dict)
         weighed = best_plans(**case)  # type: ignore[arg-type]
         assert list(weighed) == sorted(weighed, key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches))
         for prediction in weighed:
@@ -298,7 +292,7 @@ def test_every_weighed_plan_is_valid_and_told_as_it_is() -> None:
                 plan,
                 case["costs"],  # type: ignore[arg-type]
                 batch=constraints.global_batch_size,
-                line=lines.of(plan),
+                line=lines.get(plan.pp, Line()),
             )
             assert prediction.step_seconds == seconds
             if plan.stages_per_rank == 1:
@@ -360,7 +354,7 @@ def test_a_plain_loop_splits_its_batch_for_memory(memory_limit: int | None, expe
         world_size=2, global_batch_size=16, schedules=(("1f1b", 1),), num_microbatches=None, pipeline_lengths=(1,),
         memory_limit=memory_limit,
     )  # fmt: skip
-    found = best_plans(0, cached=None, costs=even_job(4), constraints=constraints, num_blocks=2)
+    found = best_plans(0, cached=None, costs=even_job(4), constraints=constraints, num_blocks=2, lines={})
     assert next((best.plan.num_microbatches for best in found), None) == expected
 
 
@@ -381,7 +375,7 @@ def test_a_fixed_cut_moves_only_where_a_stage_would_be_empty(
         world_size=3, global_batch_size=12, schedules=(("gpipe", 1),), num_microbatches=4, pipeline_lengths=(3,),
         memory_limit=None, fixed_cut=cut,
     )  # fmt: skip
-    found = best_plans(frozen, cached=None, costs=even_job(8), constraints=constraints, num_blocks=6)
+    found = best_plans(frozen, cached=None, costs=even_job(8), constraints=constraints, num_blocks=6, lines={})
     assert next((best.plan.boundaries for best in found), None) == expected
 
 
@@ -416,7 +410,7 @@ def plan_after(controller: Planner, frozen: int, current: ParallelPlan, *, costs
 @pytest.mark.parametrize(("initial_length", "first"), [("auto", 1), (1, 1), (2, 2), (4, 4)])
 def test_initial_length_holds_for_the_first_plan_alone(initial_length: object, first: int) -> None:
     controller = make_planner(pipe={"initial_length": initial_length})
-    plan = controller.first_plan(JOB).plan
+    plan = controller.first_plan(JOB, {}).plan
     assert (plan.pp, plan.dp) == (first, 4 // first)
     assert plan_after(controller, 0, plan).pp == first
     assert plan_after(controller, 2, plan).pp == 1
@@ -425,7 +419,7 @@ def test_initial_length_holds_for_the_first_plan_alone(initial_length: object, f
 
 def test_without_autodp_the_mesh_stays_and_the_cut_moves() -> None:
     controller = make_planner(pipe={"initial_length": 2}, dp={"enabled": False})
-    first = controller.first_plan(JOB).plan
+    first = controller.first_plan(JOB, {}).plan
     second = plan_after(controller, 3, first)
     assert (first.boundaries, second.boundaries) == ((4,), (6,))
     assert (second.pp, second.dp) == (2, 2)
@@ -433,7 +427,7 @@ def test_without_autodp_the_mesh_stays_and_the_cut_moves() -> None:
 
 def test_without_autopipe_the_cut_and_the_microbatches_stay() -> None:
     controller = make_planner(pipe={"initial_length": 2, "enabled": False})
-    first = controller.first_plan(JOB).plan
+    first = controller.first_plan(JOB, {}).plan
     dear = replace(JOB, send=Link(10**9, 0.0))  # would ask for another M
     assert plan_after(controller, 3, first, costs=dear) == replace(first, frozen=3, boundaries=(5,))
     assert plan_after(controller, 2, first, costs=dear) == replace(first, frozen=2)
@@ -446,7 +440,7 @@ def test_a_kept_pipeline_keeps_a_unit_a_stage(
 ) -> None:
     controller = make_planner(num_blocks=num_blocks, **{"pipe": {"initial_length": 4}, **section})
     job = even_job(num_blocks + 2)
-    first = controller.first_plan(job).plan
+    first = controller.first_plan(job, {}).plan
     assert controller.max_frozen(first) == max_frozen
     if max_frozen:
         assert plan_after(controller, max_frozen, first, costs=job).pp == 4
@@ -458,7 +452,7 @@ def test_an_advance_is_taken_where_it_pays(remaining_steps: int, cached: int | N
     choice = controller.next_plan(
         4,
         cached_options={None: 0.0, 4: 10e-6},  # the prefix of 5 units takes 10 ns a row, 8 rows: 0.4 us a step
-        current=controller.first_plan(JOB).plan,
+        current=controller.first_plan(JOB, {}).plan,
         outlook=Outlook(JOB, remaining_steps),
     )
     assert choice.plan.cached == cached
@@ -466,8 +460,8 @@ def test_an_advance_is_taken_where_it_pays(remaining_steps: int, cached: int | N
 
 
 def test_timed_steps_decide_between_lengths() -> None:
-    assert make_planner().first_plan(JOB, Lines(by_length={1: Line(slope=100.0), 4: Line(slope=100.0)})).plan.pp == 2
-    assert make_planner().first_plan(JOB, Lines(by_length={1: Line(1.0), 4: Line(1.0)})).plan.pp == 2
+    assert make_planner().first_plan(JOB, {1: Line(slope=100.0), 4: Line(slope=100.0)}).plan.pp == 2
+    assert make_planner().first_plan(JOB, {1: Line(1.0), 4: Line(1.0)}).plan.pp == 2
 
 
 def test_static_layouts_are_one_a_length() -> None:
@@ -480,11 +474,11 @@ def test_what_cannot_fit_is_one_line() -> None:
     with pytest.raises(
         UserError, match=r"\Apipe\.memory_limit: 50 bytes hold no layout [^\n]*; give at least \d+\Z"
     ) as told:
-        controller.first_plan(JOB)
+        controller.first_plan(JOB, {})
     least = int(str(told.value).rpartition(" ")[2])
-    make_planner(pipe={"memory_limit": least}).first_plan(JOB)
+    make_planner(pipe={"memory_limit": least}).first_plan(JOB, {})
     with pytest.raises(UserError, match=f"give at least {least}"):
-        make_planner(pipe={"memory_limit": least - 1}).first_plan(JOB)
+        make_planner(pipe={"memory_limit": least - 1}).first_plan(JOB, {})
 
 
 @pytest.mark.parametrize(
@@ -519,7 +513,7 @@ def test_each_reason_why_nothing_fits_has_its_own_line(changes: dict[str, Any], 
     )  # fmt: skip
     controller = Planner(replace(first, **changes), num_blocks=6, local_size=4)
     with pytest.raises(UserError) as told:
-        controller.first_plan(JOB)
+        controller.first_plan(JOB, {})
     assert str(told.value).startswith(line) and "\n" not in str(told.value)
 
 
@@ -549,7 +543,7 @@ FREE = Constraints(
 def test_a_prefix_is_computed_where_reads_take_longer() -> None:
     """Also where the cache holds activations already; and read where they take less."""
     controller = Planner(FREE, num_blocks=6, local_size=4)
-    first = controller.first_plan(JOB).plan
+    first = controller.first_plan(JOB, {}).plan
     options = dict.fromkeys(cached_choices(4, held=4), 0.0)
     for read, expected in ((Link(0, 1e9), None), (Link(0, 0.0), 4)):
         choice = controller.next_plan(
@@ -562,7 +556,7 @@ def test_a_prefix_is_computed_where_reads_take_longer() -> None:
 def test_nothing_fits_where_the_prefix_alone_does_not(limit: int) -> None:
     for pp in (1, 2):
         allowed = replace(FREE, pipeline_lengths=(pp,), memory_limit=sum(JOB.parameter_bytes[:4]) + limit)
-        assert best_plans(3, cached=None, costs=JOB, constraints=allowed, num_blocks=6) == ()
+        assert best_plans(3, cached=None, costs=JOB, constraints=allowed, num_blocks=6, lines={}) == ()
 
 
 def test_several_stages_a_rank_are_cut_for_memory_where_the_fastest_cut_does_not_fit() -> None:
@@ -570,7 +564,7 @@ def test_several_stages_a_rank_are_cut_for_memory_where_the_fastest_cut_does_not
     for _ in range(40):
         costs = random_job(random, 10)
         free = replace(FREE, schedules=(("interleaved", 2),), pipeline_lengths=(2,), num_microbatches=4)
-        given: dict[str, Any] = {"cached": None, "costs": costs, "num_blocks": 8}
+        given: dict[str, Any] = {"cached": None, "costs": costs, "num_blocks": 8, "lines": {}}
         fastest, *_ = best_plans(0, constraints=free, **given)
         limit = max(fastest.memory_bytes) - 1
         other = next(iter(best_plans(0, constraints=replace(free, memory_limit=limit), **given)), None)

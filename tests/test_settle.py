@@ -23,7 +23,7 @@ def settled(controller: Planner, wanted: int, current: ParallelPlan, *, costs: J
 
 def test_as_many_blocks_freeze_as_are_wanted() -> None:
     controller = make_planner()
-    plan = controller.first_plan(JOB).plan
+    plan = controller.first_plan(JOB, {}).plan
     assert settled(controller, 4, plan) == (4, "", True)
     assert settled(controller, 0, plan) == (0, "", False)
     assert settled(controller, 2, replace(plan, frozen=4)) == (2, "", True), "blocks thaw"
@@ -31,7 +31,7 @@ def test_as_many_blocks_freeze_as_are_wanted() -> None:
 
 def test_only_new_costs_change_the_plan_of_the_same_blocks_and_only_where_it_pays() -> None:
     controller = make_planner()
-    best, slow = controller.first_plan(JOB).plan, make_planner(pipe={"initial_length": 4}).first_plan(JOB).plan
+    best, slow = controller.first_plan(JOB, {}).plan, make_planner(pipe={"initial_length": 4}).first_plan(JOB, {}).plan
     assert best != slow
 
     def chosen(current: ParallelPlan, *, has_news: bool, remaining_steps: int = 10**6) -> ParallelPlan | None:
@@ -54,7 +54,7 @@ def test_only_new_costs_change_the_plan_of_the_same_blocks_and_only_where_it_pay
 @pytest.mark.parametrize(("beyond", "moves"), [(-0.01, True), (0.01, False)])
 def test_a_gain_within_the_margin_moves_nothing_but_the_cut(beyond: float, moves: bool) -> None:
     controller = make_planner(pipe={"initial_length": 4})
-    current = controller.first_plan(JOB).plan
+    current = controller.first_plan(JOB, {}).plan
 
     def chosen(margin: float) -> Choice:
         outlook = Outlook(JOB, remaining_steps=10**9, margin=margin)
@@ -72,7 +72,7 @@ def test_a_gain_within_the_margin_moves_nothing_but_the_cut(beyond: float, moves
 
 def test_a_kept_pipeline_keeps_a_unit_for_each_stage() -> None:
     controller = make_planner(pipe={"initial_length": 4}, dp={"enabled": False})
-    plan = controller.first_plan(JOB).plan
+    plan = controller.first_plan(JOB, {}).plan
     assert plan.pp == 4 and controller.max_frozen(plan) == 3
     kept = "the pipeline that is kept needs a unit for each stage"
     assert settled(controller, 6, plan) == (3, kept, True)
@@ -91,7 +91,7 @@ def test_a_prefix_that_fits_in_no_layout_freezes_as_far_as_one_does() -> None:
     most = [n for n, _ in limits]
     assert min(most) < 6 == max(most), "no limit stops freezing, or all do"
     for n, controller in limits:
-        plan = controller.first_plan(heavy).plan
+        plan = controller.first_plan(heavy, {}).plan
         reason = "" if n == 6 else "no layout fits in memory"
         assert settled(controller, 6, plan, costs=heavy) == (n, reason, n > 0)
 
@@ -99,7 +99,7 @@ def test_a_prefix_that_fits_in_no_layout_freezes_as_far_as_one_does() -> None:
 def frozen_under(controller: Planner, costs: JobCosts) -> int | None:
     """The most blocks that some plan takes, asked one by one; None where the unfrozen model fits in none."""
     try:
-        plan = controller.first_plan(costs).plan
+        plan = controller.first_plan(costs, {}).plan
     except UserError:
         return None
     outlook = Outlook(costs, 100)

@@ -170,7 +170,7 @@ def test_a_plan_for_1024_ranks_takes_less_than_a_second() -> None:
     )  # fmt: skip
     costs = costs_of(config)
     start = time.perf_counter()
-    best, *others = best_plans(0, cached=None, costs=costs, constraints=constraints, num_blocks=96)
+    best, *others = best_plans(0, cached=None, costs=costs, constraints=constraints, num_blocks=96, lines={})
     assert time.perf_counter() - start < 1.0
     assert best.plan.world_size == 1024 and len(others) > 2
 

@@ -151,7 +151,7 @@ def slowest_stage(job: JobCosts, *, num_blocks: int, frozen: int, pp: int) -> in
     """Of the planner's cut, communication included; None where no cut has a unit for each stage."""
     ((rows, unit),) = job.by_rows.items()
     constraints = Constraints(pp, rows * pp, (("gpipe", 1),), pp, (pp,), None)
-    found = best_plans(frozen, cached=None, costs=job, constraints=constraints, num_blocks=num_blocks)
+    found = best_plans(frozen, cached=None, costs=job, constraints=constraints, num_blocks=num_blocks, lines={})
     if not found:
         return None
     best = found[0]

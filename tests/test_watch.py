@@ -58,7 +58,7 @@ def test_a_slow_stage_hands_over_units(ranks: RankPool) -> None:
     assert sum(unit.step_ns) == pytest.approx(sum(before.step_ns), rel=0.02)  # all together: as calibrated
     assert unit.forward_ns[7] == pytest.approx(3 * unit.forward_ns[0], rel=0.1)
     assert first.measured[0] == unit
-    best, *_ = best_plans(0, cached=None, costs=first.job, constraints=CONSTRAINTS, num_blocks=NUM_BLOCKS)
+    best, *_ = best_plans(0, cached=None, costs=first.job, constraints=CONSTRAINTS, num_blocks=NUM_BLOCKS, lines={})
     assert best.plan.boundaries == (5,)
 
 
@@ -87,7 +87,7 @@ def test_a_gain_that_may_be_noise_is_left() -> None:
     )
     costs = measurements().job
     even = ParallelPlan(0, 2, 1, (4,), 2, "1f1b", None, NUM_BLOCKS)
-    choice = controller.first_plan(costs)
+    choice = controller.first_plan(costs, {})
     outlook = Outlook(costs, 1000)
     assert choice.plan.boundaries == (4,)
     assert not controller.pays(choice, current=choice.plan, outlook=outlook)

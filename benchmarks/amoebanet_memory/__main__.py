@@ -101,7 +101,7 @@ def main() -> None:
     add_output(parser)
     arguments = parser.parse_args()
     if arguments.scale == "original":
-        refuse_without_effect(parser, arguments, "ranks", where="--scale original")
+        refuse_without_effect(parser, arguments, "ranks", "device_memory", where="--scale original")
         write_original(SIZES["full"].models, settings(SIZES["full"]), PUBLISHED, folder=arguments.output)
         return
     scale, most = pick_scale(arguments.scale), num_ranks(arguments.ranks)

@@ -100,7 +100,7 @@ def planned(costs: JobCosts, shape: Shape, m: int, *, batch: int, num_blocks: in
         world_size=shape.world_size, global_batch_size=batch, schedules=(("1f1b", 1),), num_microbatches=m,
         pipeline_lengths=(shape.ranks_per_node,), memory_limit=None,
     )  # fmt: skip
-    best, *_ = best_plans(0, cached=None, costs=costs, constraints=constraints, num_blocks=num_blocks)
+    best, *_ = best_plans(0, cached=None, costs=costs, constraints=constraints, num_blocks=num_blocks, lines={})
     return best.plan, best.bubble
 
 

@@ -249,7 +249,9 @@ def plan_of(schedule: str, m: int, *, config: Config, job: Job, costs: JobCosts)
         world_size=2, global_batch_size=config.train.batch_size, schedules=((schedule, 1),), num_microbatches=m,
         pipeline_lengths=(2,), memory_limit=None,
     )  # fmt: skip
-    best, *_ = best_plans(0, cached=None, costs=costs, constraints=constraints, num_blocks=job.chain.num_blocks)
+    best, *_ = best_plans(
+        0, cached=None, costs=costs, constraints=constraints, num_blocks=job.chain.num_blocks, lines={}
+    )
     return best.plan
 
 

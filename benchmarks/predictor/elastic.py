@@ -10,7 +10,7 @@ from pipetransformer.config.calendar import Calendar
 from pipetransformer.engine import Engine
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.measure.static_layouts import time_steps
-from pipetransformer.pipe.planner.calibration import Lines
+from pipetransformer.pipe.planner.calibration import Line
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.search import Prediction, best_plans
 from pipetransformer.process.world import World
@@ -58,7 +58,7 @@ def of_every_n(config: Config, job: Job, world: World, *, repeats: int) -> list[
     return rows
 
 
-def best(n: int, pp: int, *, config: Config, job: Job, autopipe: AutoPipe, lines: Lines) -> Prediction | None:
+def best(n: int, pp: int, *, config: Config, job: Job, autopipe: AutoPipe, lines: dict[int, Line]) -> Prediction | None:
     constraints = Constraints(
         world_size=2,
         global_batch_size=config.train.batch_size,

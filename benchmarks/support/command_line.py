@@ -41,7 +41,7 @@ def keep_whole(parser: Parser, arguments: argparse.Namespace, *picks: str) -> No
         UserError: if one of them is given, and no folder for what it picks.
     """
     given = [f"--{name}" for name in picks if getattr(arguments, name) != parser.get_default(name)]
-    if given and arguments.output == RESULTS:
+    if given and arguments.output.resolve() == RESULTS.resolve():
         raise UserError(f"--output: {', '.join(given)} would replace the whole table by a part; give a folder for it")
 
 
@@ -49,7 +49,7 @@ def refuse_without_effect(parser: Parser, arguments: argparse.Namespace, *names:
     """Raises UserError if one of these arguments is given, which nothing reads ``where``."""
     for name in names:
         if getattr(arguments, name) != parser.get_default(name):
-            raise UserError(f"--{name}: it has no effect with {where}; leave it out")
+            raise UserError(f"--{name.replace('_', '-')}: it has no effect with {where}; leave it out")
 
 
 def _writable_folder(text: str) -> Path:

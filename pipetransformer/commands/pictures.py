@@ -111,7 +111,7 @@ def draw_partition(graph: Graph, report: PartitionReport, *, path: Path) -> None
         )
     left.set_xlabel("unit")
     left.set_yticks([])
-    left.set_title(f"{graph.num_units} units, {len(report.edges)} cutting edges (red: each of their uses)")
+    left.set_title(f"{graph.num_units} units, {len(report.edges)} cutting edges (a red arc for each use)")
     _legend_below(left, ncols=1)  # names are long
     parts = range(len(cuts) - 1)
     right.bar(parts, report.real.forward, color=_COLOURS["F"], label="forward")

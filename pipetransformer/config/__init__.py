@@ -1,5 +1,6 @@
 """The configuration: every key in ``schema.py``, read from YAML and dotted overrides. No torch."""
 
+from pipetransformer.config.page import config_page
 from pipetransformer.config.quantities import Interval
 from pipetransformer.config.schema import (
     CacheConfig,
@@ -7,7 +8,6 @@ from pipetransformer.config.schema import (
     DataConfig,
     FreezeConfig,
     TrainConfig,
-    config_page,
     load_config,
 )
 from pipetransformer.config.types import Section

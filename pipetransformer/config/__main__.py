@@ -1,5 +1,5 @@
 """Prints docs/config.md."""
 
-from pipetransformer.config.schema import config_page
+from pipetransformer.config.page import config_page
 
 print(config_page(), end="")

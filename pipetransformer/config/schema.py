@@ -1,7 +1,6 @@
 """The configuration: every key, its type, its default and its meaning, in one place.
 
-``load_config`` reads a YAML file and dotted overrides. ``python -m pipetransformer.config`` prints the reference page
-that is kept in ``docs/config.md``.
+``load_config`` reads a YAML file and dotted overrides.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Validati
 from pipetransformer.config.datasets import DATASETS, Task
 from pipetransformer.config.policies import POLICIES, chosen_policy
 from pipetransformer.config.quantities import Interval
-from pipetransformer.config.renamed import RENAMED, new_keys, with_new_names
+from pipetransformer.config.renamed import new_keys, with_new_names
 from pipetransformer.config.types import (
     Count,
     CountOrZero,
@@ -33,7 +32,7 @@ from pipetransformer.config.types import (
     Text,
     Warmup,
 )
-from pipetransformer.config.words import Allowed, explain, reference, text_keys
+from pipetransformer.config.words import Allowed, explain, text_keys
 from pipetransformer.config.yaml_text import dump_yaml, parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
 from pipetransformer.plan.schedules import SCHEDULES, fewest_stages, why_not
@@ -116,14 +115,14 @@ class TrainConfig(Section):
         description="Global batch: samples (of SQuAD: windows) a step over all ranks, whatever the layout. A shorter "
         "batch counts by its share of it."
     )
-    lr: Positive = Field(description="Peak learning rate.")
+    lr: Positive = Field(description="Peak learning rate; of the parts, see the next two keys.")
     head_lr_scale: Positive = Field(
         default=1.0, description="Learning rate of the head (all behind the last block), as a multiple of `lr`."
     )
     layer_decay: Decay = Field(
         default=1.0,
-        description="Layer-wise decay: each block's learning rate is that of the part behind it times this, the last "
-        "block's `lr` times this, and the stem's the lowest.",
+        description="Layer-wise decay: the last block's learning rate is `lr` times this, each block's before it and "
+        "the stem's once more; the head's has none.",
     )
     weight_decay: NotNegative = Field(default=0.01, description="Weight decay; biases and norms have none.")
     optimizer: Literal["adamw", "sgd"] = Field(default="adamw", description="The optimizer.")
@@ -393,16 +392,3 @@ def _validated(values: dict[str, Any], *, context: str | None = None) -> Config:
         line = explain(error, schema=Config, values=values)
     key, colon, rest = line.partition(":")
     raise UserError(f"{given.get(key, key)}{colon}{rest}")
-
-
-def config_page() -> str:
-    """docs/config.md."""
-    head = (
-        "# Configuration",
-        "",
-        "A configuration is a YAML file of sections. Any key can be set on the command line, after the file:",
-        "`train.lr=1e-3`, `'model.kwargs={patch_size: 4}'`, `model.kwargs.patch_size=4`, `run.id=null`. The value is",
-        "YAML; a mapping replaces the one in the file. A key that is not listed here is refused, but for an old name:",
-        "; ".join(f"`{old}` is read as `{new}`" for old, new in RENAMED.items()) + ".",
-    )
-    return reference(Config, head=head, command="python -m pipetransformer.config > docs/config.md")

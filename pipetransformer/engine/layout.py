@@ -24,7 +24,8 @@ class Layout:
         plan: the plan.
         mesh: process groups of the plan.
         parameters: parameters of this rank's active units, by the model's names.
-        part_index: the part of each parameter [len(parameters)]: 0 for the stem, i + 1 for block i.
+        part_index: the part of each parameter [len(parameters)]: 0 for the stem, i + 1 for block i, L + 1 for the
+            head.
         optimizer: the optimizer of ``parameters``.
         reducer: the sum of their gradients over the replicas.
         executor: forward and backward of this rank's stages.

@@ -25,8 +25,8 @@ def build_optimizer(
     Args:
         parameters: parameters by name.
         state: optimizer state to continue with, by parameter name; parameters may be missing.
-        lr_scales: learning rate of each parameter as a multiple of the step's, by name; 1 where there is none. It is
-            the ``lr_scale`` of the optimizer's groups.
+        lr_scales: learning rate of every parameter as a multiple of the step's, by name; None for 1. The optimizer's
+            groups keep it as ``lr_scale``.
     """
     alike: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in parameters.items():

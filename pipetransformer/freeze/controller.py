@@ -99,7 +99,9 @@ class AutoFreeze:
         """Whether a run of so many steps has too few decisions to freeze anything."""
         if self.policy is None:
             return False
-        first = getattr(self.policy, "first_interval", 0)  # a class of a user's own may do without
+        # A class of a user's own may do without these.
+        first, fewest = getattr(self.policy, "first_interval", 0), getattr(self.policy, "fewest_norms", 0)
+        first = max(first, fewest - (self._warmup > 0))
         counting = (step for step in range(total_steps) if self._policy_is_due(step) and self._interval(step) >= first)
         return sum(1 for _ in counting) < self._patience
 

@@ -21,7 +21,7 @@ class PercentilePolicy(Policy):
 
     options: Options
     needs_norms = True
-    first_interval = 1
+    fewest_norms = 2
 
     def decide(
         self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None

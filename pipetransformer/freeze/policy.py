@@ -25,12 +25,14 @@ class Policy(ABC):
         needs_norms: whether ``decide`` reads gradient norms (they cost one fused pass a step).
         may_unfreeze: whether n may ever shrink (then optimizer state of frozen blocks is kept).
         first_interval: the first interval whose answer may freeze anything.
+        fewest_norms: number of intervals with norms that lie before such an answer; a warm-up is one.
     """
 
     Options: ClassVar[type[Section]]
     needs_norms: ClassVar[bool] = False
     may_unfreeze: ClassVar[bool] = False
     first_interval: ClassVar[int] = 0
+    fewest_norms: ClassVar[int] = 0
 
     def __init__(self, num_blocks: int, *, options: Any) -> None:
         self.num_blocks, self.options = num_blocks, options

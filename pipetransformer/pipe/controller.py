@@ -20,9 +20,10 @@ from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.static_layouts import TIMED_STEPS, StaticLayouts, time_static_layouts, time_steps
 from pipetransformer.pipe.measure.watch import FEWEST_STEPS, CostWatch
 from pipetransformer.pipe.measure.workload import Workload
-from pipetransformer.pipe.planner.calibration import Lines, Observed, lines_of
+from pipetransformer.pipe.planner.calibration import Line, Observed, lines_of
 from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import LEAST_MARGIN, MOST_MARGIN, Choice, Outlook, Planner, Settled
+from pipetransformer.pipe.planner.constraints import divisors
 from pipetransformer.pipe.planner.search import predict
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.prefix import PrefixWork
@@ -101,7 +102,7 @@ class AutoPipe:
         costs = timed if config.pipe.measure else counted_profile
         profile = costs(engine.chain, engine.datasets["train"], workload=workload, config=config, world=world)
         self.workload, self.profile = workload, profile.at_lengths(workload.counts)
-        self._planner.first_plan(self.profile.job)  # raises UserError if no layout fits
+        self._planner.first_plan(self.profile.job, {})  # raises UserError if no layout fits
         self._is_measured = True
         job = self.profile.job
         predictions = self._planner.static_layouts(job)
@@ -202,14 +203,15 @@ class AutoPipe:
             seconds += part.times * forward
         return seconds
 
-    def lines(self) -> Lines:
-        """Real seconds of a step from simulated ones, from all that was timed so far."""
+    def lines(self) -> dict[int, Line]:
+        """Real seconds of a step from simulated ones, by pp, from all that was timed so far."""
         job, batch_size = self.profile.job, self._config.train.batch_size
 
         def simulated(plan: ParallelPlan) -> float:
             return predict(plan, costs=job, global_batch_size=batch_size).step_seconds
 
-        return lines_of(self.layouts.timed, self._observed, simulated=simulated)
+        lengths = divisors(self._world.local_size)
+        return lines_of(self.layouts.timed, self._observed, lengths=lengths, simulated=simulated)
 
     def _remeasure(self, current: ParallelPlan) -> bool:
         """Collective. Takes up the steps of the present plan, and the times of its stages.

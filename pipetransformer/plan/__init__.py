@@ -1,5 +1,5 @@
 """The immutable plan, passed from controller to controller, and its parts. No torch."""
 
-from pipetransformer.plan.parallel_plan import Layout, ParallelPlan
+from pipetransformer.plan.parallel_plan import ParallelPlan
 
-__all__ = ["Layout", "ParallelPlan"]
+__all__ = ["ParallelPlan"]

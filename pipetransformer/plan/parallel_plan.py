@@ -12,26 +12,9 @@ from __future__ import annotations
 
 from dataclasses import MISSING, asdict, dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from pipetransformer.plan.schedules import SCHEDULES, Order, orders, why_not
 from pipetransformer.plan.units import Numbering
-
-
-class Layout(NamedTuple):
-    """The way in which a plan runs, whatever its units: plans of one layout have the same costs beside their kernels.
-
-    Attributes:
-        pp: pipeline length.
-        num_microbatches: M.
-        schedule: name of the schedule.
-        stages_per_rank: number of stages of each rank.
-    """
-
-    pp: int
-    num_microbatches: int
-    schedule: str
-    stages_per_rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +70,6 @@ class ParallelPlan:
             "num_microbatches": self.num_microbatches,
             "stages_per_rank": self.stages_per_rank,
         }
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of the plan."""
-        return Layout(self.pp, self.num_microbatches, self.schedule, self.stages_per_rank)
 
     @property
     def run_schedule(self) -> str:

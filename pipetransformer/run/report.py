@@ -110,7 +110,7 @@ class Report:
             for pp, plan in layouts.plans.items()
         )
         rounds = [f"{seconds * 1e3:.0f}" for seconds in layouts.rounds]
-        most_common = f"its step of the most common length took {', '.join(rounds)} ms"
+        most_common = f"its steps of the most common size took {', '.join(rounds)} ms"
         left_out = f"; not timed, to save time: pp {', '.join(map(str, layouts.left_out))}" if layouts.left_out else ""
         best = f"best is pp {layouts.best_pp}, {most_common}"
         self._tracker.line(f"static layouts, a full step of mean length: {told}; {best}{left_out}")
@@ -224,12 +224,12 @@ class Report:
             reason=event.reason,
         )
         before, after = (
-            {"frozen": p.frozen, "pp": p.pp, "dp": p.dp, "M": p.num_microbatches, "schedule": p.run_schedule}
+            {"frozen": p.frozen, "pp": p.pp, "dp": p.dp, "M": p.num_microbatches, "schedule": p.schedule}
             for p in (old, plan)
         )
         changed = [f"{name} {then} -> {after[name]}" for name, then in before.items() if then != after[name]]
         self._tracker.line(
-            f"step {event.step}: {', '.join(changed) or 'other stages'}, "
+            f"step {event.step}: {', '.join(changed) or 'another cut or cache'}, "
             f"moved {move.num_bytes / 1e6:.1f} MB in {move.seconds:.3f} s ({event.reason})"
         )
 

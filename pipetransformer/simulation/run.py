@@ -57,7 +57,7 @@ def run_simulation(config: SimulationConfig, *, planning: type[Planner] = Planne
     """
     planner, costs, frozen = _planner(config, planning), costs_of(config), config.frozen()
     changes = [0, *(e for e in range(1, len(frozen)) if frozen[e] != frozen[e - 1]), len(frozen)]
-    prediction = planner.first_plan(costs).prediction
+    prediction = planner.first_plan(costs, {}).prediction
     held: int | None = None  # the boundary that the cache has, read or not
     segments: list[Segment] = []
     for epoch, stop in pairwise(changes):

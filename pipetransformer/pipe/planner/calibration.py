@@ -1,19 +1,17 @@
-"""Real seconds of a step from simulated ones: a line for each layout, through steps that were timed.
+"""Real seconds of a step from simulated ones: a line for each pipeline length, through steps that were timed.
 
 The simulator adds up kernels and messages. A real step has a constant beside (Python, launches of kernels, the
 optimizer's bookkeeping), which is most of a step where nearly all blocks are frozen, and its kernels run faster or
 slower than measured alone. Before training, each length is timed with nothing frozen and with as much frozen as it can
-be; in training, every plan that runs adds a point, and tells how fast the machine is now. All layouts of a pipeline
-length share its line; one whose own steps were timed has its own.
+be; in training, every plan that runs adds a point, and tells how fast the machine is now.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from pipetransformer.plan import Layout, ParallelPlan
+from pipetransformer.plan import ParallelPlan
 
 _LIVE_WEIGHT = 3.0  # of a mean over training steps, beside a timing before training
 
@@ -38,29 +36,6 @@ class Line:
 
 
 AS_SIMULATED = Line()
-
-
-@dataclass(frozen=True, slots=True)
-class Lines:
-    """The line of every plan.
-
-    Attributes:
-        by_layout: lines of the layouts whose own steps were timed.
-        by_length: for any other layout, the line of all steps that were timed at its pp.
-        common: for any other length, the line of all steps that were timed.
-    """
-
-    by_layout: Mapping[Layout, Line] = field(default_factory=dict)
-    by_length: Mapping[int, Line] = field(default_factory=dict)
-    common: Line = AS_SIMULATED
-
-    def of(self, plan: ParallelPlan) -> Line:
-        """The line of a plan, by its layout."""
-        return self.by_layout.get(plan.layout) or self.by_length.get(plan.pp, self.common)
-
-
-NO_LINES = Lines()
-"""Nothing was timed: real seconds are taken to be the simulated ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +92,10 @@ def lines_of(
     timed: Mapping[ParallelPlan, float],
     observed: Mapping[ParallelPlan, Observed],
     *,
+    lengths: Iterable[int],
     simulated: Callable[[ParallelPlan], float],
-) -> Lines:
-    """The lines of all steps that were timed.
+) -> dict[int, Line]:
+    """The line of each of the pipeline ``lengths``: one that no step tells of has that of all steps together.
 
     Args:
         timed: seconds of a full step before training, by plan.
@@ -127,31 +103,20 @@ def lines_of(
             timed before training is taken to be slower or faster by the same factor.
         simulated: seconds of a full step by the simulator.
     """
-    lines = _through([(plan, Point(simulated(plan), seconds)) for plan, seconds in timed.items()])
+    points_of = {
+        pp: [Point(simulated(plan), seconds) for plan, seconds in timed.items() if plan.pp == pp] for pp in lengths
+    }
+    every = [point for points in points_of.values() for point in points]
+    before = {pp: fitted(points or every) for pp, points in points_of.items()}
     if not observed:
-        return lines
+        return before
     latest, seen = list(observed.items())[-1]
-    drift = seen.seconds / lines.of(latest).seconds(simulated(latest) * seen.work)
-    before = [(plan, Point(simulated(plan), drift * seconds)) for plan, seconds in timed.items()]
-    live = [(plan, Point(simulated(plan) * seen.work, seen.seconds, _LIVE_WEIGHT)) for plan, seen in observed.items()]
-    return _through([*before, *live])
-
-
-def _through(points: Sequence[tuple[ParallelPlan, Point]]) -> Lines:
-    by_layout, by_length = defaultdict[Layout, list[Point]](list), defaultdict[int, list[Point]](list)
-    for plan, point in points:
-        by_layout[plan.layout].append(point)
-        by_length[plan.pp].append(point)
-    lengths = {pp: fitted(own) for pp, own in by_length.items()}
-    layouts = {layout: _own_line(own, lengths[layout.pp]) for layout, own in by_layout.items()}
-    return Lines(layouts, lengths, fitted([point for _, point in points]))
-
-
-def _own_line(points: Sequence[Point], common: Line) -> Line:
-    """The line of a layout: through its own points where these are far apart; else its pipeline length's, made slower
-    or faster so that it goes through their middle."""
-    works = [point.simulated for point in points]
-    if max(works) >= 2 * min(works):
-        return fitted(points)
-    ratios = [point.weight * point.real / common.seconds(point.simulated) for point in points]
-    return common.times(sum(ratios) / sum(point.weight for point in points))
+    drift = seen.seconds / before[latest.pp].seconds(simulated(latest) * seen.work)
+    lines = {pp: line.times(drift) for pp, line in before.items()}
+    for pp in {plan.pp for plan in observed}:
+        points = [Point(simulated(p), drift * seconds) for p, seconds in timed.items() if p.pp == pp]
+        points += [
+            Point(simulated(p) * seen.work, seen.seconds, _LIVE_WEIGHT) for p, seen in observed.items() if p.pp == pp
+        ]
+        lines[pp] = fitted(points)
+    return lines

@@ -6,11 +6,11 @@ It serves AutoPipe in a job, ``simulation/run.py`` for a simulated cluster, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
-from pipetransformer.pipe.planner.calibration import NO_LINES, Lines
+from pipetransformer.pipe.planner.calibration import AS_SIMULATED, Line
 from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.microbatches import microbatch_choices
@@ -52,14 +52,14 @@ class Outlook:
     Attributes:
         costs: measured costs of the job.
         remaining_steps: number of steps to come.
-        lines: real seconds of a step from simulated ones.
+        lines: real seconds of a step from simulated ones, by pp; the same where there is none.
         fixed_seconds: seconds of any transition, beside the moves of weights.
         margin: the gain, as a share, below which another pp, schedule or M may be noise.
     """
 
     costs: JobCosts
     remaining_steps: int
-    lines: Lines = NO_LINES
+    lines: Mapping[int, Line] = field(default_factory=dict)
     fixed_seconds: float = 0.0
     margin: float = 0.0
 
@@ -168,11 +168,11 @@ class Planner:
                     break
         return tuple(found)
 
-    def first_plan(self, costs: JobCosts, lines: Lines = NO_LINES) -> Choice:
+    def first_plan(self, costs: JobCosts, lines: Mapping[int, Line]) -> Choice:
         """The plan to start with, with nothing frozen.
 
         Args:
-            lines: real seconds of a step from simulated ones.
+            lines: real seconds of a step from simulated ones, by pp.
 
         Raises:
             UserError: if no plan fits.
@@ -289,7 +289,7 @@ class Planner:
     def pays(self, choice: Choice, *, current: ParallelPlan, outlook: Outlook) -> bool:
         """Whether a plan with the same n pays: for the rest of the run, transition included, it gains more than the
         margin over ``current`` (``LEAST_MARGIN`` at least)."""
-        costs, line = outlook.costs, outlook.lines.of(current)
+        costs, line = outlook.costs, outlook.lines.get(current.pp, AS_SIMULATED)
         batch_size = self.first.global_batch_size
         stay = predict(current, costs=costs, global_batch_size=batch_size, line=line)
         stay_seconds = self._with_reads(stay, costs).step_seconds * outlook.remaining_steps
@@ -302,7 +302,7 @@ class Planner:
         Raises:
             UserError: if no plan fits with nothing frozen.
         """
-        first, outlook = self.first_plan(costs), Outlook(costs, remaining_steps=10**9)
+        first, outlook = self.first_plan(costs, {}), Outlook(costs, remaining_steps=10**9)
 
         def options(frozen: int) -> Mapping[int | None, float]:
             return dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
@@ -341,7 +341,7 @@ class Planner:
         if not weighed:
             return None
         best = min(weighed, key=total)
-        kept = min((p for p in weighed if current and p.plan.layout == current.layout), key=total, default=best)
+        kept = min((p for p in weighed if current and _is_alike(p.plan, current)), key=total, default=best)
         if total(best) >= (1.0 - outlook.margin) * total(kept):
             best = kept
         evidence = tuple(
@@ -371,3 +371,10 @@ class Planner:
         unit = costs.unit_costs(self.first.share(plan.pp))
         seconds = costs.read.ns(unit.boundary_bytes[plan.first_computed - 1]) / 1e9
         return replace(prediction, step_seconds=max(prediction.step_seconds, seconds))
+
+
+def _is_alike(plan: ParallelPlan, other: ParallelPlan) -> bool:
+    """Whether two plans run alike, but for the units that train."""
+    return (plan.pp, plan.num_microbatches, plan.schedule, plan.stages_per_rank) == (
+        *(other.pp, other.num_microbatches, other.schedule, other.stages_per_rank),
+    )

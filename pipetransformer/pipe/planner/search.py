@@ -7,10 +7,11 @@ the replicas, and the update of weights. The uncached part of the prefix runs in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pipetransformer.pipe.planner.calibration import AS_SIMULATED, NO_LINES, Line, Lines
+from pipetransformer.pipe.planner.calibration import AS_SIMULATED, Line
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts, total
 from pipetransformer.pipe.planner.memory import (
@@ -53,14 +54,14 @@ def best_plans(
     costs: JobCosts,
     constraints: Constraints,
     num_blocks: int,
-    lines: Lines = NO_LINES,
+    lines: Mapping[int, Line],
 ) -> tuple[Prediction, ...]:
     """The best plans for ``frozen`` blocks, one for each pipeline length, schedule and M that fits, fastest first.
 
     Args:
         cached: boundary of the cache, in blocks; None for a prefix computed in the step.
         costs: costs of blocks, or of their halves.
-        lines: real seconds of a step from simulated ones.
+        lines: real seconds of a step from simulated ones, by pp; the same where there is none.
     """
     numbering = Numbering.of(num_blocks=num_blocks, num_units=len(costs.parameter_bytes))
     weighed: list[Prediction] = []
@@ -70,7 +71,7 @@ def best_plans(
                 replace(plan, boundaries=boundaries),
                 costs=costs,
                 global_batch_size=constraints.global_batch_size,
-                line=lines.of(plan),
+                line=lines.get(plan.pp, AS_SIMULATED),
             )
             if constraints.memory_limit is None or max(prediction.memory_bytes) <= constraints.memory_limit:
                 weighed.append(prediction)
@@ -82,7 +83,7 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, line
     """The predicted figures of a full step of ``plan``.
 
     Args:
-        line: real seconds of a step from simulated ones, for plans of this layout.
+        line: real seconds of a step from simulated ones, for plans of this pp.
     """
     unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
     timeline = simulate_plan(plan, costs=costs, global_batch_size=global_batch_size)
