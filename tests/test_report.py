@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +22,7 @@ from pipetransformer.config import load_config
 from pipetransformer.data import IGNORED
 from pipetransformer.engine import Move, Objective, PhaseSeconds
 from pipetransformer.engine.executor import StepInput
-from pipetransformer.freeze import FreezeDecision
+from pipetransformer.freeze import FreezeDecision, Verdict
 from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.run.folder import RunFolder
@@ -92,7 +92,14 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
         events.Evaluated(13, 3, METRICS, 1.5, None),
         {
             **{"event": "evaluation", "step": 13, "epoch": 3, "metrics": METRICS, "best_metrics": METRICS},
-            "seconds": 1.5,
+            **{"seconds": 1.5, "train_s": 7.0},
+        },
+    ),
+    (
+        events.Watched(Verdict(13, 0.5, 2, True, True, 0.4, 0.05), 0.25),
+        {
+            **{"event": "guard", "step": 13, "loss": 0.5, "most": 2, "judged": True, "undone": True},
+            **{"predicted": 0.4, "error": 0.05, "seconds": 0.25},
         },
     ),
     (events.Saved(14, "a/b"), {"event": "checkpoint", "step": 14, "path": "a/b"}),
@@ -128,8 +135,20 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
             report.hear(event)
     assert written(tmp_path) == [*(line for _, line in LINES), {**LINES[3][1], "step": 15}], "a cache is declined once"
     assert said[0] == "resumed with another setting: train.lr: 1 -> 2" and said[2].startswith("nothing will freeze")
+    assert "step 9: another cut or cache, moved 0.0 MB in 0.500 s (paper)" in said
+    undone = "step 13: the freeze is undone: loss of the samples set aside 0.5000, predicted 0.4000 ± 0.0500"
+    assert undone in said
     for once in ("AutoFreeze wants 5", "no cache: no memory"):
         assert sum(once in line for line in said) == 1
+
+
+def test_a_transition_tells_what_changes(report: Report) -> None:
+    said: list[str] = []
+    report._tracker.line = said.append  # type: ignore[method-assign]
+    for old, new in ((PLAN, replace(PLAN, frozen=PLAN.frozen + 1)), (PLAN, replace(PLAN, num_microbatches=8))):
+        report.hear(events.Moved(9, 2, old, new, Move(0.5, 4000), "paper"))
+    n, m = PLAN.frozen, PLAN.num_microbatches
+    assert [line.split(", moved")[0] for line in said] == [f"step 9: frozen {n} -> {n + 1}", f"step 9: M {m} -> 8"]
 
 
 def test_totals_go_on_where_a_checkpoint_left_them(report: Report) -> None:

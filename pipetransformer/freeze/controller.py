@@ -21,14 +21,12 @@ class FreezeDecision:
         interval: intervals since the warm-up (T).
         frozen: the wanted number of frozen blocks (n).
         norms: mean gradient norm of every block over the interval; None if the policy reads none.
-        verdict: the guard's last answer; None without a guard.
     """
 
     step: int
     interval: int
     frozen: int
     norms: tuple[float, ...] | None
-    verdict: Verdict | None = None
 
 
 class AutoFreeze:
@@ -56,7 +54,6 @@ class AutoFreeze:
         self._max_frozen = max_frozen
         self._patience = patience
         self.guard = guard
-        self._verdict: Verdict | None = None
         self._norm_sums: list[float] = []
         self._norm_steps = 0
         self._before: tuple[float, ...] | None = None
@@ -121,8 +118,7 @@ class AutoFreeze:
     def watch(self, step: int, losses: Sequence[float]) -> Verdict:
         """Gives the guard the losses of the samples set aside, in their order [samples]."""
         assert self.guard is not None
-        self._verdict = self.guard.observe(step, losses)
-        return self._verdict
+        return self.guard.observe(step, losses)
 
     def froze(self, step: int, *, before: int) -> None:
         """Takes note of a freeze from ``before`` blocks on, of which the guard has seen the losses before."""
@@ -146,7 +142,7 @@ class AutoFreeze:
                 answer = min(answer, frozen)
             most = self.guard.most(step)
             answer = answer if most is None else min(answer, most)
-        return FreezeDecision(step, interval, min(answer, self._max_frozen), norms, self._verdict)
+        return FreezeDecision(step, interval, min(answer, self._max_frozen), norms)
 
     def _answered(self, step: int, *, frozen: int, norms: tuple[float, ...] | None) -> int:
         """The policy's answer, by its patience."""

@@ -14,6 +14,7 @@ from pipetransformer.config import Config
 from pipetransformer.data import (
     SET_ASIDE,
     Batch,
+    DataInfo,
     Dataset,
     Lead,
     describe,
@@ -24,7 +25,7 @@ from pipetransformer.data import (
     set_aside,
 )
 from pipetransformer.errors import UserError
-from pipetransformer.models import BuiltModel, Chain, TimmModel, build_model
+from pipetransformer.models import BuiltModel, Chain, TimmModel, TransformersModel, build_model
 from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.world import World
 from pipetransformer.run.precision import Precision, settle
@@ -81,20 +82,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         raise UserError("train.precision: this GPU has no bfloat16; give float32")
     info = lead(lambda: describe(config.data))
     built = build_model(config, info)
-    datasets: dict[str, Dataset]
-    if isinstance(built, TimmModel):
-        datasets = load_image_data(
-            config.data, info=info, preprocessing=built.preprocessing, seed=config.train.seed, lead=lead
-        )
-    elif config.task == "question_answering":
-        datasets = load_squad(config.data, tokenizer=built.tokenizer, lead=lead)
-    else:
-        datasets = load_text_data(config.data, info=info, tokenizer=built.tokenizer, lead=lead)
-    datasets = dict(datasets)
-    if config.freeze.guard and config.freeze.policy != "none":
-        if (parts := set_aside(datasets["train"], seed=config.train.seed)) is None:
-            raise UserError("freeze.guard: too few training samples to set any aside; give freeze.guard=false")
-        datasets["train"], datasets[SET_ASIDE] = parts
+    datasets = _load_data(config, built, info=info, lead=lead)
     chain = Chain(
         built.model,
         name=config.model.name,
@@ -131,6 +119,26 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     torch.set_float32_matmul_precision(config.train.float32_matmul)  # Note: the proofs above want the whole one.
     settled = config.with_overrides({"train.precision": precision.name})
     return Job(built, chain, dict(datasets), settled, precision, world.num_nodes)
+
+
+def _load_data(
+    config: Config, built: TimmModel | TransformersModel, *, info: DataInfo, lead: Lead
+) -> dict[str, Dataset]:
+    """The datasets by split, some training samples set aside where the guard on accuracy is on."""
+    datasets: dict[str, Dataset]
+    if isinstance(built, TimmModel):
+        datasets = load_image_data(
+            config.data, info=info, preprocessing=built.preprocessing, seed=config.train.seed, lead=lead
+        )
+    elif config.task == "question_answering":
+        datasets = load_squad(config.data, tokenizer=built.tokenizer, lead=lead)
+    else:
+        datasets = load_text_data(config.data, info=info, tokenizer=built.tokenizer, lead=lead)
+    if config.freeze.guard and config.freeze.policy != "none":
+        if (parts := set_aside(datasets["train"], seed=config.train.seed)) is None:
+            raise UserError("freeze.guard: too few training samples to set any aside; give freeze.guard=false")
+        datasets["train"], datasets[SET_ASIDE] = parts
+    return datasets
 
 
 def _check_agreement(chain: Chain, datasets: Mapping[str, Dataset], *, world: World) -> None:
