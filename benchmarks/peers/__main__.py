@@ -47,7 +47,7 @@ COMMON = (
     *("log.every=1000", "freeze.policy=none", "cache.enabled=false", "pipe.measure=true"),
 )
 PICTURES = (
-    *("model.name=vit_tiny_patch16_224", "model.pretrained=false", "data.image_size=32", "data.max_train_samples=1280"),
+    *("model.name=vit_tiny_patch16_224", "model.pretrained=false", "data.image_size=32", "data.max_train_samples=768"),
     *("model.kwargs={patch_size: 4, embed_dim: 192, depth: 12, num_heads: 3}", "data.max_eval_samples=256"),
     *("train.batch_size=64", "train.optimizer=adamw", "train.lr=1e-3", "train.label_smoothing=0"),
     "train.epochs=2",
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=count, default=7, help="timed rounds (default 7)")
     usual = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default=usual, help=f"of all (here {usual})")
-    parser.add_argument("--samples", type=count, default=1600, help="of an epoch of texts (default 1,600)")
+    parser.add_argument("--samples", type=count, default=480, help="of an epoch of texts (default 480)")
     parser.add_argument("--quality", action="store_true", help="accuracy instead of speed")
     parser.add_argument("--seeds", type=count, default=3, help="runs of --quality (default 3)")
     add_output(parser)
