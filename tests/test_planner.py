@@ -407,6 +407,30 @@ def plan_after(controller: Planner, frozen: int, current: ParallelPlan, *, costs
     return choice.plan
 
 
+@pytest.mark.parametrize(
+    ("faster", "limit", "expected"),
+    [
+        (0.0, None, 1),  # in proportion, as a shape that was not timed counts: rounding must not decide
+        (0.07, None, 1),  # may be noise
+        (0.15, None, 2),  # 16 rows were not timed: twice 8
+        (0.0, 495, 2),  # what does not fit is no alternative
+    ],
+)
+def test_a_plain_loop_keeps_its_rows_together_unless_it_pays(faster: float, limit: int | None, expected: int) -> None:
+    """8 units of 32 rows; 8 rows take a little less than a quarter of 32."""
+    job = even_job(8)
+    ns = [960_001] * 8
+    whole = replace(unit_costs(32, ns, activation=[32] * 8, boundary=[0] * 8), kept_bytes=(32,) * 8)
+    less = [round((1 - faster) * each / 4 - 1) for each in ns]
+    quarter = replace(unit_costs(8, less, activation=[8] * 8, boundary=[0] * 8), kept_bytes=(8,) * 8)
+    nothing = dict.fromkeys(("entering_bytes", "working_bytes", "prefix_bytes"), (0,) * 8)
+    by_rows = {rows.rows: replace(rows, **nothing) for rows in (whole, quarter)}  # type: ignore[arg-type]
+    costs = replace(job, by_rows=by_rows, num_ranks=1)
+    sections = {} if limit is None else {"pipe": {"memory_limit": limit}}
+    choice = make_planner(world_size=1, **sections).first_plan(costs, {})
+    assert choice.plan.num_microbatches == expected
+
+
 @pytest.mark.parametrize(("initial_length", "first"), [("auto", 1), (1, 1), (2, 2), (4, 4)])
 def test_initial_length_holds_for_the_first_plan_alone(initial_length: object, first: int) -> None:
     controller = make_planner(pipe={"initial_length": initial_length})
