@@ -120,7 +120,7 @@ class Trainer:
             exit_code = 0
         finally:
             self.engine.close_feeds()
-            self.autocache.close()
+            self.autocache.close(is_interrupted=exit_code != 0)
             self._tell(events.Closed(exit_code))
 
     # ---- the controllers -------------------------------------------------------------------------------------------
@@ -156,6 +156,7 @@ class Trainer:
                 evaluations=self.calendar.evaluations_from(self.step),
                 guard_passes=autofreeze.passes_between(self.step, self.calendar.total_steps),
                 may_advance=not (is_trial or autofreeze.is_tentative),
+                at_start=self.step == 0,
             ),
             is_confirmed=was_tentative and not autofreeze.is_tentative,
         )
@@ -177,25 +178,26 @@ class Trainer:
         """Takes the job to ``plan`` (AutoDP moves weights and state) and the cache to its boundary (AutoCache)."""
         old = self.engine.plan
         self.autocache.follow(plan.frozen)
-        plan = self._with_cache(plan)
+        plan = self._with_cache(plan, at_start=self.step == 0)
         self._tell(events.Adopted(self.step, plan, reason, choice))
         move = self.engine.enter(plan)
         self._tell(events.Moved(self.step, self.epoch, old, plan, move, reason))
         if plan.cached is not None and plan.cached != self.autocache.boundary:
-            self._advance(plan.cached)
+            self._advance(plan.cached, at_start=self.step == 0)
         self.autopipe.entered()
 
-    def _with_cache(self, plan: ParallelPlan) -> ParallelPlan:
+    def _with_cache(self, plan: ParallelPlan, *, at_start: bool) -> ParallelPlan:
         """Reserves the cache's memory. Returns ``plan``, without a cache if the memory is declined."""
-        if plan.cached is not None and self.autocache.reserve():
+        if plan.cached is not None and self.autocache.reserve(plan.cached, at_start=at_start):
             plan = replace(plan, cached=None)
         if plan.frozen and self.autocache.declined:
             self._tell(events.CacheDeclined(self.step, self.autocache.declined))
         return plan
 
-    def _advance(self, boundary: int, *, is_refill: bool = False) -> None:
-        advance = self.autocache.advance(boundary)
-        self._tell(events.Advanced(self.step, boundary, advance, self.autocache.num_bytes, is_refill))
+    def _advance(self, boundary: int, *, at_start: bool, is_refill: bool = False) -> None:
+        cache = self.autocache
+        advance = cache.advance(boundary, at_start=at_start)
+        self._tell(events.Advanced(self.step, boundary, advance, cache.num_bytes, cache.tier, is_refill))
 
     # ---- training and evaluation -----------------------------------------------------------------------------------
 
@@ -233,7 +235,7 @@ class Trainer:
         origin = self.origin
         self.step, choice = origin.enter(self.engine, autofreeze=self.autofreeze, autopipe=self.autopipe)
         self._tell(events.Opened())
-        plan = self._with_cache(self.engine.plan)
+        plan = self._with_cache(self.engine.plan, at_start=origin.cached_at_start)
         if plan != self.engine.plan:
             self.engine.enter(plan)
         if self.timed:
@@ -242,7 +244,7 @@ class Trainer:
             self._tell(events.Resumed(self.step, origin.checkpoint.name, origin.state["report"]))
         self._tell(events.Adopted(self.step, plan, "resume" if origin.checkpoint else "start", choice))
         for boundary in origin.refill_path(plan.cached):
-            self._advance(boundary, is_refill=True)
+            self._advance(boundary, at_start=origin.cached_at_start, is_refill=True)
         reset_peak_memory(self.world.device)
         never_freezes = not origin.replayed and self.autofreeze.never_freezes(self.calendar.total_steps)
         self._tell(events.TrainingStarts(plan, never_freezes))
@@ -252,6 +254,7 @@ class Trainer:
         state = {
             "freeze": self.autofreeze.state_dict(),
             "cache": self.autocache.path,
+            "cached_at_start": self.autocache.is_of_start,
             "precision": self.config.train.precision,
             "report": self.report.state_dict(),
         }

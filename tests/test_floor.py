@@ -68,9 +68,9 @@ def test_a_run_adds_up_its_floor_and_its_seconds(tmp_path: Path) -> None:
     batch = mock.Mock(length=16, global_count=8, enters=0)
     advance = Advance(stop=3, seconds=3.0, samples=Counter({(0, 16): 400}))
     for event in (
-        Advanced(0, 1, advance, 0, is_refill=True),
+        Advanced(0, 1, advance, 0, "host", is_refill=True),
         Stepped(1, 0, plan, batch, read_bytes=0),
-        Advanced(1, 1, advance, 0, is_refill=False),
+        Advanced(1, 1, advance, 0, "host", is_refill=False),
         DecisionEnds(5.0),
         Stepped(2, 0, plan, batch, read_bytes=10**6),
         Trained(7.0, epoch_samples=None),

@@ -72,7 +72,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
         },
     ),
     (
-        events.Advanced(10, 4, ADVANCE, 5000, is_refill=False),
+        events.Advanced(10, 4, ADVANCE, 5000, "host", is_refill=False),
         {"event": "advance", "step": 10, "boundary": 4, "seconds": 3.0, "samples": 400},
     ),
     (
@@ -159,7 +159,7 @@ def test_totals_go_on_where_a_checkpoint_left_them(report: Report) -> None:
         saved = report.state_dict()
     assert report.resumed_from == "step-00000004"
     assert (saved["wall_s"], saved["train_s"], saved["setup_s"]) == (150.0, 7.0, 50.0)
-    assert (saved["hits"], saved["misses"], saved["cache_bytes"], saved["eval_s"]) == (63, 4, 5000, 1.5)
+    assert (saved["hits"], saved["misses"], saved["cache_bytes"], saved["eval_s"]) == (63, 4, {"host": 5000}, 1.5)
     assert saved["metrics"] == saved["best_metrics"] == METRICS
     assert (saved["cache_advance_s"], saved["transition_s"]) == (3.0, -3.0), "its decision's seconds come later"
 

@@ -32,6 +32,7 @@ def advance(
     num_workers: int,
     rows: int,
     num_loaders: int = 0,
+    into: ActivationStore | None = None,
 ) -> Counter[tuple[int, int]]:
     """Computes the activations of this worker's samples at boundary ``target`` and stores them.
 
@@ -46,6 +47,7 @@ def advance(
         rows: samples of a batch. The last batch of a length is filled up with copies, so that every matrix product has
             the shape [rows, length, width]: results depend on the shape.
         num_loaders: processes that prepare the model's inputs; they are not used where the store is read.
+        into: the store to write to; None for the same.
 
     Returns:
         Number of samples by (first unit of the computation, padded length).
@@ -55,24 +57,50 @@ def advance(
     """
     done: Counter[tuple[int, int]] = Counter()
     chain_input = _Input(store, chain, source=source)
-    slots = store.layout.slots
-    samples = np.arange(len(dataset)) if slots is None else np.flatnonzero(slots >= 0)
-    batches = epoch_batches(dataset.lengths[samples], batch_size=rows, seed=0, epoch=0, shuffle=False)
-    items = [_Item(samples[batch.ids], np.resize(samples[batch.ids], rows), batch.length) for batch in batches]
-    items = items[worker::num_workers]
+    items = _items(store, dataset, worker=worker, num_workers=num_workers, rows=rows)
     if source is None and num_loaders:
         parts = loader(dataset, items=items, fetch=chain_input.fetch, num_workers=num_loaders)
     else:
         parts = read_ahead(items, partial(chain_input.fetch_here, dataset))
     stop = chain.numbering.behind(target)
-    with torch.inference_mode(), closing(parts), _Writer(store, boundary=target) as writer:
+    with torch.inference_mode(), closing(parts), _Writer(into or store, boundary=target) as writer:
         for part in parts:
-            hidden = part.hidden.to(device=chain.device, dtype=part.dtype, non_blocking=True)
-            side = {key: value.to(chain.device, non_blocking=True) for key, value in part.side.items()}
-            hidden = chain.run(range(part.first, stop), hidden, side)
-            writer.write(part.item.ids, hidden[: len(part.item.ids)])
+            writer.write(part.item.ids, _computed(part, chain, stop=stop))
             done[part.first, part.item.length] += len(part.item.ids)
     return done
+
+
+def agrees(
+    store: ActivationStore, dataset: Dataset, chain: Chain, *, boundary: int, worker: int, num_workers: int, rows: int
+) -> bool:
+    """Whether a store that another job has filled holds, to the bit, what this one would compute: by this worker's
+    first batch. Arguments as in ``advance``.
+    """
+    items = _items(store, dataset, worker=worker, num_workers=num_workers, rows=rows)[:1]
+    if not items:
+        return True
+    ids = items[0].ids
+    part = _Input(store, chain, source=None).fetch(dataset, items[0])
+    with torch.inference_mode():
+        hidden = _computed(part, chain, stop=chain.numbering.behind(boundary))
+    hidden = hidden.to(device="cpu", dtype=store.layout.dtype)
+    return bool(store.holds(ids, boundary).all()) and torch.equal(store.read(ids, positions=hidden.shape[1]), hidden)
+
+
+def _items(store: ActivationStore, dataset: Dataset, *, worker: int, num_workers: int, rows: int) -> list[_Item]:
+    """The batches of a worker."""
+    slots = store.layout.slots
+    samples = np.arange(len(dataset)) if slots is None else np.flatnonzero(slots >= 0)
+    batches = epoch_batches(dataset.lengths[samples], batch_size=rows, seed=0, epoch=0, shuffle=False)
+    items = [_Item(samples[batch.ids], np.resize(samples[batch.ids], rows), batch.length) for batch in batches]
+    return items[worker::num_workers]
+
+
+def _computed(part: _Part, chain: Chain, *, stop: int) -> Tensor:
+    """The activations of a batch before unit ``stop``, without those of copies."""
+    hidden = part.hidden.to(device=chain.device, dtype=part.dtype, non_blocking=True)
+    side = {key: value.to(chain.device, non_blocking=True) for key, value in part.side.items()}
+    return chain.run(range(part.first, stop), hidden, side)[: len(part.item.ids)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

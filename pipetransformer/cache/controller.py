@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipetransformer.cache.advance import advance
-from pipetransformer.cache.shared import ActivationCache, open_cache
+from pipetransformer.cache.advance import advance, agrees
+from pipetransformer.cache.identity import Identity
+from pipetransformer.cache.kept import KeptStores, stores_folder
+from pipetransformer.cache.publisher import Publisher
+from pipetransformer.cache.shared import ActivationCache, Tier, disk_budget, open_cache, open_kept
 from pipetransformer.cache.store import ActivationStore, StoreLayout
 from pipetransformer.config import Config
 from pipetransformer.data import SET_ASIDE, Dataset, samples_of_nodes
+from pipetransformer.errors import UserError
 from pipetransformer.models import Chain
 from pipetransformer.plan.prefix import PrefixWork, cached_choices
 from pipetransformer.process.collectives import values_of_ranks
@@ -33,11 +38,13 @@ class Advance:
         seconds: duration on this rank.
         stop: the unit behind the last one of the pass.
         samples: number of samples by (first unit of the computation, padded length).
+        is_found: whether an earlier run had stored the activations on every node.
     """
 
     seconds: float
     stop: int
     samples: Counter[tuple[int, int]]
+    is_found: bool = False
 
     @property
     def num_samples(self) -> int:
@@ -53,6 +60,7 @@ class AutoCache:
         path: all boundaries of the stores so far, in order. Where the stored type is narrower than that of the
             computation, values were rounded at each of them.
         declined: the reason for having no cache, in words; empty while a cache is possible.
+        is_of_start: whether no step had trained the units before the boundary when the stores were filled.
 
     Args:
         datasets: the datasets by split; each split has its own store.
@@ -60,17 +68,39 @@ class AutoCache:
 
     def __init__(self, config: Config, *, chain: Chain, datasets: Mapping[str, Dataset], world: World) -> None:
         self._config, self._chain, self._datasets, self._world = config, chain, datasets, world
-        self._cache: ActivationCache | None = None
+        self._cache: ActivationCache | None = None  # what is read
+        self._next: ActivationCache | None = None  # what the next advance writes, if not the same
         self.boundary: int | None = None
         self.path: list[int] = []
+        self.is_of_start = False
         self.declined = "" if config.cache.enabled else "cache.enabled is false"
         if config.cache.enabled and datasets["train"].augmented:
             self.declined = "augmented training inputs are not cached"
+        self._kept = KeptStores(stores_folder())
+        self._identity: Identity | None = None
+        self._publisher = Publisher()
+        self._is_there: dict[int, bool] = {}  # whether an earlier run has stored a boundary on every node
+        freezes = config.freeze.policy != "none" or config.run.replay is not None
+        self._keeps = freezes and not self.declined and config.cache.disk_budget is not None
+        if self._keeps and world.local_rank == 0:  # all weights of the start are here now
+            self._identity = Identity(chain, datasets, rows=self._rows)
+
+    @property
+    def _rows(self) -> int:
+        """Samples of a batch of the advance pass: those of a step at dp = world size, from the configuration and never
+        from measurements, because results depend on the shape.
+        """
+        return -(-self._config.train.batch_size // self._world.size)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the node's stores; 0 before ``reserve``."""
         return self._cache.num_bytes if self._cache is not None else 0
+
+    @property
+    def tier(self) -> Tier:
+        """Place of the node's stores."""
+        return self._cache.tier if self._cache is not None else "host"
 
     def read_bytes(self, ids: np.ndarray) -> int:
         """Bytes of the stored activations of these training samples, as far as they belong to this node."""
@@ -84,7 +114,13 @@ class AutoCache:
         return int(positions.sum()) * layout.position_bytes
 
     def offers(
-        self, frozen: int, *, evaluations: int, guard_passes: int = 0, may_advance: bool = True
+        self,
+        frozen: int,
+        *,
+        evaluations: int,
+        guard_passes: int = 0,
+        may_advance: bool = True,
+        at_start: bool = False,
     ) -> dict[int | None, tuple[PrefixWork, ...]]:
         """The possible boundaries of the cache for ``frozen`` blocks, each with its work outside of training steps.
 
@@ -94,6 +130,8 @@ class AutoCache:
             evaluations: number of evaluations to come.
             guard_passes: number of passes over the samples set aside to come.
             may_advance: whether the cache may move to another boundary.
+            at_start: whether no step has been trained. Then what an earlier run has stored costs no advance pass, and
+                the call is collective.
 
         Returns:
             Work by boundary in blocks; None stands for no cache.
@@ -103,7 +141,19 @@ class AutoCache:
         if not may_advance:
             choices = tuple(cached for cached in choices if cached in (None, held))
         passes = {SET_ASIDE: guard_passes}
-        return {cached: self._work(frozen, cached, held, passes, evaluations) for cached in choices}
+        work = {cached: self._work(frozen, cached, held, passes, evaluations) for cached in choices}
+        if at_start and held is None and frozen in work and self._was_stored(frozen):
+            work[frozen] = tuple(part for part in work[frozen] if part.first >= self._chain.numbering.behind(frozen))
+        return work
+
+    def _was_stored(self, boundary: int) -> bool:
+        """Collective. Whether an earlier run has stored this boundary of the start's weights, on every node."""
+        if not self._keeps:
+            return False
+        if boundary not in self._is_there:
+            own = self._identity is None or self._kept.has(self._identity.key(boundary, self._layouts()))
+            self._is_there[boundary] = all(values_of_ranks(own))
+        return self._is_there[boundary]
 
     def _work(
         self, frozen: int, cached: int | None, held: int | None, passes: Mapping[str, int], other_passes: int
@@ -124,22 +174,62 @@ class AutoCache:
         """The store of a split; None before ``reserve`` and where there is no cache."""
         return self._cache.stores[split] if self._cache is not None else None
 
-    def reserve(self) -> str:
-        """Collective. Reserves the memory at the first call. Returns the reason for having no cache, or an empty
-        string.
+    def reserve(self, boundary: int | None = None, *, at_start: bool = False) -> str:
+        """Collective. Reserves the place of the next advance, if there is none yet: memory, or disk where that is too
+        small.
+
+        Args:
+            boundary: the boundary of the plan to come; None for any.
+            at_start: whether no step has trained the units before it. Then the stores of an earlier run are taken, or
+                new ones are left to later runs.
+
+        Returns:
+            The reason for having no cache, or an empty string.
         """
-        if self._cache is None and not self.declined:
-            budget = self._config.cache.host_budget
-            if self._world.device.type == "cpu":  # else what the last step has freed would count as taken
-                release_freed_memory()
-                dist.barrier()
-            self._cache, self.declined = open_cache(
-                {split: self._layout(dataset) for split, dataset in self._datasets.items()},
-                budget=budget if isinstance(budget, int) else None,
+        if self.declined or (boundary is not None and boundary == self.boundary):
+            return self.declined
+        if self._next is not None or (self._cache is not None and not self._cache.is_kept):
+            return ""
+        if boundary is not None and at_start and self._keeps:
+            self._next = open_kept(
+                self._layouts(),
+                key="" if self._identity is None else self._identity.key(boundary, self._layouts()),
+                kept=self._kept,
+                budget=lambda: self._disk_budget()[1],
                 rank=self._world.rank,
                 local_rank=self._world.local_rank,
             )
+        if self._next is None:
+            self._next, self.declined = self._opened()
+        if self._cache is None and self._next is not None and not self._next.is_kept:
+            self._cache, self._next = self._next, None
         return self.declined
+
+    def _opened(self) -> tuple[ActivationCache | None, str]:
+        """Collective. A cache of this job alone, or the reason against it."""
+        budget = self._config.cache.host_budget
+        if self._world.device.type == "cpu":  # else what the last step has freed would count as taken
+            release_freed_memory()
+            dist.barrier()
+        return open_cache(
+            self._layouts(),
+            budget=budget if isinstance(budget, int) else None,
+            rank=self._world.rank,
+            local_rank=self._world.local_rank,
+            spill=None if self._config.cache.disk_budget is None else self._disk_budget,
+        )
+
+    def _disk_budget(self) -> tuple[Path, int]:
+        """The folder of stores on disk, and the bytes that they may take there. Raises OSError for one that cannot be
+        made.
+        """
+        folder = stores_folder()
+        folder.mkdir(parents=True, exist_ok=True)
+        kept_bytes = sum(entry.num_bytes for entry in self._kept.entries())
+        return folder, disk_budget(self._config.cache.disk_budget or 0, folder, kept_bytes=kept_bytes)
+
+    def _layouts(self) -> dict[str, StoreLayout]:
+        return {split: self._layout(dataset) for split, dataset in self._datasets.items()}
 
     def _layout(self, dataset: Dataset) -> StoreLayout:
         leaving = self._chain.boundary(0, rows=1, length=1)  # Note: the stem's: a last block may leave one row alone.
@@ -160,45 +250,99 @@ class AutoCache:
         """
         if self.boundary is not None and frozen < self.boundary:
             assert self._cache is not None
-            if self._world.local_rank == 0:
+            if self._cache.is_kept:  # others may read them
+                self._publisher.wait()
+                self._cache.close()
+                self._cache = None
+            elif self._world.local_rank == 0:
                 self._cache.clear()
             dist.barrier()
-            self.boundary = None
+            self.boundary, self.is_of_start = None, False
             self.path = []
 
-    def advance(self, target: int) -> Advance:
-        """Collective. Computes and stores every sample of all splits at boundary ``target``.
+    def advance(self, target: int, *, at_start: bool = False) -> Advance:
+        """Collective. Computes and stores every sample of all splits at boundary ``target``, unless an earlier run has.
 
-        The first ``target`` blocks must be frozen, and the memory reserved.
+        The first ``target`` blocks must be frozen, and the memory reserved with the same ``at_start``.
 
         Raises:
             UserError: if the type of the stores cannot hold the activations.
         """
-        assert self._cache is not None
         start = perf_counter()
+        source = self.boundary if self.boundary is not None and self.boundary <= target else None
+        if self._next is not None and self._next.is_complete:
+            self._check(self._next, target)
+        into = self._next or self._cache
+        assert into is not None
         done: Counter[tuple[int, int]] = Counter()
-        for split, store in self._cache.stores.items():
+        if not into.is_complete:
+            done = self._compute(into, source=source, target=target)
+        parts = values_of_ranks(done)  # also a barrier: no rank reads before all have written
+        if self._cache is not None and into is not self._cache:
+            self._publisher.wait()
+            self._cache.close()
+        self._cache, self._next, self.boundary, self.is_of_start = into, None, target, at_start
+        self.path.append(target)
+        if into.held is not None and not into.is_complete:
+            self._publisher.publish(into.held, about=self._about(target))
+        stop, samples = self._chain.numbering.behind(target), sum(parts, Counter())
+        is_found = all(values_of_ranks(into.is_complete))
+        return Advance(seconds=perf_counter() - start, stop=stop, samples=samples, is_found=is_found)
+
+    def _compute(self, into: ActivationCache, *, source: int | None, target: int) -> Counter[tuple[int, int]]:
+        """This rank's part of an advance pass."""
+        done: Counter[tuple[int, int]] = Counter()
+        for split, store in into.stores.items():
             done += advance(
-                store,
+                store if source is None or self._cache is None else self._cache.stores[split],
                 self._datasets[split],
                 self._chain,
-                source=self.boundary if self.boundary is not None and self.boundary <= target else None,
+                source=source,
                 target=target,
                 worker=self._world.local_rank,
                 num_workers=self._world.local_size,
-                # Those of a step at dp = world size, from the configuration and never from measurements: results
-                # depend on the shape.
-                rows=-(-self._config.train.batch_size // self._world.size),
+                rows=self._rows,
                 num_loaders=self._config.data.num_workers,
+                into=store,
             )
-        parts = values_of_ranks(done)  # also a barrier: no rank reads before all have written
-        self.boundary = target
-        self.path.append(target)
-        stop = self._chain.numbering.behind(target)
-        return Advance(seconds=perf_counter() - start, stop=stop, samples=sum(parts, Counter()))
+        return done
 
-    def close(self) -> None:
-        """Frees this rank's part of the stores. May be called twice."""
-        if self._cache is not None:
-            self._cache.close()
-            self._cache = None
+    def _check(self, found: ActivationCache, boundary: int) -> None:
+        """Collective. Deletes stores of another run that hold something else than this job would compute, by a batch of
+        each rank, and reserves others. Raises UserError where there is no memory for them.
+        """
+        world = self._world
+        is_same = agrees(
+            found.stores["train"],
+            self._datasets["train"],
+            self._chain,
+            boundary=boundary,
+            worker=world.local_rank,
+            num_workers=world.local_size,
+            rows=self._rows,
+        )
+        if all(values_of_ranks(is_same)):
+            return
+        key = None if found.held is None else found.held.key
+        found.close()
+        if key is not None:
+            self._kept.delete(key)
+        self._next, reason = self._opened()
+        if reason:
+            raise UserError(f"cache: the stores of an earlier run hold other activations, and {reason}; free memory")
+
+    def _about(self, boundary: int) -> dict[str, object]:
+        """An entry, in words."""
+        config = self._config
+        samples = {split: len(data) for split, data in self._datasets.items()}
+        return {"model": config.model.name, "data": config.data.name, "boundary": boundary, "samples": samples}
+
+    def close(self, *, is_interrupted: bool = False) -> None:
+        """Frees this rank's part of the stores; what later runs may find is completed before, unless the job was
+        interrupted. May be called twice.
+        """
+        self._publisher.close(is_cancelled=is_interrupted)
+        for cache in (self._cache, self._next):
+            if cache is not None:
+                cache.close()
+        self._cache = self._next = None

@@ -1,18 +1,23 @@
-"""One store per node and split. The first rank of a node reserves it, the other ranks of the node open it."""
+"""One store per node and split, in memory or on disk. The first rank of a node reserves it, the others open it."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
+from pipetransformer.cache.kept import Held, KeptStores
 from pipetransformer.cache.store import ActivationStore, StoreLayout
-from pipetransformer.process.collectives import values_of_ranks
+from pipetransformer.process.collectives import led_by, values_of_ranks
 
+Tier = Literal["host", "disk"]
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
+_DISK_SHARE = 10  # of what is free, a tenth
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +26,17 @@ class ActivationCache:
 
     Attributes:
         stores: store of each split (``train``, ``eval``, ...).
+        tier: place of the stores.
+        is_kept: whether they are files that later runs find; no one writes to them after they are filled.
+        is_complete: whether another job has filled them.
+        held: the entry of these files, on the rank that reserved them.
     """
 
     stores: Mapping[str, ActivationStore]
+    tier: Tier = "host"
+    is_kept: bool = False
+    is_complete: bool = False
+    held: Held | None = field(default=None, compare=False)
 
     @property
     def num_bytes(self) -> int:
@@ -36,9 +49,11 @@ class ActivationCache:
             store.clear()
 
     def close(self) -> None:
-        """Closes every store on this rank."""
+        """Closes every store on this rank, and gives the entry back. May be called twice."""
         for store in self.stores.values():
             store.close()
+        if self.held is not None:
+            self.held.close()
 
 
 def available_host_memory() -> int:
@@ -53,8 +68,25 @@ def available_host_memory() -> int:
         return available
 
 
+def disk_budget(setting: int | str, folder: Path, *, kept_bytes: int = 0) -> int:
+    """Bytes that stores may take on the disk of ``folder``.
+
+    Args:
+        setting: of the configuration, ``auto`` or bytes.
+        kept_bytes: bytes of the stores that lie there.
+    """
+    if isinstance(setting, int):
+        return setting
+    return (shutil.disk_usage(folder).free + kept_bytes) // _DISK_SHARE
+
+
 def open_cache(
-    layouts: Mapping[str, StoreLayout], *, budget: int | None, rank: int, local_rank: int
+    layouts: Mapping[str, StoreLayout],
+    *,
+    budget: int | None,
+    rank: int,
+    local_rank: int,
+    spill: Callable[[], tuple[Path, int]] | None = None,
 ) -> tuple[ActivationCache | None, str]:
     """Collective. Reserves the stores on every node, or on none.
 
@@ -63,41 +95,130 @@ def open_cache(
         budget: bytes per node; None for half of the available memory.
         rank: this rank.
         local_rank: number of this rank on its node, from 0.
+        spill: gives a folder, and the bytes to be taken there, for stores that memory does not hold; None for none.
 
     Returns:
         The cache and an empty string, or None and the reason in words. The reason is the same on all ranks.
     """
-    wanted = sum(layout.num_bytes for layout in layouts.values())
     stores: dict[str, ActivationStore] = {}
-    offer: dict[str, str] | str = {}
+    offer: tuple[Tier, dict[str, str]] | str = ""
     if local_rank == 0:
-        available = available_host_memory()
-        budget = available // 2 if budget is None else budget
-        if wanted > min(budget, available):
-            offer = (
-                f"the cache needs {_megabytes(wanted)} of host memory; its budget is {_megabytes(budget)} "
-                f"and {_megabytes(available)} are available"
-            )
-        else:
-            try:
-                stores = _open_all(layouts, lambda _, layout: ActivationStore.reserve(layout))
-                offer = {split: store.address for split, store in stores.items()}
-            except OSError as error:
-                offer = f"the cache's {_megabytes(wanted)} of host memory could not be reserved ({_reason(error)})"
+        tier, stores, reason = _reserved(layouts, budget=budget, spill=spill)
+        offer = reason or (tier, {split: store.address for split, store in stores.items()})
     offers = values_of_ranks(offer)
-    reason = next((o for o in offers if isinstance(o, str)), "")
-    addresses = offers[rank - local_rank]
-    if not reason and local_rank != 0:
-        assert isinstance(addresses, dict)
-        try:
-            stores = _open_all(layouts, lambda split, layout: ActivationStore.open(addresses[split], layout))
-        except OSError as error:
-            reason = f"rank {rank} could not open its node's cache ({_reason(error)})"
+    reason = next((o for o in offers if o and isinstance(o, str)), "")
+    own: Tier = "host"
+    if not reason:
+        own, addresses = offers[rank - local_rank]  # type: ignore[misc, assignment]
+        if local_rank != 0:
+            try:
+                stores = _open_all(layouts, lambda split, layout: ActivationStore.open(addresses[split], layout))
+            except OSError as error:
+                reason = f"rank {rank} could not open its node's cache ({_reason(error)})"
     reason = next((r for r in values_of_ranks(reason) if r), "")
-    cache = ActivationCache(stores)
+    cache = ActivationCache(stores, own)
     if reason:
         cache.close()
     return None if reason else cache, reason
+
+
+def _reserved(
+    layouts: Mapping[str, StoreLayout], *, budget: int | None, spill: Callable[[], tuple[Path, int]] | None
+) -> tuple[Tier, dict[str, ActivationStore], str]:
+    """Stores in memory or, where that is too small, on disk; else the reason against it, in words."""
+    wanted, available = sum(layout.num_bytes for layout in layouts.values()), available_host_memory()
+    budget = available // 2 if budget is None else budget
+    if wanted <= min(budget, available):
+        try:
+            return "host", _open_all(layouts, lambda _, layout: ActivationStore.reserve(layout)), ""
+        except OSError as error:
+            reason = f"the cache's {_megabytes(wanted)} of host memory could not be reserved ({_reason(error)})"
+    else:
+        reason = (
+            f"the cache needs {_megabytes(wanted)} of host memory; its budget is {_megabytes(budget)} "
+            f"and {_megabytes(available)} are available"
+        )
+    if spill is None:
+        return "host", {}, reason
+    try:
+        folder, disk = spill()
+        if wanted > disk:
+            return "disk", {}, f"{reason}; cache.disk_budget holds {_megabytes(disk)}"
+        return "disk", _open_all(layouts, lambda _, layout: ActivationStore.reserve(layout, place=folder)), ""
+    except OSError as error:
+        return "disk", {}, f"{reason}; on disk it could not be reserved ({_reason(error)})"
+
+
+def open_kept(
+    layouts: Mapping[str, StoreLayout],
+    *,
+    key: str,
+    kept: KeptStores,
+    budget: Callable[[], int] | None,
+    rank: int,
+    local_rank: int,
+) -> ActivationCache | None:
+    """Collective. The stores of an entry that another run has filled, or new ones to be filled for later runs.
+
+    Args:
+        layouts: layout of this node's store, by split.
+        key: the entry, as the first rank of each node knows it.
+        kept: the entries of this node.
+        budget: gives the bytes of all entries together; None to fill no new one.
+        rank: this rank.
+        local_rank: number of this rank on its node, from 0.
+
+    Returns:
+        None on every rank, unless every node has such an entry.
+    """
+    made: list[ActivationCache] = []
+
+    def lead() -> tuple[bool, dict[str, str]] | None:
+        cache = _held(layouts, key=key, kept=kept, budget=budget)
+        if cache is None:
+            return None
+        made.append(cache)
+        assert cache.held is not None
+        return cache.is_complete, cache.held.paths
+
+    offer = led_by(rank - local_rank, lead)
+    cache = made[0] if made else None
+    if offer is not None and cache is None:
+        is_complete, paths = offer
+        open_one = ActivationStore.find if is_complete else ActivationStore.open
+        try:
+            stores = _open_all(layouts, lambda split, layout: open_one(paths[split], layout))
+            cache = ActivationCache(stores, "disk", True, is_complete)
+        except OSError:
+            cache = None
+    if all(values_of_ranks(cache is not None)):
+        return cache
+    if cache is not None:
+        cache.close()
+    return None
+
+
+def _held(
+    layouts: Mapping[str, StoreLayout], *, key: str, kept: KeptStores, budget: Callable[[], int] | None
+) -> ActivationCache | None:
+    """On the first rank of a node."""
+    sizes = {split: max(layout.num_bytes, 1) for split, layout in layouts.items()}
+    held = kept.find(key, sizes=sizes)
+    try:
+        if held is None and budget is not None:
+            held = kept.begin(key, sizes=sizes, budget=budget())
+        if held is None:
+            return None
+        paths = held.paths
+        if held.is_complete:
+            stores = _open_all(layouts, lambda split, layout: ActivationStore.find(paths[split], layout))
+        else:
+            stores = _open_all(layouts, lambda split, layout: ActivationStore.reserve(layout, place=Path(paths[split])))
+        return ActivationCache(stores, "disk", True, held.is_complete, held)
+    except OSError:  # a full disk, say
+        if held is not None:
+            held.close()
+        return None
 
 
 def _open_all(

@@ -11,15 +11,18 @@ A slot is read only if its stamp is the wanted boundary. Every other slot (half-
 An advance from boundary a to b overwrites the slots in place. The rank that read a slot also writes it: first stamp 0,
 then the rows, then stamp b. So one store serves all boundaries, one after the other, with the memory of one.
 
-The memory has no name (``memfd``): the kernel frees it with the end of its last rank, also after a crash. The other
-ranks of the node open it through the descriptor of the rank that reserved it.
+The memory has no name (``memfd``, or a file without a name where memory is too small): the kernel frees it with the end
+of its last rank, also after a crash. The other ranks of the node open it through the descriptor of the rank that
+reserved it. A store that later runs find is a file with a name (``cache/kept.py``).
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -63,9 +66,10 @@ class ActivationStore:
 
     Args:
         descriptor: open file descriptor of the memory; the store owns it.
+        is_private: whether this process alone sees its own writes; they do not change the file.
     """
 
-    def __init__(self, descriptor: int, layout: StoreLayout) -> None:
+    def __init__(self, descriptor: int, layout: StoreLayout, *, is_private: bool = False) -> None:
         self.layout = layout
         self.descriptor = descriptor
         positions, num_slots = layout.positions, len(layout.positions)
@@ -76,7 +80,12 @@ class ActivationStore:
         self._places = np.empty(num_slots, dtype=np.int64)  # number of each slot, counted over all regions
         offset = start = 0
         if num_slots:
-            memory = mmap.mmap(descriptor, layout.num_bytes)
+            memory = mmap.mmap(
+                descriptor,
+                layout.num_bytes,
+                flags=mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED,
+                prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            )
             for length in map(int, np.unique(positions)):
                 members = np.flatnonzero(positions == length)
                 self._places[members] = np.arange(start, start + len(members))
@@ -95,13 +104,22 @@ class ActivationStore:
         return ids if self.layout.slots is None else self.layout.slots[ids]
 
     @classmethod
-    def reserve(cls, layout: StoreLayout) -> ActivationStore:
+    def reserve(cls, layout: StoreLayout, *, place: Path | None = None) -> ActivationStore:
         """Takes the whole memory at once, filled with zeros.
 
+        Args:
+            place: a new file, or a folder for one without a name; None for memory of the host.
+
         Raises:
-            OSError: if the machine has too little memory. A sparse file would end the job with SIGBUS at a later write.
+            OSError: if there is too little memory. A sparse file would end the job with SIGBUS at a later write.
         """
-        descriptor = os.memfd_create("pipetransformer-cache", os.MFD_CLOEXEC)
+        if place is None:
+            descriptor = os.memfd_create("pipetransformer-cache", os.MFD_CLOEXEC)
+        elif place.is_dir():
+            with tempfile.TemporaryFile(dir=place) as file:
+                descriptor = os.dup(file.fileno())
+        else:
+            descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             os.posix_fallocate(descriptor, 0, max(layout.num_bytes, 1))
             return cls(descriptor, layout)
@@ -114,12 +132,17 @@ class ActivationStore:
         """Maps the store that another rank of this node has reserved.
 
         Args:
-            address: the ``address`` of that rank's store.
+            address: the ``address`` of that rank's store, or the path of its file.
 
         Raises:
             OSError: if the store cannot be opened or mapped.
         """
         return cls(os.open(address, os.O_RDWR | os.O_CLOEXEC), layout)
+
+    @classmethod
+    def find(cls, path: str, layout: StoreLayout) -> ActivationStore:
+        """Maps a complete store that other jobs may have open too. Raises OSError where that cannot be done."""
+        return cls(os.open(path, os.O_RDONLY | os.O_CLOEXEC), layout, is_private=True)
 
     @property
     def address(self) -> str:

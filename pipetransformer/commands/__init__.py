@@ -1,17 +1,17 @@
-"""The console command ``pipetransformer``: questions about plans and partitions, answered without training."""
+"""The console command ``pipetransformer``: questions about plans, partitions and caches, answered without training."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
-from pipetransformer.commands import bench, partition, plan, simulate
+from pipetransformer.commands import bench, cache, partition, plan, simulate
 from pipetransformer.launch.arguments import Parser
 from pipetransformer.launch.entry import run_guarded
 
 __all__ = ["main"]
 
-_COMMANDS = {"plan": plan, "simulate": simulate, "partition": partition, "bench": bench}
+_COMMANDS = {"plan": plan, "simulate": simulate, "partition": partition, "cache": cache, "bench": bench}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -265,6 +265,10 @@ class CacheConfig(Section):
         default="auto",
         description="Shared memory a node for the store; `auto`: half of what is available when it is reserved.",
     )
+    disk_budget: NumBytes | Literal["auto"] | None = Field(
+        default="auto",
+        description="Disk a node for stores that later runs find or memory cannot hold; `auto`: 10 % of what is free.",
+    )
 
 
 class CheckpointConfig(Section):

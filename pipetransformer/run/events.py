@@ -186,6 +186,7 @@ class Advanced(Event):
         boundary: the new boundary of the cache, in blocks.
         advance: the work of the pass.
         num_bytes: bytes of the node's stores.
+        tier: place of the stores, ``host`` or ``disk``.
         is_refill: whether the pass only fills the cache again after a resumption, as a part of set-up.
     """
 
@@ -193,6 +194,7 @@ class Advanced(Event):
     boundary: int
     advance: Advance
     num_bytes: int
+    tier: str
     is_refill: bool
 
 

@@ -75,3 +75,8 @@ class Origin:
         if cached is None:
             return ()
         return [*(boundary for boundary in self.state.get("cache", ()) if boundary < cached), cached]
+
+    @property
+    def cached_at_start(self) -> bool:
+        """Whether no step had trained the units before the cache's boundary when it was filled."""
+        return bool(self.state.get("cached_at_start"))

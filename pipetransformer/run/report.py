@@ -235,8 +235,8 @@ class Report:
 
     @hear.register
     def _advanced(self, event: events.Advanced) -> None:
-        advance, num_bytes = event.advance, event.num_bytes
-        self.totals.cache_bytes = max(self.totals.cache_bytes, num_bytes)
+        advance, held = event.advance, self.totals.cache_bytes
+        held[event.tier] = max(held.get(event.tier, 0), event.num_bytes)
         if not event.is_refill:
             self.totals.cache_advance_s += advance.seconds
             self.totals.transition_s -= advance.seconds  # a part of the decision's seconds, which are added later
@@ -247,9 +247,11 @@ class Report:
         self._tracker.event(
             "advance", step=event.step, boundary=event.boundary, seconds=advance.seconds, samples=advance.num_samples
         )
+        found = "an earlier run had cached all" if advance.is_found else f"cached {advance.num_samples} samples"
+        place = {"host": "host memory", "disk": "disk"}[event.tier]
         self._tracker.line(
-            f"step {event.step}: cached {advance.num_samples} samples at block {event.boundary} "
-            f"in {advance.seconds:.2f} s ({num_bytes / 1e6:.0f} MB of host memory a node)"
+            f"step {event.step}: {found} at block {event.boundary} "
+            f"in {advance.seconds:.2f} s ({event.num_bytes / 1e6:.0f} MB of {place} a node)"
         )
 
     @hear.register
@@ -373,7 +375,7 @@ class Report:
             global_batch_size=config.train.batch_size,
             seed=config.train.seed,
             peak_memory_bytes=tuple(peaks),
-            cache=CacheUse(hits=totals.hits, misses=totals.misses, bytes=CacheBytes(host=totals.cache_bytes)),
+            cache=CacheUse(hits=totals.hits, misses=totals.misses, bytes=CacheBytes(**totals.cache_bytes)),
             compute_floor_s=totals.floor_s,
             t0_start_s=self._t0_start,
             t0_end_s=self._t0_end,

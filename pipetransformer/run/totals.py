@@ -25,7 +25,7 @@ class Totals:
         transitions: all transitions, in order.
         hits: number of samples read from the cache.
         misses: number of samples whose prefix was computed, though the plan had a cache.
-        cache_bytes: the most bytes of a node's stores.
+        cache_bytes: the most bytes of a node's stores, by tier (``host``, ``disk``).
         metrics: metrics of the last evaluation.
         best_metrics: metrics of the best evaluation.
     """
@@ -42,7 +42,7 @@ class Totals:
     transitions: list[Transition] = field(default_factory=list)
     hits: int = 0
     misses: int = 0
-    cache_bytes: int = 0
+    cache_bytes: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     best_metrics: dict[str, float] = field(default_factory=dict)
 

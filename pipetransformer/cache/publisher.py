@@ -1,0 +1,41 @@
+"""Completes stores for later runs, in a thread beside the training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from threading import Event, Thread
+from typing import Any
+
+from pipetransformer.cache.kept import Held
+from pipetransformer.errors import UserError
+
+
+class Publisher:
+    """Syncs and publishes one entry at a time. A disk that fails costs the entry, never the job."""
+
+    def __init__(self) -> None:
+        self._thread: Thread | None = None
+        self._cancelled = Event()
+
+    def publish(self, held: Held, *, about: Mapping[str, Any]) -> None:
+        """Begins to complete an entry whose stores are filled."""
+        self.wait()
+        self._thread = Thread(target=self._run, args=(held, about), name="cache-publisher", daemon=True)
+        self._thread.start()
+
+    def _run(self, held: Held, about: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError, UserError):
+            held.publish(about, is_cancelled=self._cancelled.is_set)
+
+    def wait(self) -> None:
+        """Returns when the entry is complete."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def close(self, *, is_cancelled: bool) -> None:
+        """Waits, or gives the entry up. May be called twice."""
+        if is_cancelled:
+            self._cancelled.set()
+        self.wait()

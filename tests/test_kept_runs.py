@@ -1,0 +1,184 @@
+"""Runs that begin with what an earlier run has stored: the same weights, and nothing that is not theirs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from laws import STATIC, Case, Weights, configuration, deviation, final_weights, plain_run, write_replay
+from ranks import RankPool
+
+from pipetransformer.cache.identity import Identity
+from pipetransformer.cache.kept import KeptStores
+from pipetransformer.process.world import World
+from pipetransformer.run import events
+from pipetransformer.trainer import Trainer
+
+CASE = Case("vit", 2, ((0, 3, 1),), cached=True)
+THAWED = Case("vit", 2, ((0, 3, 1), (6, 1, 2), (11, 4, 1)), cached=True)
+NUM_SAMPLES = 150 + 40
+
+
+class _Stop(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Told:
+    """A run, as rank 0 tells it.
+
+    Attributes:
+        weights: its last weights; None on other ranks, and where it was stopped.
+        advances: (step, boundary, number of computed samples, whether all were found, tier) of each advance pass.
+        declined: the reason for having no cache; empty where it has one.
+    """
+
+    weights: Weights | None
+    advances: tuple[tuple[int, int, int, bool, str], ...]
+    declined: str = ""
+
+
+def kept_run(
+    world: World,
+    case: Case,
+    folder: str,
+    extra: tuple[str, ...] = (),
+    stop_after: int | None = None,
+    one_key: bool = False,
+) -> Told:
+    """A run that takes its plans from ``case``; ``folder`` has the stores that runs leave."""
+    replay = Path(folder) / f"replay_{world.rank}.jsonl"
+    write_replay(replay, case.plans())
+    overrides = [*case.overrides(""), f"run.replay={replay}", f"run.dir={folder}", "run.id=kept", *extra]
+    overrides += [] if "run.resume=true" in extra else ["run.overwrite=true"]
+    advances: list[tuple[int, int, int, bool, str]] = []
+    declined: list[str] = []
+
+    def note(event: events.Event) -> None:
+        if isinstance(event, events.Advanced):
+            advance = event.advance
+            advances.append((event.step, event.boundary, advance.num_samples, advance.is_found, event.tier))
+        elif isinstance(event, events.CacheDeclined):
+            declined.append(event.reason)
+
+    def probe(step: int, gradients: object) -> None:
+        if step == stop_after:
+            raise _Stop
+
+    key = mock.patch.object(Identity, "key", lambda *_: "one") if one_key else mock.patch.dict({}, {})
+    weights = None
+    with mock.patch.dict(os.environ, {"PIPETRANSFORMER_CACHE": f"{folder}/cache"}), key:
+        trainer = Trainer(configuration(case.model, overrides), world, probe=probe, timed=False, listeners=[note])
+        try:
+            trainer.run()
+            weights = final_weights(trainer)
+        except _Stop:
+            pass
+    return Told(weights, tuple(advances), "; ".join(declined))
+
+
+def plain(case: Case, *extra: str) -> Weights:
+    frozen = tuple((step, frozen) for step, frozen, _ in case.moves)
+    return plain_run(case.model, frozen, (*case.overrides(""), *extra))[0]
+
+
+def check(told: Told, expected: Weights) -> None:
+    assert told.weights is not None and deviation(told.weights, expected) < 1e-10
+
+
+def test_the_second_run_computes_nothing_and_ends_with_the_same_bits(ranks: RankPool, tmp_path: Path) -> None:
+    first, *_ = ranks.run(2, kept_run, CASE, str(tmp_path))
+    second, *others = ranks.run(2, kept_run, CASE, str(tmp_path))
+    assert first.advances == ((0, 3, NUM_SAMPLES, False, "disk"),)
+    assert second.advances == ((0, 3, 0, True, "disk"),) == others[0].advances
+    assert first.weights is not None and second.weights is not None
+    assert all((first.weights[name] == second.weights[name]).all() for name in first.weights)
+    check(second, plain(CASE))
+
+
+@pytest.mark.parametrize(
+    ("case", "extra"),
+    [
+        (CASE, ("train.seed=1",)),  # other random weights
+        (CASE, ("data.max_train_samples=149",)),
+        (CASE, ("cache.dtype=float32",)),
+        (CASE, ("train.batch_size=30",)),  # another shape of the pass
+        (replace(CASE, moves=((0, 2, 1),)), ()),
+        (replace(CASE, precision="float32"), ()),
+    ],
+    ids=["weights", "data", "dtype", "rows", "boundary", "precision"],
+)
+def test_what_depends_on_something_else_is_computed(
+    case: Case, extra: tuple[str, ...], ranks: RankPool, tmp_path: Path
+) -> None:
+    ranks.run(2, kept_run, CASE, str(tmp_path))
+    told, *_ = ranks.run(2, kept_run, case, str(tmp_path), extra)
+    assert [found for _, _, _, found, _ in told.advances] == [False] and told.advances[0][2] > 0
+
+
+def test_stores_are_kept_through_thaw_and_refreeze(ranks: RankPool, tmp_path: Path) -> None:
+    """The stores of others are never written: a later run finds them as they were."""
+    for is_found in (False, True, True):
+        told, *_ = ranks.run(2, kept_run, THAWED, str(tmp_path))
+        start, thawed, again = told.advances
+        assert (start[3], start[4]) == (is_found, "disk")
+        assert thawed == (6, 1, NUM_SAMPLES, False, "host") and again == (11, 4, NUM_SAMPLES, False, "host")
+        check(told, plain(THAWED))
+
+
+def test_a_later_boundary_is_computed_from_the_kept_one(ranks: RankPool, tmp_path: Path) -> None:
+    case = replace(CASE, moves=((0, 2, 1), (7, 4, 2)))
+    for is_found in (False, True):
+        told, *_ = ranks.run(2, kept_run, case, str(tmp_path))
+        assert [advance[:2] for advance in told.advances] == [(0, 2), (7, 4)]
+        assert [advance[3:] for advance in told.advances] == [(is_found, "disk"), (False, "host")]
+        check(told, plain(case))
+
+
+def test_a_resumed_run_finds_what_it_had(ranks: RankPool, tmp_path: Path) -> None:
+    saving = ("checkpoint.every=3 steps",)
+    ranks.run(2, kept_run, CASE, str(tmp_path), saving, 7)
+    # What was interrupted while it was published is filled again; here the publication had ended, or not.
+    told, *_ = ranks.run(2, kept_run, CASE, str(tmp_path), (*saving, "run.resume=true"))
+    assert told.advances[0][4] == "disk" and told.advances[0][1] == 3
+    check(told, plain(CASE))
+    again, *_ = ranks.run(2, kept_run, CASE, str(tmp_path))
+    assert again.advances[0][3]
+
+
+def test_a_store_with_other_activations_is_replaced(ranks: RankPool, tmp_path: Path) -> None:
+    """Whatever the key has left out: a batch of each rank is computed and compared."""
+    ranks.run(2, kept_run, CASE, str(tmp_path), (), None, True)
+    other = ("train.seed=1",)
+    told, *_ = ranks.run(2, kept_run, CASE, str(tmp_path), other, None, True)
+    assert told.advances == ((0, 3, NUM_SAMPLES, False, "host"),)
+    check(told, plain(CASE, *other))
+    assert not KeptStores(tmp_path / "cache" / "activations").entries()
+
+
+def test_what_memory_cannot_hold_lies_on_disk(ranks: RankPool, tmp_path: Path) -> None:
+    small = ("cache.host_budget=1 KB",)
+    case = replace(CASE, moves=((0, 0, 1), (5, 3, 1)))
+    told, *_ = ranks.run(2, kept_run, case, str(tmp_path), small)
+    assert told.advances == ((5, 3, NUM_SAMPLES, False, "disk"),) and not told.declined
+    check(told, plain(case))
+    assert not list((tmp_path / "cache" / "activations").iterdir()), "it has no name"
+    told, *_ = ranks.run(2, kept_run, case, str(tmp_path), (*small, "cache.disk_budget=1 KB"))
+    assert not told.advances and "cache.disk_budget holds 0.0 MB" in told.declined
+    told, *_ = ranks.run(2, kept_run, case, str(tmp_path), (*small, "cache.disk_budget=null"))
+    assert not told.advances and "its budget is 0.0 MB" in told.declined
+    check(told, plain(case))
+
+
+def test_without_a_disk_budget_nothing_is_left(ranks: RankPool, tmp_path: Path) -> None:
+    told, *_ = ranks.run(2, kept_run, CASE, str(tmp_path), ("cache.disk_budget=null",))
+    assert told.advances == ((0, 3, NUM_SAMPLES, False, "host"),)
+    assert not (tmp_path / "cache" / "activations").exists()
+
+
+def test_a_run_that_never_freezes_keeps_nothing(ranks: RankPool, tmp_path: Path) -> None:
+    told, *_ = ranks.run(2, kept_run, replace(CASE, moves=STATIC[1]), str(tmp_path))
+    assert not told.advances and not (tmp_path / "cache" / "activations").exists()
