@@ -117,6 +117,7 @@ def test_what_depends_on_something_else_is_computed(
     ranks.run(2, kept_run, CASE, str(tmp_path))
     told, *_ = ranks.run(2, kept_run, case, str(tmp_path), extra)
     assert [found for _, _, _, found, _ in told.advances] == [False] and told.advances[0][2] > 0
+    assert len(KeptStores(tmp_path / "cache" / "activations").entries()) == 2, "each has a key of its own"
 
 
 def test_stores_are_kept_through_thaw_and_refreeze(ranks: RankPool, tmp_path: Path) -> None:

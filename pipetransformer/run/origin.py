@@ -79,4 +79,4 @@ class Origin:
     @property
     def cached_at_start(self) -> bool:
         """Whether no step had trained the units before the cache's boundary when it was filled."""
-        return bool(self.state.get("cached_at_start"))
+        return self.checkpoint is None or bool(self.state.get("cached_at_start"))
