@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -61,7 +62,7 @@ def _told(layout: StoreLayout) -> tuple[object, ...]:
 
 def _structure(model: torch.nn.Module) -> str:
     """Modules with their settings, which the weights do not tell: the number of heads, say."""
-    told = getattr(model, "config", None)
+    told: Any = getattr(model, "config", None)
     settings = told.to_dict() if hasattr(told, "to_dict") else {}
     settings = {key: value for key, value in settings.items() if key not in ("_name_or_path", "name_or_path")}
     return hashlib.sha256(f"{model!r} {json.dumps(settings, sort_keys=True, default=str)}".encode()).hexdigest()

@@ -198,7 +198,8 @@ class KeptStores:
         Returns:
             The deleted ones, and those that a job has open.
         """
-        deleted, kept = [], []
+        deleted: list[Entry] = []
+        kept: list[Entry] = []
         for entry in self.entries():
             if time() - entry.used >= unused_for:
                 (deleted if self.delete(entry.key) else kept).append(entry)

@@ -109,7 +109,9 @@ def open_cache(
     reason = next((o for o in offers if o and isinstance(o, str)), "")
     own: Tier = "host"
     if not reason:
-        own, addresses = offers[rank - local_rank]  # type: ignore[misc, assignment]
+        chosen = offers[rank - local_rank]
+        assert not isinstance(chosen, str)
+        own, addresses = chosen
         if local_rank != 0:
             try:
                 stores = _open_all(layouts, lambda split, layout: ActivationStore.open(addresses[split], layout))
