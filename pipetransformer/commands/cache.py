@@ -65,4 +65,5 @@ def _row(entry: Entry) -> Sequence[str]:
 
 
 def _counted(entries: Sequence[Entry]) -> str:
-    return f"{len(entries)} stores of {sum(entry.num_bytes for entry in entries) / 1e6:.1f} MB"
+    name = "entry" if len(entries) == 1 else "entries"
+    return f"{len(entries)} {name} of {sum(entry.num_bytes for entry in entries) / 1e6:.1f} MB"
