@@ -184,9 +184,9 @@ def _table(source: Path, split: str) -> tuple[pa.Table, Path]:
     for path in _files(source, split):
         try:
             table = pq.read_table(path, columns=list(_COLUMNS), partitioning=None)
-            table["img"].type.field("bytes")  # KeyError or AttributeError where pictures are stored in another way
+            table["img"].type.field("bytes")  # an error where pictures are stored in another way
             tables.append(table.select(list(_COLUMNS)))
-        except (pa.ArrowException, OSError, ValueError, KeyError, AttributeError) as error:
+        except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"--cifar100: {path} cannot be read as a file of CIFAR-100 ({one_line(error)})") from error
     return pa.concat_tables(tables), source / f"{split}.parquet"
 
