@@ -1,17 +1,22 @@
-"""The table of freezing beside not freezing: cells that are kept, times to one target, what is missing."""
+"""The table of freezing beside not freezing: tasks and their rows, cells that are kept, times to one target, what is
+missing."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import benchmarks.elastic.__main__ as elastic
+from benchmarks.elastic import cells as cells_module
 from benchmarks.elastic.cells import Cell, Figures
-from benchmarks.elastic.tasks import BASELINE, DEFAULT, PEER, ROWS, TUNED, Task, texts
+from benchmarks.elastic.tasks import BASELINE, DEFAULT, PEER, ROWS, TUNED, Task, pictures, questions, texts
 from benchmarks.support.kept import KeptRows
+from pipetransformer.config import load_config
 from pipetransformer.errors import UserError
 
 ROW = {row.name: row for row in ROWS}
@@ -31,6 +36,11 @@ def task(tmp_path: Path) -> Task:
     model = tmp_path / "tiny-model"
     model.mkdir()
     return texts(tmp_path / "SST-2", model, num_blocks=12)
+
+
+def split(folder: Path, *, weights: str = "w", timm: Path | None = None) -> Task:
+    """The task of pictures, its files in ``folder``."""
+    return pictures(folder / "pictures", folder / "model", about="A ViT.", origin=(weights, "p"), timm=timm)
 
 
 def cells_of(task: Task, *names: str, seeds: int = 2) -> list[Cell]:
@@ -96,3 +106,120 @@ def test_without_a_baseline_there_is_no_target(task: Task, tmp_path: Path) -> No
     cells = cells_of(task, BASELINE, DEFAULT)
     with pytest.raises(UserError, match="--minutes: no run of 'no freeze' has ended"):
         elastic.tell(task, cells, {cells[1]: FAST}, folder=tmp_path)
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def test_two_tasks_have_all_rows(tmp_path: Path) -> None:
+    few = {BASELINE, TUNED, PEER, DEFAULT, "policy static, half"}
+    script = tmp_path / "train.py"
+    assert set(split(tmp_path, timm=script).row_names) == set(ROW)
+    assert set(split(tmp_path).row_names) == ROW.keys() - {PEER} and "--timm-train" in split(tmp_path).about
+    assert set(texts(tmp_path, tmp_path / "minilm", num_blocks=6).row_names) == set(ROW)
+    assert set(texts(tmp_path, tmp_path / "e5", num_blocks=12).row_names) == few
+    assert set(questions(tmp_path, tmp_path / "e5", num_blocks=12).row_names) == few - {PEER}
+
+
+def test_every_row_is_a_configuration(tmp_path: Path) -> None:
+    tasks = (
+        split(tmp_path),
+        texts(tmp_path, tmp_path / "e5", num_blocks=12),
+        questions(tmp_path, tmp_path / "e5", num_blocks=12),
+    )
+    for task in tasks:
+        for name in task.row_names:
+            config = load_config(task.config, Cell(task, ROW[name], 1, 2, "float32").settings)
+            assert (config.train.seed, config.checkpoint.every) == (1, None)
+            assert name != "policy static, half" or config.freeze.max_frozen == 6
+
+
+def test_timm_and_ours_have_one_schedule(tmp_path: Path) -> None:
+    """Its script evaluates behind epochs alone, and falls along a cosine from the first step on."""
+    task = split(tmp_path)
+    config = load_config(task.config, Cell(task, ROW[BASELINE], 0, 2, "float32").settings)
+    assert str(config.train.eval_every) == "1 epoch" and config.data.augment == "none"
+    assert (config.train.lr_schedule, config.train.warmup_ratio, config.train.optimizer) == ("cosine", 0, "adamw")
+
+
+def test_models_of_other_sizes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="^--model: .*bert has 4 blocks; give an encoder of 6 or 12$"):
+        texts(tmp_path, tmp_path / "bert", num_blocks=4)
+
+
+def test_a_cell_depends_on_content_and_not_on_places(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("one")
+
+    def key(name: str, task: Task) -> str:
+        return Cell(task, ROW[name], 0, 2, "float32").key
+
+    first, elsewhere = (split(tmp_path / name, timm=script) for name in "ab")
+    assert key(BASELINE, first) == key(BASELINE, elsewhere)
+    assert key(BASELINE, first) != key(BASELINE, split(tmp_path / "a", weights="v", timm=script))
+    assert key(BASELINE, first) == key(BASELINE, split(tmp_path / "a")), "only the peer is timm's"
+    assert key(BASELINE, first) != key(BASELINE, replace(first, overrides=(*first.overrides, "train.lr=1")))
+    before = key(PEER, first)
+    script.write_text("another")
+    assert key(PEER, first) != before
+
+
+def test_timm_s_script_is_the_peer_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script, given = tmp_path / "train.py", list[str]()
+    script.touch()
+
+    def launch(arguments: Sequence[str], *, ranks: int, name: str) -> str:
+        given.extend(arguments)
+        output = Path(arguments[arguments.index("--output") + 1]) / "run"
+        output.mkdir(parents=True)
+        (output / "summary.csv").write_text("epoch,eval_top1\n0,50.0\n1,75.0\n")
+        return "".join(f"Train: {n} [ 9/10 (100%)]  Time: 2.0s, 1/s  (2.000s, 1/s)\n" for n in range(2))
+
+    monkeypatch.setattr(cells_module, "launch", launch)
+    monkeypatch.setattr(cells_module, "write_class_folders", lambda config, folder: None)
+    monkeypatch.setattr(cells_module, "arguments_of", lambda config, *, output, **_: ["--output", str(output)])
+    cell = Cell(split(tmp_path, timm=script), ROW[PEER], 0, 2, "float32")
+    found = cell.measure(KeptRows(tmp_path / "runs.json"))
+    assert given[0] == str(script) and found.curve == ((20.0, 0.5), (40.0, 0.75)) and found.train_s == 40
+    assert cell.found(KeptRows(tmp_path / "runs.json")) == found
+
+
+def test_without_a_margin_there_is_no_target(tmp_path: Path) -> None:
+    task = questions(tmp_path, tmp_path / "e5", num_blocks=12)
+    cells = cells_of(task, BASELINE, DEFAULT, seeds=1)
+    elastic.tell(task, cells, {cells[0]: SLOW, cells[1]: FAST}, folder=tmp_path)
+    written = json.loads((tmp_path / f"elastic-{task.name}.json").read_text())
+    told = written["rows"][1]
+    assert (told["x no freeze"], told["to target s"], told["reached"], told["to target, x no freeze"]) == (
+        *(30 / 12, None, None, None),
+    )
+    assert written["notes"][0].startswith("No target.")
+    with pytest.raises(UserError, match="^--minutes: no run has ended; give more"):
+        elastic.tell(task, cells, {}, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ([], "--sst2: missing; give one of --sst2, --cifar100 and --squad"),
+        (["--sst2", ".", "--cifar100", "."], "--cifar100: cannot go with --sst2; give one of"),
+        (["--squad", "."], "--model: missing; give --squad the folder of a saved encoder"),
+        (["--cifar100", ".", "--model", "."], "--model: it has no effect with --cifar100; leave it out"),
+        (["--cifar100", ".", "--timm-train", "nowhere.py"], "--timm-train: nowhere.py is no file; give timm's"),
+        (["--cifar100", ".", "--rows", PEER], "--rows: 'the peer' of --cifar100 is timm's script; give --timm-train"),
+        (["--sst2", ".", "--model", ".", "--timm-train", "x"], "--timm-train: it has no effect with --sst2; leave"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(given: list[str], line: str, tmp_path: Path) -> None:
+    parser = elastic.make_parser()
+    with pytest.raises(UserError) as caught:
+        elastic.chosen_task(parser, parser.parse_args([*given, "--output", str(tmp_path)]))
+    assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+def test_a_row_that_a_task_has_not_is_refused(tmp_path: Path) -> None:
+    task = questions(tmp_path, tmp_path / "e5", num_blocks=12)
+    assert [row.name for row in elastic.rows_of(task, None)] == [name for name in ROW if name in task.row_names]
+    assert [row.name for row in elastic.rows_of(task, [DEFAULT, BASELINE])] == [BASELINE, DEFAULT]
+    with pytest.raises(UserError, match="^--rows: questions-e5 has no '. AutoDP'; give some of 'no freeze', "):
+        elastic.rows_of(task, ["+ AutoDP"])

@@ -17,7 +17,7 @@ sys.path.insert(0, str(REPOSITORY))
 import benchmarks.peers.__main__ as peers
 from benchmarks.peers import contest
 from benchmarks.peers.contest import HF, KEEPS, OURS, RUNS, Contest, Found, Task, run
-from benchmarks.peers.timm_train import arguments_of, step_seconds, write_class_folders
+from benchmarks.peers.timm_train import arguments_of, curve_of, step_seconds, write_class_folders
 from benchmarks.support import kept as kept_rows
 from benchmarks.support.kept import KeptRows
 from benchmarks.support.measure import CONFIGS
@@ -115,18 +115,48 @@ def test_timm_is_given_the_same_job() -> None:
     ]
 
 
-def test_its_steps_are_read_from_what_it_prints() -> None:
-    text = """
+def test_timm_is_given_a_saved_model(tmp_path: Path) -> None:
+    own = (f"model.name={tmp_path}", "data.image_size=8")
+    config = load_config(DIGITS, (*own, "model.pretrained=true"))
+    given = arguments_of(config, data=Path("pictures"), ranks=1, output=Path("out"), workers=0, by_step=True)
+    told = dict(zip(given, given[1:]))
+    assert (told["--model"], told["--num-classes"]) == (f"local-dir:{tmp_path}", "10")
+    assert {"--pretrained", "--sched-on-updates"} <= set(given)
+    given = arguments_of(load_config(DIGITS, own), data=Path("pictures"), ranks=1, output=Path("out"), workers=0)
+    assert {"--pretrained", "--sched-on-updates"}.isdisjoint(given)
+
+
+PRINTED = """
 Train: 0 [   0/39 (  3%)]  Loss: 4.67 (4.67)  Time: 1.250s,   51.20/s  (1.250s,   51.20/s)  LR: 1e-3  Data: 0.1 (0.1)
 Train: 0 [  38/39 (100%)]  Loss: 4.63 (4.65)  Time: 0.750s,   85.33/s  (1.000s,   64.00/s)  LR: 1e-3  Data: 0.1 (0.1)
 Train: 1 [   0/39 (  3%)]  Loss: 4.57 (4.57)  Time: 0.850s,   51.20/s  (0.850s,   51.20/s)  LR: 1e-3  Data: 0.1 (0.1)
 Train: 1 [  38/39 (100%)]  Loss: 4.53 (4.55)  Time: 0.750s,   85.33/s  (0.900s,   64.00/s)  LR: 1e-3  Data: 0.1 (0.1)
 Test: [   0/3]  Time: 0.107 (0.107)  Loss:   4.612 ( 4.612)  Acc@1:   1.562 (  1.562)
 """
-    assert (step_seconds(text, epoch=0), step_seconds(text, epoch=1)) == (1.0, 0.9)
-    for other in ("usage: train.py [--config FILE]", text.splitlines()[1]):
+
+
+def test_its_steps_are_read_from_what_it_prints() -> None:
+    assert (step_seconds(PRINTED, epoch=0), step_seconds(PRINTED, epoch=1)) == (1.0, 0.9)
+    for other in ("usage: train.py [--config FILE]", PRINTED.splitlines()[1]):
         with pytest.raises(UserError, match="^--timm-train: "):
             step_seconds(other, epoch=0)
+
+
+def test_its_curve_is_read_from_what_it_prints_and_writes(tmp_path: Path) -> None:
+    summary = tmp_path / "20261123-vit-32" / "summary.csv"
+    summary.parent.mkdir()
+    header = "epoch,train_loss,eval_loss,eval_top1,eval_top5,lr"
+    summary.write_text(f"{header}\n0,4.6,4.5,12.5,30.0,0.001\n1,4.4,4.3,25.0,50.0,0.0005\n")
+    seconds, accuracy = zip(*curve_of(PRINTED, output=tmp_path))
+    assert seconds == pytest.approx((39.0, 39.0 + 0.9 * 39)) and accuracy == (0.125, 0.25)
+    spoilt = (header, f"{header}\n2,4.6,4.5,12.5,30.0,0.001\n", "epoch,train_loss\n0,4.6\n", f"{header}\n0,4.6\n")
+    for text in spoilt:
+        summary.write_text(text)
+        with pytest.raises(UserError, match="^--timm-train: "):
+            curve_of(PRINTED, output=tmp_path)
+    summary.unlink()
+    with pytest.raises(UserError, match="^--timm-train: "):
+        curve_of(PRINTED, output=tmp_path)
 
 
 def test_its_pictures_are_the_job_s(tmp_path: Path) -> None:

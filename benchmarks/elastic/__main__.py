@@ -1,13 +1,19 @@
 """Freezing beside not freezing: metric and seconds of whole runs, over many seeds.
 
     pipetransformer bench elastic --sst2 FOLDER --model FOLDER [--rows NAME ...] [--seeds N] [--minutes M]
+    pipetransformer bench elastic --cifar100 FOLDER [--timm-train FILE] [--rows ...] [--seeds N] [--minutes M]
+    pipetransformer bench elastic --squad FOLDER --model FOLDER [--rows NAME ...] [--seeds N] [--minutes M]
+
+Three tasks, one a call: phrases of SST-2; half of CIFAR-100's classes, with a ViT that is pre-trained on the other half
+first, once; windows of SQuAD's questions.
 
 Each run is a cell: it is kept in elastic-TASK-runs.json when it ends, and the command given again does what is missing,
 as long as package, benchmark, libraries and machine are the same. --minutes ends it before the next cell, and the table
 says which are missing. Rows take turns, seed by seed, so that a slow hour of the machine meets all of them.
 
-Target: the mean final metric of the runs without freezing, less 0.3 points. Time to target is of the first evaluation
-that reaches it, evaluations excluded; the same number of steps lies between two of them in all rows.
+Target: the mean final metric of the runs without freezing, less 0.3 points; SQuAD's few questions have none. Time to
+target is of the first evaluation that reaches it, evaluations excluded; the same number of steps lies between two of
+them in all rows.
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,46 +33,122 @@ from matplotlib.figure import Figure
 from scipy.stats import t as student
 
 from benchmarks.elastic.cells import Cell, Figures
-from benchmarks.elastic.tasks import BASELINE, ROWS, TUNED, Task, texts
-from benchmarks.support.command_line import add_output, bench_parser
+from benchmarks.elastic.split_cifar import SPLIT_SEED, class_names, class_split, pretrained, write_classes
+from benchmarks.elastic.tasks import (
+    BASELINE,
+    NUM_HELD_OUT,
+    NUM_PHRASES,
+    PEER,
+    ROWS,
+    TUNED,
+    Row,
+    Task,
+    pictures,
+    questions,
+    texts,
+)
+from benchmarks.support.command_line import add_output, bench_parser, refuse_without_effect
 from benchmarks.support.kept import KeptRows
 from benchmarks.support.sst2 import hold_out
 from benchmarks.support.table import Row as TableRow
 from benchmarks.support.table import write_table
 from pipetransformer.errors import UserError
-from pipetransformer.launch.arguments import count
+from pipetransformer.launch.arguments import Parser, count
 from pipetransformer.launch.entry import run_guarded
 from pipetransformer.process.device import has_bfloat16
 
-NUM_TRAIN, NUM_HELD_OUT = 2000, 4500
+TASKS = ("sst2", "cifar100", "squad")
 NAMES = [row.name for row in ROWS]
 
 
-def main() -> None:
+def make_parser() -> Parser:
     parser = bench_parser("elastic", description=__doc__)
-    parser.add_argument("--sst2", type=Path, required=True, metavar="FOLDER", help="the task's train.tsv and dev.tsv")
-    parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="a saved encoder of 6 or 12 blocks")
-    parser.add_argument("--rows", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=f"of {NAMES}")
+    parser.add_argument("--sst2", type=Path, metavar="FOLDER", help="SST-2's train.tsv and dev.tsv; with --model")
+    parser.add_argument("--cifar100", type=Path, metavar="FOLDER", help="its parquet files; pre-trains a model once")
+    parser.add_argument("--squad", type=Path, metavar="FOLDER", help="its train*.json and dev*.json; with --model")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="a saved encoder; of 6 or 12 blocks for --sst2")
+    parser.add_argument("--timm-train", type=Path, metavar="FILE", help="timm's train.py, the peer of --cifar100")
+    parser.add_argument("--rows", nargs="+", choices=NAMES, metavar="NAME", help=f"of {NAMES}, where the task has them")
     parser.add_argument("--seeds", type=count, default=8, help="most seeds of a row (default 8)")
     parser.add_argument("--ranks", type=count, default=2, help="processes of one thread (default 2)")
     parser.add_argument("--minutes", type=count, default=None, help="begin no cell after so long")
     add_output(parser)
+    return parser
+
+
+def main() -> None:
+    parser = make_parser()
     arguments = parser.parse_args()
+    chosen = chosen_task(parser, arguments)
+    stop = math.inf if arguments.minutes is None else monotonic() + 60 * arguments.minutes
+    precision = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
     with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "SST-2"
-        hold_out(arguments.sst2, data, num_train=NUM_TRAIN, num_held_out=NUM_HELD_OUT)
-        task = texts(data, arguments.model, num_blocks=blocks_of(arguments.model))
-        precision = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
+        task = make_task(chosen, arguments, precision=precision, scratch=Path(folder))
+        rows = rows_of(task, arguments.rows)
         cells = [
             Cell(task, row, seed, arguments.ranks, precision)
             for seed in range(arguments.seeds)
-            for row in ROWS
-            if row.name in arguments.rows and seed < row.seeds
+            for row in rows
+            if seed < row.seeds
         ]
         kept = KeptRows(arguments.output / f"elastic-{task.name}-runs.json")
-        stop = math.inf if arguments.minutes is None else monotonic() + 60 * arguments.minutes
         found = measured(cells, kept=kept, stop=stop)
     tell(task, cells, found, folder=arguments.output)
+
+
+def chosen_task(parser: Parser, arguments: Namespace) -> str:
+    """The one of ``TASKS`` that is given. Raises UserError for none and for two, and for options that do not fit it."""
+    given, known = [name for name in TASKS if getattr(arguments, name) is not None], "--sst2, --cifar100 and --squad"
+    if not given:
+        raise UserError(f"--sst2: missing; give one of {known}")
+    if len(given) > 1:
+        raise UserError(f"--{given[1]}: cannot go with --{given[0]}; give one of {known}")
+    (chosen,) = given
+    if chosen == "cifar100":
+        refuse_without_effect(parser, arguments, "model", where="--cifar100")
+        timm = arguments.timm_train
+        if timm is not None and not timm.is_file():
+            raise UserError(f"--timm-train: {timm} is no file; give timm's train.py")
+        if timm is None and PEER in (arguments.rows or ()):
+            raise UserError(f"--rows: {PEER!r} of --cifar100 is timm's script; give --timm-train FILE, or leave it out")
+    else:
+        refuse_without_effect(parser, arguments, "timm_train", where=f"--{chosen}")
+        if arguments.model is None:
+            raise UserError(f"--model: missing; give --{chosen} the folder of a saved encoder")
+    return chosen
+
+
+def make_task(chosen: str, arguments: Namespace, *, precision: str, scratch: Path) -> Task:
+    """Writes its data to ``scratch``, where they are not taken as they are; pre-trains its model, where it has none."""
+    if chosen == "cifar100":
+        return split_pictures(arguments.cifar100, timm=arguments.timm_train, precision=precision, scratch=scratch)
+    num_blocks = blocks_of(arguments.model)
+    if chosen == "squad":
+        return questions(arguments.squad.resolve(), arguments.model, num_blocks=num_blocks)
+    task = texts(scratch / "SST-2", arguments.model, num_blocks=num_blocks)
+    hold_out(arguments.sst2, scratch / "SST-2", num_train=NUM_PHRASES, num_held_out=NUM_HELD_OUT)
+    return task
+
+
+def split_pictures(source: Path, *, timm: Path | None, precision: str, scratch: Path) -> Task:
+    first, others = class_split(len(class_names(source)), seed=SPLIT_SEED)
+    content = write_classes(source, scratch / "pictures", classes=others)
+    model = pretrained(source, classes=first, precision=precision, scratch=scratch)
+    return pictures(
+        scratch / "pictures",
+        model.folder,
+        about=f"A ViT of 12 blocks, pre-trained on {len(first)} classes (accuracy {model.accuracy:.3f}).",
+        origin=(model.digest, content),
+        timm=timm,
+    )
+
+
+def rows_of(task: Task, names: Sequence[str] | None) -> list[Row]:
+    """The task's rows, or those of them that are named. Raises UserError for a name that it has not."""
+    for name in names or ():
+        if name not in task.row_names:
+            raise UserError(f"--rows: {task.name} has no {name!r}; give some of {', '.join(map(repr, task.row_names))}")
+    return [row for row in ROWS if row.name in (names or task.row_names)]
 
 
 def blocks_of(model: Path) -> int:
@@ -90,16 +173,20 @@ def measured(cells: Sequence[Cell], *, kept: KeptRows, stop: float) -> dict[Cell
 
 
 def tell(task: Task, cells: Sequence[Cell], found: Mapping[Cell, Figures], *, folder: Path) -> None:
-    """Raises UserError where no run without freezing is there, which sets the target."""
+    """Raises UserError where no run is there, or none without freezing, which sets the target."""
     by_row = {name: [found[cell] for cell in cells if cell.row.name == name and cell in found] for name in NAMES}
-    if not by_row[BASELINE]:
-        raise UserError(f"--minutes: no run of {BASELINE!r} has ended, which sets the target; give more")
-    target = mean(figures.final for figures in by_row[BASELINE]) - task.margin
+    target = None
+    if task.margin is not None:
+        if not by_row[BASELINE]:
+            raise UserError(f"--minutes: no run of {BASELINE!r} has ended, which sets the target; give more")
+        target = mean(figures.final for figures in by_row[BASELINE]) - task.margin
+    elif not found:
+        raise UserError("--minutes: no run has ended; give more")
     rows = [row_of(name, runs, by_row, target=target) for name, runs in by_row.items() if runs]
     missing = [cell.name for cell in cells if cell not in found]
     notes = [
-        f"Target: {target:.4f}. {NUM_TRAIN:,} phrases; judged on the dev set and {NUM_HELD_OUT:,} full sentences of "
-        f"which no phrase is trained on. {cells[0].ranks} ranks of one thread, {cells[0].precision}.",
+        f"{'No target' if target is None else f'Target: {target:.4f}'}. {task.about} {cells[0].ranks} ranks of one "
+        f"thread, {cells[0].precision}.",
         "±: half of the 95 % interval of the mean over seeds (Student's t).",
         f"Missing: {'; '.join(missing)}." if missing else "No cell is missing.",
     ]
@@ -114,9 +201,10 @@ def tell(task: Task, cells: Sequence[Cell], found: Mapping[Cell, Figures], *, fo
     )
 
 
-def row_of(name: str, runs: Sequence[Figures], by_row: Mapping[str, Sequence[Figures]], *, target: float) -> TableRow:
-    finals = [run.final for run in runs]
-    reached = [seconds for run in runs if (seconds := run.seconds_to(target)) is not None]
+def row_of(
+    name: str, runs: Sequence[Figures], by_row: Mapping[str, Sequence[Figures]], *, target: float | None
+) -> TableRow:
+    finals, reached = [run.final for run in runs], times_to(target, runs)
     floors = [run.floor_s / run.train_s for run in runs if run.floor_s]
     return {
         "row": name,
@@ -127,7 +215,7 @@ def row_of(name: str, runs: Sequence[Figures], by_row: Mapping[str, Sequence[Fig
         "train s": median(run.train_s for run in runs),
         "wall s": median(run.wall_s for run in runs),
         "to target s": median(reached) if reached else None,
-        "reached": f"{len(reached)} of {len(runs)}",
+        "reached": None if target is None else f"{len(reached)} of {len(runs)}",
         "x no freeze": ratio([run.train_s for run in by_row[BASELINE]], [run.train_s for run in runs]),
         "to target, x no freeze": target_ratio(by_row[BASELINE], runs, target=target),
         "to target, x tuned": target_ratio(by_row[TUNED], runs, target=target),
@@ -158,21 +246,27 @@ def ratio(theirs: Sequence[float], ours: Sequence[float]) -> float | None:
     return median(theirs) / median(ours) if theirs and ours else None
 
 
-def target_ratio(theirs: Sequence[Figures], ours: Sequence[Figures], *, target: float) -> float | None:
+def times_to(target: float | None, runs: Sequence[Figures]) -> list[float]:
+    """Seconds of the runs that reach the target; none where there is no target."""
+    return [] if target is None else [s for run in runs if (s := run.seconds_to(target)) is not None]
+
+
+def target_ratio(theirs: Sequence[Figures], ours: Sequence[Figures], *, target: float | None) -> float | None:
     """The same of times to target; None where half or more of either miss it."""
-    times = [[seconds for run in runs if (seconds := run.seconds_to(target)) is not None] for runs in (theirs, ours)]
+    times = [times_to(target, runs) for runs in (theirs, ours)]
     if any(2 * len(reached) <= len(runs) for reached, runs in zip(times, (theirs, ours))):
         return None
     return ratio(*times)
 
 
-def _draw(by_row: Mapping[str, Sequence[Figures]], figure: Figure, *, target: float) -> None:
+def _draw(by_row: Mapping[str, Sequence[Figures]], figure: Figure, *, target: float | None) -> None:
     axes = figure.subplots()
     for number, (name, runs) in enumerate((name, runs) for name, runs in by_row.items() if runs):
         points = zip(*(run.curve for run in runs))  # of the same evaluation
         seconds, metrics = zip(*((mean(s for s, _ in at), mean(m for _, m in at)) for at in points))
         axes.plot(seconds, metrics, marker="o", markersize=3, color=f"C{number % 10}", label=name)
-    axes.axhline(target, color="black", linestyle="--", linewidth=1, label="target")
+    if target is not None:
+        axes.axhline(target, color="black", linestyle="--", linewidth=1, label="target")
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("metric, mean over seeds")
     axes.legend(fontsize=8)

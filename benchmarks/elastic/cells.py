@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter
 
+from benchmarks.elastic.processes import launch
 from benchmarks.elastic.tasks import PEER, Row, Task
+from benchmarks.peers.timm_train import arguments_of, curve_of, write_class_folders
 from benchmarks.support.git import ROOT
 from benchmarks.support.kept import KeptRows, key_of
 from benchmarks.support.measure import environment
-from benchmarks.support.ranks import import_path
 from pipetransformer.config import load_config
-from pipetransformer.errors import UserError
+from pipetransformer.data.prepared import file_digest
 
 __all__ = ["Cell", "Figures"]
 
-# Another text of these makes a cell missing.
+# Another text of these makes a cell missing. Not that of tasks and rows: their settings stand in a cell's key, so that
+# a new recipe of one task leaves the cells of the others.
 CODE = (
-    *("pipetransformer/**/*.py", "main_*.py", "config/*.yaml"),
-    *("benchmarks/elastic/*.py", "benchmarks/peers/*.py", "benchmarks/support/sst2.py"),
+    *("pipetransformer/**/*.py", "main_*.py", "config/*.yaml", "benchmarks/support/sst2.py"),
+    *("benchmarks/elastic/cells.py", "benchmarks/elastic/processes.py"),
+    *("benchmarks/peers/hf_trainer.py", "benchmarks/peers/timm_train.py"),
 )
 _ENTRIES = {
     "text_classification": "main_tc.py",
@@ -104,7 +105,10 @@ class Cell:
         own = [each for each in self.settings if not each.startswith(("data.path=", "model.name=/"))]
         here = environment()
         versions = [here[key] for key in ("cpu", "torch", "transformers", "timm")]
-        return key_of([self.task.name, self.row.name, own, self.ranks, versions], code=CODE)
+        task, script = self.task, self._script
+        of_task = [task.name, task.config.name, task.metric, list(task.origin)]
+        of_peer = None if script is None else file_digest(script)
+        return key_of([*of_task, self.row.name, own, self.ranks, versions, of_peer], code=CODE)
 
     def found(self, kept: KeptRows) -> Figures | None:
         """Its figures; None where it is missing."""
@@ -113,15 +117,24 @@ class Cell:
 
     def measure(self, kept: KeptRows) -> Figures:
         """Runs it, and keeps its figures. Raises UserError where it fails."""
-        found = self._peer() if self.row.name == PEER else self._ours()
+        if self._script is not None:
+            found = self._timm(self._script)
+        else:
+            found = self._trainer() if self.row.name == PEER else self._ours()
         kept.keep(self.name, self.key, asdict(found))
         return found
+
+    @property
+    def _script(self) -> Path | None:
+        """timm's, where it runs the cell."""
+        return self.task.timm if self.row.name == PEER else None
 
     def _ours(self) -> Figures:
         config = load_config(self.task.config, self.settings)
         with tempfile.TemporaryDirectory() as folder:
             place = (f"run.dir={folder}", "run.id=cell")
-            self._launch([str(ROOT / _ENTRIES[config.task]), str(self.task.config), *self.settings, *place])
+            script = [str(ROOT / _ENTRIES[config.task]), str(self.task.config)]
+            launch([*script, *self.settings, *place], ranks=self.ranks, name=self.name)
             summary = json.loads((Path(folder) / "cell" / "summary.json").read_text())
             lines = (Path(folder) / "cell" / "events.jsonl").read_text().splitlines()
         told = [json.loads(line) for line in lines]
@@ -134,20 +147,23 @@ class Cell:
             frozen=tuple((event["step"], event["plan"]["frozen"]) for event in told if event["event"] == "plan"),
         )
 
-    def _peer(self) -> Figures:
+    def _trainer(self) -> Figures:
         with tempfile.TemporaryDirectory() as folder:
             result = Path(folder) / "result.json"
             script = ["-m", "benchmarks.peers.hf_trainer", "0", str(self.task.config), str(result)]
-            self._launch([*script, *self.settings])
+            launch([*script, *self.settings], ranks=self.ranks, name=self.name)
             told = json.loads(result.read_text())
         curve = tuple((seconds, metric) for seconds, metric in told["curve"])
         return Figures(curve, train_s=sum(told["steps"]), wall_s=told["wall_s"], floor_s=None, frozen=())
 
-    def _launch(self, arguments: list[str]) -> None:
-        launcher = [sys.executable]
-        if self.ranks > 1:
-            launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
-        variables = {**os.environ, **import_path(), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        ended = subprocess.run([*launcher, *arguments], env=variables, capture_output=True, text=True)
-        if ended.returncode:
-            raise UserError(f"{self.name} failed: {(ended.stderr or ended.stdout).strip()[-2000:]}")
+    def _timm(self, script: Path) -> Figures:
+        config = load_config(self.task.config, self.settings)
+        with tempfile.TemporaryDirectory() as folder:
+            data, output = Path(folder) / "pictures", Path(folder) / "output"
+            write_class_folders(config, data)
+            given = arguments_of(config, data=data, ranks=self.ranks, output=output, workers=0, by_step=True)
+            begun = perf_counter()
+            printed = launch([str(script.resolve()), *given], ranks=self.ranks, name=self.name)
+            wall_s = perf_counter() - begun
+            curve = curve_of(printed, output=output)
+        return Figures(curve, train_s=curve[-1][0], wall_s=wall_s, floor_s=None, frozen=())

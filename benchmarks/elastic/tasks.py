@@ -7,10 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.support.measure import CONFIGS
+from pipetransformer.errors import UserError
 
-__all__ = ["BASELINE", "DEFAULT", "PEER", "ROWS", "TUNED", "Row", "Task", "texts"]
+__all__ = [
+    *("BASELINE", "DEFAULT", "NUM_HELD_OUT", "NUM_PHRASES", "PEER", "ROWS", "TUNED"),
+    *("Row", "Task", "pictures", "questions", "texts"),
+]
 
 BASELINE, TUNED, DEFAULT, PEER = "no freeze", "no freeze, tuned", "default", "the peer"
+NUM_PHRASES, NUM_HELD_OUT = 2000, 4500  # of SST-2: trained on, and full sentences to judge by
+NUM_PICTURES = 10000  # of the other half of CIFAR-100's classes
+NUM_QUESTIONS = 787  # about 2,000 windows of 128 tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,7 @@ class Row:
 
 _OFF = ("pipe.enabled=false", "dp.enabled=false", "cache.enabled=false")
 _NONE = ("freeze.policy=none", "cache.enabled=false")
+_HALF = "policy static, half"
 ROWS = (
     Row(BASELINE, _NONE, 8),
     Row(TUNED, _NONE, 3),
@@ -39,8 +47,9 @@ ROWS = (
     Row("+ AutoPipe", _OFF[1:], 3),
     Row("+ AutoDP", _OFF[2:], 3),
     *(Row(f"policy {name}", (f"freeze.policy={name}",), 3) for name in ("schedule", "paper", "percentile")),
-    Row("policy static, half", ("freeze.policy=static", "freeze.max_frozen=HALF"), 3),
+    Row(_HALF, ("freeze.policy=static", "freeze.max_frozen=HALF"), 3),
 )
+_ALL, _FEW = tuple(row.name for row in ROWS), (BASELINE, TUNED, PEER, DEFAULT, _HALF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +61,14 @@ class Task:
         config: the configuration file.
         overrides: the recipe, for every row, the peer's too.
         tuned: what is changed for the row that is tuned for least time to target, on other seeds and data.
-        metric: the metric that is judged, 0 to 1.
-        margin: how far below the baseline's mean final metric the target lies.
         num_blocks: number of blocks of the model.
+        about: the data in a sentence or two, for the reader of the table.
+        row_names: the rows that it has.
+        origin: what a run depends on beside its settings: digests of what lies where they only name a place.
+        metric: the metric of the table.
+        margin: how far below the baseline's mean final metric the target lies, in the metric's unit; None: there is no
+            target, the metric is told and not judged.
+        timm: timm's train.py, where that is the peer; else it is Hugging Face's Trainer.
     """
 
     name: str
@@ -62,8 +76,12 @@ class Task:
     overrides: tuple[str, ...]
     tuned: tuple[str, ...]
     num_blocks: int
+    about: str
+    row_names: tuple[str, ...]
+    origin: tuple[str, ...] = ()
     metric: str = "accuracy"
-    margin: float = 0.003
+    margin: float | None = 0.003
+    timm: Path | None = None
 
     def settings(self, row: Row, *, seed: int) -> tuple[str, ...]:
         """All settings of a cell."""
@@ -71,19 +89,103 @@ class Task:
         return (*self.overrides, *(self.tuned if row.name == TUNED else ()), *own, f"train.seed={seed}")
 
 
+_COMMON = ("log.wandb=disabled", "checkpoint.every=null", "log.every=1000")
 _TEXTS = (
     *("train.epochs=3", "train.batch_size=32", "train.eval_every=30 steps", "train.warmup_ratio=0.1"),
-    *("train.head_lr_scale=10", "log.wandb=disabled", "checkpoint.every=null", "log.every=1000", "data.max_length=128"),
+    *("train.head_lr_scale=10", "data.max_length=128"),
 )
-# Learning rate of the recipe; what is tuned.
-_TEXT_MODELS: Mapping[int, tuple[str, tuple[str, ...]]] = {
-    6: ("5e-5", ("train.lr=2e-4", "train.epochs=1")),
-    12: ("5e-5", ("train.lr=1e-4", "train.epochs=2")),
+# Learning rate of the recipe; what is tuned; rows.
+_TEXT_MODELS: Mapping[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    6: ("5e-5", ("train.lr=2e-4", "train.epochs=1"), _ALL),
+    12: ("5e-5", ("train.lr=1e-4", "train.epochs=2"), _FEW),
 }
 
 
 def texts(data: Path, model: Path, *, num_blocks: int) -> Task:
-    """SST-2 by ``data`` (``support/sst2.py``), with the model in a folder."""
-    lr, tuned = _TEXT_MODELS[num_blocks]
+    """SST-2 by ``data`` (``support/sst2.py``), with the model in a folder.
+
+    Raises:
+        UserError: there is no recipe for as many blocks.
+    """
+    if num_blocks not in _TEXT_MODELS:
+        raise UserError(f"--model: {model} has {num_blocks} blocks; give an encoder of 6 or 12")
+    lr, tuned, row_names = _TEXT_MODELS[num_blocks]
     own = (f"data.path={data}", f"model.name={model.resolve()}", f"train.lr={lr}")
-    return Task(f"sst2-{model.name}", CONFIGS / "train_config_sst2_all_in_one.yaml", (*_TEXTS, *own), tuned, num_blocks)
+    about = (
+        f"{NUM_PHRASES:,} phrases; judged on the dev set and {NUM_HELD_OUT:,} full sentences of which no phrase is "
+        "trained on."
+    )
+    return Task(
+        f"sst2-{model.name}",
+        CONFIGS / "train_config_sst2_all_in_one.yaml",
+        (*_COMMON, *_TEXTS, *own),
+        tuned,
+        num_blocks,
+        about,
+        row_names,
+        origin=(f"{NUM_PHRASES} phrases", f"{NUM_HELD_OUT} sentences"),
+    )
+
+
+_PICTURES = (
+    *("data.image_size=32", f"data.max_train_samples={NUM_PICTURES}", "train.epochs=8", "train.batch_size=64"),
+    *("train.optimizer=adamw", "train.lr=5e-4", "train.lr_schedule=cosine", "train.warmup_ratio=0"),
+    *("train.weight_decay=0.05", "train.label_smoothing=0"),
+    "train.eval_every=1 epoch",  # timm's script can do no other
+)
+
+
+def pictures(data: Path, model: Path, *, about: str, origin: tuple[str, ...], timm: Path | None) -> Task:
+    """Half of CIFAR-100's classes by ``data``, with a ViT of 12 blocks that is pre-trained on the others.
+
+    Args:
+        about: the pre-training, in a sentence.
+        origin: digests of its weights and of the pictures.
+        timm: timm's train.py; None leaves the peer's row out.
+    """
+    own = (f"data.path={data}", f"model.name={model.resolve()}")
+    trained = f"Then trained on {NUM_PICTURES:,} pictures of the other classes, and judged on all their test pictures."
+    peer = (
+        "No row of the peer: --timm-train FILE gives one."
+        if timm is None
+        else "The peer leaves out the last, shorter batch of an epoch, and its wall s begin with the launcher."
+    )
+    return Task(
+        "cifar100-split",
+        CONFIGS / "train_config_cifar100_all_in_one.yaml",
+        (*_COMMON, *_PICTURES, *own),
+        ("train.lr=1e-3", "train.epochs=4"),
+        12,
+        f"{about} {trained} {peer}",
+        tuple(name for name in _ALL if name != PEER or timm is not None),
+        origin=origin,
+        timm=timm,
+    )
+
+
+_QUESTIONS = (
+    *("data.max_length=128", "data.stride=32", f"data.max_train_samples={NUM_QUESTIONS}", "train.epochs=3"),
+    *("train.batch_size=24", "train.lr=1e-4", "train.head_lr_scale=10"),
+    "train.eval_every=42 steps",  # twice an epoch
+)
+
+
+def questions(data: Path, model: Path, *, num_blocks: int) -> Task:
+    """SQuAD by ``data``, with the model in a folder."""
+    own = (f"data.path={data}", f"model.name={model.resolve()}")
+    about = (
+        f"Windows of 128 tokens, of {NUM_QUESTIONS} questions. F1 in per cent is told, not judged: the dev set has few "
+        "questions. No row of the peer: Trainer, batching by length, gives logits back out of order, and an answer is "
+        "the best of all windows of its question."
+    )
+    return Task(
+        f"questions-{model.name}",
+        CONFIGS / "train_config_squad_all_in_one.yaml",
+        (*_COMMON, *_QUESTIONS, *own),
+        ("train.lr=2e-4", "train.epochs=2"),
+        num_blocks,
+        about,
+        tuple(name for name in _FEW if name != PEER),
+        metric="f1",
+        margin=None,
+    )

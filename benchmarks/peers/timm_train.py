@@ -1,10 +1,12 @@
 """The same epoch by timm's own training script (``--timm-train FILE``), as its users start it; nothing of it is here.
 
-It reads folders of pictures (``write_class_folders``) and prints the mean seconds of an epoch's steps.
+It reads folders of pictures (``write_class_folders``), prints the mean seconds of an epoch's steps and writes a line of
+metrics an epoch.
 """
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -36,16 +38,27 @@ def write_class_folders(config: Config, folder: Path) -> None:
             Image.fromarray((255 * pixels.permute(1, 2, 0)).round().byte().numpy()).save(to / f"{sample}.png")
 
 
-def arguments_of(config: Config, *, data: Path, ranks: int, output: Path, workers: int) -> list[str]:
-    """Its command line for the same model, data, batch and recipe; a line of figures an epoch."""
-    train, kwargs = config.train, config.model.kwargs
+def arguments_of(
+    config: Config, *, data: Path, ranks: int, output: Path, workers: int, by_step: bool = False
+) -> list[str]:
+    """Its command line for the same model, data, batch and recipe; a line of figures an epoch.
+
+    A saved model is loaded as ours is: by timm from its folder, with a new head where its own has other classes.
+
+    Args:
+        by_step: the learning rate falls step by step, as ours does; false: epoch by epoch, the script's default.
+    """
+    train, kwargs, name = config.train, config.model.kwargs, config.model.name
     given = [f"{key}={value}" for key, value in {**kwargs, "img_size": config.data.image_size}.items()]
     return [
-        *("--data-dir", str(data), "--model", config.model.name, "--num-classes", "100"),
+        *("--data-dir", str(data), "--model", f"local-dir:{name}" if Path(name).is_dir() else name),
+        *("--num-classes", str(len(describe(config.data).label_names))),
+        *(("--pretrained",) if config.model.pretrained else ()),
         *("--img-size", str(config.data.image_size), "--batch-size", str(-(-train.batch_size // ranks))),
         *("--model-kwargs", *given),
         *("--epochs", str(train.epochs), "--opt", "adamw", "--opt-kwargs", "fused=True", "--lr", str(train.lr)),
         *("--weight-decay", str(train.weight_decay), "--sched", "cosine", "--warmup-epochs", "0"),
+        *(("--sched-on-updates",) if by_step else ()),
         *(("--clip-grad", str(train.max_grad_norm)) if train.max_grad_norm is not None else ()),
         *(
             "--smoothing",
@@ -69,3 +82,22 @@ def step_seconds(text: str, *, epoch: int) -> float:
         if int(told) == epoch and int(step) + 1 == int(number):
             return float(seconds)
     raise UserError("--timm-train: the script printed no line with the seconds of a step; give timm's train.py")
+
+
+def curve_of(text: str, *, output: Path) -> tuple[tuple[float, float], ...]:
+    """(Seconds of all steps so far, accuracy) behind each epoch, from what the script printed and the ``summary.csv``
+    that it wrote below ``output``. Raises UserError where a figure is missing."""
+    last = (found for found in _MEAN.findall(text) if int(found[1]) + 1 == int(found[2]))
+    seconds = {int(epoch): int(number) * float(mean) for epoch, _, number, mean in last}
+    curve: list[tuple[float, float]] = []
+    try:
+        (path,) = output.glob("*/summary.csv")
+        for row in csv.DictReader(path.read_text().splitlines()):
+            before = curve[-1][0] if curve else 0.0
+            curve.append((before + seconds[int(row["epoch"])], float(row["eval_top1"]) / 100))
+        assert curve
+    except (OSError, KeyError, ValueError, TypeError, AssertionError) as error:
+        raise UserError(
+            "--timm-train: the script left no line of seconds and accuracy for each epoch; give timm's train.py"
+        ) from error
+    return tuple(curve)
