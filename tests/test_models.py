@@ -10,12 +10,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from entries import EntryServer
+from laws import configuration
 from test_bad_input import IMAGES, TEXTS
 from tiny import tiny_bert, tiny_sst2
 from torch import Tensor, nn
 
+from pipetransformer.data import alone
 from pipetransformer.errors import UserError
 from pipetransformer.models import MASK, Chain, Stage
+from pipetransformer.process.world import World
+from pipetransformer.run.job import build_job
 
 ROWS, LENGTH = 3, 12
 
@@ -330,6 +334,24 @@ def test_a_saved_image_model_loads_with_one_line_of_timm(
         batch = torch.stack([transform(Image.fromarray(picture[0]).convert(mode)) for picture in pictures])
         with torch.no_grad():
             assert figures(model(batch), torch.from_numpy(labels)) == pytest.approx(told, abs=tolerance)
+
+
+def test_a_model_that_is_trained_further_from_a_saved_one_loads_again(tmp_path: Path) -> None:
+    """It keeps the arguments that only the first configuration has told."""
+    import timm
+
+    first = configuration("vit", ["data.max_train_samples=16", "data.max_eval_samples=8"])
+    world = World(0, 1, 0, 1, torch.device("cpu"))
+    small = first.with_overrides({"model.kwargs": {"patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 2}})
+    built = build_job(small, world, lead=alone).built
+    for number in range(2):
+        folder = tmp_path / str(number)
+        weights = {name: value + number for name, value in built.model.state_dict().items()}
+        built.save(folder, weights)
+        loaded = timm.create_model(f"local-dir:{folder}", pretrained=True)
+        assert all(torch.equal(value, weights[name].float()) for name, value in loaded.state_dict().items())
+        further = first.with_overrides({"model.name": str(folder), "model.pretrained": True, "model.kwargs": {}})
+        built = build_job(further, world, lead=alone).built
 
 
 def test_a_saved_text_model_loads_with_one_line_of_transformers(entries: EntryServer, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class TimmModel(BuiltModel):
                 f"data.image_size: {config.data.image_size} does not divide into patches of {patch[0]} pixels; "
                 f"give {config.data.image_size // patch[0] * patch[0] or patch[0]}, or model.kwargs with a patch_size"
             )
-        self.arguments = {"in_chans": channels, **kwargs}
+        self.arguments = {**_arguments_of(name), "in_chans": channels, **kwargs}
         self.label_names = info.label_names
         data = resolve_model_data_config(self.model)  # type: ignore[no-untyped-call]
         size = config.data.image_size or data["input_size"][-1]
@@ -100,6 +100,18 @@ def _timm_name(name: str) -> str:
     raise UserError(
         f"model.name: timm has no model {name}; {did_you_mean(name, timm.list_models(), otherwise=otherwise)}"
     )
+
+
+def _arguments_of(name: str) -> Mapping[str, Any]:
+    """The arguments that a saved model brings: without them, what is trained further could not be loaded again."""
+    from timm.models import load_model_config_from_hf
+
+    kind, _, place = name.partition(":")
+    if kind == "local-dir":
+        found = json.loads((Path(place) / "config.json").read_text()).get("model_args")
+    else:
+        found = load_model_config_from_hf(place)[2] if kind == "hf-hub" else None
+    return found or {}
 
 
 def _refuse_other_families(name: str) -> None:
