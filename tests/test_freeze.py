@@ -9,7 +9,7 @@ import pytest
 
 from pipetransformer.config import Config, FreezeConfig, load_config
 from pipetransformer.errors import UserError
-from pipetransformer.freeze import AutoFreeze, Policy, build_policy
+from pipetransformer.freeze import AutoFreeze, Policy, Signals, build_policy
 
 CONFIG = """\
 task: image_classification
@@ -57,11 +57,11 @@ def frozen_by_step(controller: AutoFreeze, *, num_steps: int) -> list[int]:
 )
 def test_schedule_against_its_table(num_blocks: int, alpha: float, expected: list[int]) -> None:
     schedule = policy("schedule", num_blocks=num_blocks, alpha=alpha)
-    assert [schedule.decide(interval, frozen=0, norms=None) for interval in range(len(expected))] == expected
+    assert [schedule.decide(Signals(interval, 0)) for interval in range(len(expected))] == expected
 
 
 def test_schedule_ends_with_all_blocks_frozen() -> None:
-    assert policy("schedule", alpha=0.1).decide(10_000, frozen=0, norms=None) == 12
+    assert policy("schedule", alpha=0.1).decide(Signals(10_000, 0)) == 12
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_schedule_ends_with_all_blocks_frozen() -> None:
     ],
 )
 def test_paper_against_its_table(frozen: int, norms: tuple[float, ...], expected: int) -> None:
-    assert policy("paper", num_blocks=6).decide(1, frozen=frozen, norms=norms) == expected
+    assert policy("paper", num_blocks=6).decide(Signals(1, frozen, norms)) == expected
 
 
 @pytest.mark.parametrize(("max_frozen", "expected"), [(5, 5), (0, 0), (12, 12)])
 def test_static_freezes_its_count(max_frozen: int, expected: int) -> None:
-    assert policy("static", max_frozen=max_frozen).decide(0, frozen=0, norms=None) == expected
+    assert policy("static", max_frozen=max_frozen).decide(Signals(0, 0)) == expected
 
 
 # When it is asked, and what it remembers
@@ -245,7 +245,7 @@ def test_percentile_against_its_table(
     percentile: float, frozen: int, before: list[float] | None, norms: list[float], expected: int
 ) -> None:
     built = policy("percentile", num_blocks=4, percentile=percentile)
-    assert built.decide(1, frozen=frozen, norms=norms, before=before) == expected
+    assert built.decide(Signals(1, frozen, norms, before)) == expected
 
 
 class Dictated:
@@ -257,8 +257,8 @@ class Dictated:
     def __init__(self, answers: list[int]) -> None:
         self.answers = answers
 
-    def decide(self, interval: int, *, frozen: int, norms: object, before: object = None) -> int:
-        return self.answers[interval - 1]
+    def decide(self, signals: Signals) -> int:
+        return self.answers[signals.interval - 1]
 
 
 @pytest.mark.parametrize(

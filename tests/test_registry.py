@@ -123,7 +123,7 @@ class Fixed:
     may_unfreeze = True
     def __init__(self, num_blocks, *, options):
         self.options = options
-    def decide(self, interval, *, frozen, norms, before=None):
+    def decide(self, signals):
         return self.options.count
 
 class NoOptions(Fixed):
@@ -220,7 +220,7 @@ def test_a_mistake_in_a_policy_gets_one_clear_line(
 @pytest.mark.parametrize("answer", [-1, 1.5, None, "2"])
 def test_an_answer_that_is_no_count_is_a_mistake(answer: object) -> None:
     policy = ModuleType("policy")
-    vars(policy).update(may_unfreeze=True, needs_norms=False, decide=lambda interval, **state: answer)
+    vars(policy).update(may_unfreeze=True, needs_norms=False, decide=lambda signals: answer)
     autofreeze = AutoFreeze(policy, every_steps=1, warmup_steps=0, max_frozen=4)  # type: ignore[arg-type]
     with pytest.raises(
         UserError, match=r"^freeze\.policy: it answers .* at step 3; give a whole number of at least 0$"

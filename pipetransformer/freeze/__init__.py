@@ -2,6 +2,6 @@
 
 from pipetransformer.freeze.controller import AutoFreeze, FreezeDecision
 from pipetransformer.freeze.guard import Guard, Verdict
-from pipetransformer.freeze.policy import Policy, build_policy
+from pipetransformer.freeze.policy import Policy, Signals, build_policy
 
-__all__ = ["AutoFreeze", "FreezeDecision", "Guard", "Policy", "Verdict", "build_policy"]
+__all__ = ["AutoFreeze", "FreezeDecision", "Guard", "Policy", "Signals", "Verdict", "build_policy"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.guard import Guard, Verdict, guard_interval
-from pipetransformer.freeze.policy import Policy, build_policy
+from pipetransformer.freeze.policy import Policy, Signals, build_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class AutoFreeze:
         """The policy's answer, by its patience."""
         assert self.policy is not None
         interval = self._interval(step)
-        answer = _whole(self.policy.decide(interval, frozen=frozen, norms=norms, before=self._before), step=step)
+        answer = _whole(self.policy.decide(Signals(interval, frozen, norms, self._before)), step=step)
         if not self.policy.may_unfreeze:
             answer = max(answer, frozen)
         self._norm_sums, self._norm_steps, self._before = [], 0, norms

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pipetransformer.config.types import OpenShare, Section
-from pipetransformer.freeze.policy import Policy, ceiling
+from pipetransformer.freeze.policy import Policy, Signals, ceiling
 
 
 class PaperPolicy(Policy):
@@ -22,10 +20,9 @@ class PaperPolicy(Policy):
     needs_norms = True
     first_interval = 1
 
-    def decide(
-        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None
-    ) -> int:
-        if interval == 0 or frozen == self.num_blocks:
+    def decide(self, signals: Signals) -> int:
+        frozen, norms = signals.frozen, signals.norms
+        if signals.interval == 0 or frozen == self.num_blocks:
             return frozen
         assert norms is not None and len(norms) == self.num_blocks
         cap = ceiling(frozen + self.options.alpha * (self.num_blocks - frozen))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from pipetransformer.config.types import Percent, Section
-from pipetransformer.freeze.policy import Policy
+from pipetransformer.freeze.policy import Policy, Signals
 
 
 class PercentilePolicy(Policy):
@@ -23,9 +23,8 @@ class PercentilePolicy(Policy):
     needs_norms = True
     fewest_norms = 2
 
-    def decide(
-        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None
-    ) -> int:
+    def decide(self, signals: Signals) -> int:
+        frozen, norms, before = signals.frozen, signals.norms, signals.before
         if norms is None or before is None or frozen == self.num_blocks:
             return frozen
         changes = [

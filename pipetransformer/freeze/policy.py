@@ -1,8 +1,6 @@
 """The policies of AutoFreeze: the number of leading blocks frozen after interval T. Pure functions of plain numbers.
 
-A policy is one class in one file, an entry of ``config/policies.py`` or the user's own. ``norms`` holds one number a
-block: the mean over the interval of the norm of its data-parallel gradient before clipping (0 for frozen blocks);
-``before`` those of the interval before it.
+A policy is one class in one file, an entry of ``config/policies.py`` or the user's own.
 """
 
 from __future__ import annotations
@@ -10,11 +8,30 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipetransformer.config import FreezeConfig, Section
 from pipetransformer.config.policies import chosen_policy
 from pipetransformer.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """All that a policy may look at: plain numbers, the same on all ranks.
+
+    Attributes:
+        interval: number of intervals since the warm-up (T = 0, 1, ...).
+        frozen: number of frozen blocks now.
+        norms: mean over the interval of the norm of each block's data-parallel gradient before clipping, 0 for frozen
+            blocks [blocks]; None before there is any, and for a policy that needs none.
+        before: those of the interval before; None likewise.
+    """
+
+    interval: int
+    frozen: int
+    norms: Sequence[float] | None = None
+    before: Sequence[float] | None = None
 
 
 class Policy(ABC):
@@ -38,10 +55,8 @@ class Policy(ABC):
         self.num_blocks, self.options = num_blocks, options
 
     @abstractmethod
-    def decide(
-        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None
-    ) -> int:
-        """n after ``interval`` (0, 1, ...) intervals since the warm-up, given the n of the interval before."""
+    def decide(self, signals: Signals) -> int:
+        """The number of leading blocks to be frozen from now on (n)."""
 
 
 def build_policy(config: FreezeConfig, *, num_blocks: int) -> Policy | None:

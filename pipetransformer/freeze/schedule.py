@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pipetransformer.config.types import OpenShare, Section
-from pipetransformer.freeze.policy import Policy, ceiling
+from pipetransformer.freeze.policy import Policy, Signals, ceiling
 
 
 class SchedulePolicy(Policy):
@@ -17,10 +15,8 @@ class SchedulePolicy(Policy):
     options: Options
     first_interval = 1
 
-    def decide(
-        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None
-    ) -> int:
-        return scheduled(interval, num_blocks=self.num_blocks, alpha=self.options.alpha)
+    def decide(self, signals: Signals) -> int:
+        return scheduled(signals.interval, num_blocks=self.num_blocks, alpha=self.options.alpha)
 
 
 def scheduled(interval: int, *, num_blocks: int, alpha: float) -> int:

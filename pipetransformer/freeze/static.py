@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pydantic import field_validator
 
 from pipetransformer.config.types import CountOrZero, Section
 from pipetransformer.errors import UserError
-from pipetransformer.freeze.policy import Policy
+from pipetransformer.freeze.policy import Policy, Signals
 
 
 class StaticPolicy(Policy):
@@ -26,7 +24,5 @@ class StaticPolicy(Policy):
 
     options: Options
 
-    def decide(
-        self, interval: int, *, frozen: int, norms: Sequence[float] | None, before: Sequence[float] | None = None
-    ) -> int:
+    def decide(self, signals: Signals) -> int:
         return self.options.max_frozen
