@@ -206,11 +206,13 @@ def _unit_costs(
 ) -> dict[tuple[int, int], UnitCosts]:
     """Collective. The slowest rank's costs by (padded length, rows).
 
-    Every length is measured with ``workload.share`` rows, the modal length with all of ``workload.rows``, as far as the
-    budget goes.
+    The modal length is measured with ``workload.share`` rows and with the fewest, which tell what a micro-batch costs
+    beside its rows; then, as far as the budget goes, every other length with ``workload.share``, and the modal length
+    with all of ``workload.rows``.
     """
-    shapes = [(length, workload.share) for length in workload.lengths]
-    shapes += [(workload.modal_length, rows) for rows in workload.rows if rows != workload.share]
+    modal, share, fewest = workload.modal_length, workload.share, min(workload.rows)
+    wanted = [(modal, share), (modal, fewest), *((length, share) for length in workload.lengths)]
+    shapes = list(dict.fromkeys([*wanted, *((modal, rows) for rows in workload.rows)]))
     costs = profile_units(
         chain,
         [microbatch_of(chain, dataset, workload.examples[length], rows=rows) for length, rows in shapes],

@@ -29,6 +29,7 @@ from pipetransformer.process.device import now_ns
 
 Result = TypeVar("Result")
 
+_FEWEST_SHAPES = 2
 _ROUNDS, _FEWEST, _LONG_SECONDS = 3, 2, 0.35  # a third round only if a shape took less than this in the first two
 _TIMED = ("forward", "backward", "forward again", "backward of inputs", "backward with recomputation", "prefix")
 _NS_PER_FLOP, _NS_PER_BYTE = 0.01, 0.1  # assumed where nothing is timed: 100 billion operations, 10 GB a second
@@ -62,15 +63,16 @@ def profile_units(
     """Times forward and backward of every unit, and counts their bytes.
 
     This rank must hold all units, and all must be trainable. Each round times every shape once, so that a slow moment
-    of the machine spoils one sample of each shape, not all samples of one. Weights, state of random numbers and buffers
-    are left as they were; gradients are deleted.
+    of the machine spoils one sample of each shape, not all samples of one. A first round is not counted: where memory
+    is touched for the first time, the backward of an embedding took 25 times as long as later. Weights, state of random
+    numbers and buffers are left as they were; gradients are deleted.
 
     Args:
         microbatches: one example of each shape.
         weights_apart: whether the gradients of weights are timed separately, by a backward of inputs alone; their costs
             are zero otherwise.
         recompute: mode of recomputation whose costs are measured, one of ``adapter.MODES``.
-        budget_seconds: seconds that all may take; one round of the first shape is always timed.
+        budget_seconds: seconds that all may take; one round of the first two shapes is always timed.
         agree: gives the seconds that all ranks go by, from this rank's.
 
     Returns:
@@ -86,9 +88,13 @@ def profile_units(
         shapes[0].count_bytes()
         # Counting takes about as long as the fewest rounds.
         of_each = accumulate(2 * seconds(began) * shape.size / shapes[0].size for shape in shapes)
-        shapes = [shape for shape, total in zip(shapes, of_each) if total <= budget_seconds] or shapes[:1]
+        fitting = sum(total <= budget_seconds for total in of_each)
+        shapes = shapes[: max(fitting, _FEWEST_SHAPES)]
         for shape in shapes[1:]:
             shape.count_bytes()
+        for shape in shapes:
+            shape.time()
+            shape.forget_times()
         first_round = now_ns(chain.device)
         for number in range(_ROUNDS):
             spent = seconds(first_round)
@@ -154,8 +160,12 @@ class _Shape:
         self._mode = recompute
         self._recompute = Recompute(recompute)
         self._recompute.is_last_microbatch = False
-        self._times = {name: [list[int]() for _ in range(chain.num_units)] for name in _TIMED}
         self._bytes: dict[str, list[int]] = defaultdict(list)
+        self.forget_times()
+
+    def forget_times(self) -> None:
+        """Deletes all rounds so far."""
+        self._times = {name: [list[int]() for _ in range(self._chain.num_units)] for name in _TIMED}
 
     def count_bytes(self) -> None:
         """Counts the bytes of every unit. It is a round of its own, because the counting would disturb the times.

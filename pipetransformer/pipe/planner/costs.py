@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,6 @@ class UnitCosts:
 
     def scaled(self, rows: int) -> UnitCosts:
         """The costs of micro-batches of ``rows`` rows, in proportion."""
-        if rows == self.rows:
-            return self
         columns = (tuple(round(n * rows / self.rows) for n in column) for column in self.columns())
         return UnitCosts(rows, self.length, *columns)
 
@@ -85,6 +84,7 @@ class UnitCosts:
 
 
 _PER_UNIT = tuple(column.name for column in fields(UnitCosts) if column.name not in ("rows", "length"))
+_TIMES = tuple(name for name in _PER_UNIT if name.endswith("_ns"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,18 @@ class JobCosts:
         return (num_microbatches - (self.recompute == "except_last")) / num_microbatches
 
     def unit_costs(self, rows: int) -> UnitCosts:
-        """The costs of micro-batches of ``rows`` rows, in proportion to the nearest measured number of rows."""
-        return self.by_rows[min(self.by_rows, key=lambda have: (abs(have - rows), have))].scaled(rows)
+        """The costs of micro-batches of ``rows`` rows, as measured; else times on the line through the nearest measured
+        numbers of rows on both sides, and bytes in proportion to the nearest.
+
+        Note: in proportion, small micro-batches would seem to take no time beside that of their rows.
+        """
+        if rows in self.by_rows:
+            return self.by_rows[rows]
+        fewer, more = (sorted(have for have in self.by_rows if (have > rows) == above) for above in (False, True))
+        near = [*fewer[-1:], *more[:1]] if fewer and more else [*fewer[-2:], *more[:2]]
+        nearest = self.by_rows[min(near, key=lambda have: (abs(have - rows), have))]
+        times = _on_line(rows, {have: self.by_rows[have] for have in near}, names=_TIMES)
+        return replace(nearest.scaled(rows), **times)
 
     def busy_factors(self, pp: int) -> tuple[float, ...] | None:
         """The time of work, divided by its cost, while 1, 2, ... ``pp`` ranks of each pipeline are busy [pp].
@@ -199,9 +209,14 @@ def at_length(length: int, measured: Mapping[int, UnitCosts]) -> UnitCosts:
     """Unit costs at ``length``, from those at one or two measured lengths with the same number of rows."""
     if length in measured:
         return measured[length]
+    return replace(next(iter(measured.values())), length=length, **_on_line(length, measured, names=_PER_UNIT))
+
+
+def _on_line(at: int, measured: Mapping[int, UnitCosts], *, names: Iterable[str]) -> dict[str, Any]:
+    """Columns of the costs at a length, or number of rows, by those measured at one or two others."""
 
     def column(name: str) -> tuple[int, ...]:
         columns = zip(*(getattr(costs, name) for costs in measured.values()), strict=True)
-        return tuple(round(line(length, dict(zip(measured, values)))) for values in columns)
+        return tuple(round(line(at, dict(zip(measured, values)))) for values in columns)
 
-    return UnitCosts(next(iter(measured.values())).rows, length, *map(column, _PER_UNIT))
+    return {name: column(name) for name in names}
