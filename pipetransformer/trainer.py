@@ -21,6 +21,7 @@ from pipetransformer.config.calendar import Calendar
 from pipetransformer.data import SET_ASIDE
 from pipetransformer.dp import AutoDP
 from pipetransformer.engine import Engine, Probe
+from pipetransformer.engine.linear_probe import boundary_scores
 from pipetransformer.freeze import AutoFreeze
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.planner.choice import Choice
@@ -223,6 +224,7 @@ class Trainer:
     def _start(self) -> None:
         """Enters the first plan, or the plan of the resumed checkpoint. A refused job leaves no trace."""
         self._tell(events.PrecisionSettled(self.job.precision))
+        probed = self._probe()
         if self.timed:
             if self.config.pipe.measure:
                 self._tell(events.MeasuringStarts())
@@ -242,12 +244,24 @@ class Trainer:
             self._tell(events.Measured(self.autopipe.layouts, self.autopipe.profile))
         if origin.checkpoint is not None:
             self._tell(events.Resumed(self.step, origin.checkpoint.name, origin.state["report"]))
+        if probed is not None:
+            self._tell(probed)
         self._tell(events.Adopted(self.step, plan, "resume" if origin.checkpoint else "start", choice))
         for boundary in origin.refill_path(plan.cached):
             self._advance(boundary, at_start=origin.cached_at_start, is_refill=True)
         reset_peak_memory(self.world.device)
         never_freezes = not origin.replayed and self.autofreeze.never_freezes(self.calendar.total_steps)
         self._tell(events.TrainingStarts(plan, never_freezes))
+
+    def _probe(self) -> events.Probed | None:
+        """Fits linear heads at every boundary, where AutoFreeze or the user wants them, while all weights are here."""
+        is_wanted = self.autofreeze.needs_probe or self.config.freeze.probe
+        if not is_wanted or self.origin.checkpoint is not None or self.origin.replayed:
+            return None
+        start, rows = perf_counter(), -(-self.config.train.batch_size // self.world.size)
+        scores = boundary_scores(self.job.chain, self.job.datasets["train"], world=self.world, rows=rows)
+        self.autofreeze.probed(scores)
+        return events.Probed(scores, perf_counter() - start)
 
     def _save_checkpoint(self) -> None:
         self._observe_norms()

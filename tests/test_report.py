@@ -73,7 +73,10 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
     ),
     (
         events.Advanced(10, 4, ADVANCE, 5000, "host", is_refill=False),
-        {"event": "advance", "step": 10, "boundary": 4, "seconds": 3.0, "samples": 400},
+        {
+            **{"event": "advance", "step": 10, "boundary": 4, "seconds": 3.0, "samples": 400},
+            **{"found": False, "tier": "host"},
+        },
     ),
     (
         events.CacheDeclined(11, "no memory"),
@@ -102,6 +105,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
             **{"predicted": 0.4, "error": 0.05, "seconds": 0.25},
         },
     ),
+    (events.Probed((0.1, 0.55, 0.5), 0.0), {"event": "probe", "scores": [0.1, 0.55, 0.5], "seconds": 0.0}),
     (events.Saved(14, "a/b"), {"event": "checkpoint", "step": 14, "path": "a/b"}),
 )
 
@@ -138,6 +142,10 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
     assert "step 9: another cut or cache, moved 0.0 MB in 0.500 s (paper)" in said
     undone = "step 13: the freeze is undone: loss of the samples set aside 0.5000, predicted 0.4000 ± 0.0500"
     assert undone in said
+    assert said[-1] == (
+        "linear probe: a linear head behind the stem and each block explains 0.10 0.55 0.50 of the labels' variance; the "
+        "blocks compute 0.50 of what the stem leaves open: do not freeze here (0.0 s)"
+    ) or said[-2].startswith("linear probe")
     for once in ("AutoFreeze wants 5", "no cache: no memory"):
         assert sum(once in line for line in said) == 1
 

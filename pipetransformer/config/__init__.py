@@ -1,12 +1,12 @@
 """The configuration: every key in ``schema.py``, read from YAML and dotted overrides. No torch."""
 
+from pipetransformer.config.freezing import FreezeConfig
 from pipetransformer.config.page import config_page
 from pipetransformer.config.quantities import Interval
 from pipetransformer.config.schema import (
     CacheConfig,
     Config,
     DataConfig,
-    FreezeConfig,
     TrainConfig,
     load_config,
 )

@@ -18,7 +18,7 @@ from pipetransformer.config.words import explain
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
-    from pipetransformer.config.schema import FreezeConfig
+    from pipetransformer.config.freezing import FreezeConfig
 
 
 POLICIES: Registry[str | None] = Registry(

@@ -13,7 +13,8 @@ from annotated_types import Ge, Le
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, ValidationError, ValidationInfo, model_validator
 
 from pipetransformer.config.datasets import DATASETS, Task
-from pipetransformer.config.policies import POLICIES, chosen_policy
+from pipetransformer.config.freezing import FreezeConfig
+from pipetransformer.config.policies import chosen_policy
 from pipetransformer.config.quantities import Interval
 from pipetransformer.config.renamed import new_keys, with_new_names
 from pipetransformer.config.types import (
@@ -24,13 +25,10 @@ from pipetransformer.config.types import (
     FolderName,
     NotNegative,
     NumBytes,
-    OpenShare,
-    Percent,
     Positive,
     Section,
     Share,
     Text,
-    Warmup,
 )
 from pipetransformer.config.words import Allowed, explain, text_keys
 from pipetransformer.config.yaml_text import dump_yaml, parse_override, read_yaml, set_key
@@ -156,42 +154,6 @@ class TrainConfig(Section):
         default=0, description="Seed of new weights, order of samples, augmentation and dropout."
     )
     eval_every: Every = Field(default=_EPOCH, description="How often to evaluate; the end of training always does.")
-
-
-class FreezeConfig(Section):
-    policy: Annotated[str, AfterValidator(POLICIES.known), POLICIES] = Field(
-        default="none",
-        description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
-        "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
-        "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
-        "changes. `none`: no block, ever. `package.module:Class`: your own, found from the working directory too (see "
-        "[extending.md](extending.md)).",
-    )
-    options: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
-        default_factory=dict, description="Options of a `package.module:Class`, which checks them itself."
-    )
-    alpha: OpenShare = Field(default=0.5, description="Share of the active blocks to freeze at a decision.")
-    percentile: Percent = Field(
-        default=50.0, description="A block still changes at or above this percentile of all active blocks' changes."
-    )
-    every: Every = Field(default=_EPOCH, description="Time between decisions.")
-    warmup: Warmup = Field(default=Interval(0, "step"), description="Time before the first decision counts.")
-    max_frozen: CountOrZero | None = Field(
-        default=None, description="No more blocks than this freeze; null sets no cap."
-    )
-    stem: bool = Field(
-        default=False,
-        description="Freeze the embeddings alone from the first step, under every policy, `none` too; n still counts "
-        "blocks.",
-    )
-    guard: bool = Field(
-        default=False,
-        description="Set a tenth of the training samples aside, at most 1,000, and undo a freeze by which their loss "
-        "rises; not under policy `none`.",
-    )
-    patience: Count = Field(
-        default=1, description="A block freezes or thaws only where so many decisions in a row agree (hysteresis)."
-    )
 
 
 class PipeConfig(Section):

@@ -3,5 +3,16 @@
 from pipetransformer.freeze.controller import AutoFreeze, FreezeDecision
 from pipetransformer.freeze.guard import Guard, Verdict
 from pipetransformer.freeze.policy import Policy, Signals, build_policy
+from pipetransformer.freeze.probe import free_blocks, transfer
 
-__all__ = ["AutoFreeze", "FreezeDecision", "Guard", "Policy", "Signals", "Verdict", "build_policy"]
+__all__ = [
+    "AutoFreeze",
+    "FreezeDecision",
+    "Guard",
+    "Policy",
+    "Signals",
+    "Verdict",
+    "build_policy",
+    "free_blocks",
+    "transfer",
+]

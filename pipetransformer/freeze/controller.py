@@ -58,6 +58,7 @@ class AutoFreeze:
         self._norm_steps = 0
         self._before: tuple[float, ...] | None = None
         self._answers: list[int] = []
+        self._scores: tuple[float, ...] | None = None
 
     @classmethod
     def of(cls, config: Config, *, num_blocks: int, batches_per_epoch: int) -> AutoFreeze:
@@ -75,6 +76,11 @@ class AutoFreeze:
     @property
     def needs_norms(self) -> bool:
         return self.policy is not None and self.policy.needs_norms
+
+    @property
+    def needs_probe(self) -> bool:
+        # A class of a user's own may do without it.
+        return self.policy is not None and getattr(self.policy, "needs_probe", False)
 
     @property
     def may_unfreeze(self) -> bool:
@@ -115,6 +121,10 @@ class AutoFreeze:
         self._norm_sums = [total + more for total, more in zip(before, norm_sums, strict=True)]
         self._norm_steps += num_steps
 
+    def probed(self, scores: Sequence[float] | None) -> None:
+        """Takes note of the scores of the linear probe [blocks + 1]; None where there can be none."""
+        self._scores = None if scores is None else tuple(scores)
+
     def watch(self, step: int, losses: Sequence[float]) -> Verdict:
         """Gives the guard the losses of the samples set aside, in their order [samples]."""
         assert self.guard is not None
@@ -148,7 +158,7 @@ class AutoFreeze:
         """The policy's answer, by its patience."""
         assert self.policy is not None
         interval = self._interval(step)
-        answer = _whole(self.policy.decide(Signals(interval, frozen, norms, self._before)), step=step)
+        answer = _whole(self.policy.decide(Signals(interval, frozen, norms, self._before, self._scores)), step=step)
         if not self.policy.may_unfreeze:
             answer = max(answer, frozen)
         self._norm_sums, self._norm_steps, self._before = [], 0, norms
@@ -164,6 +174,7 @@ class AutoFreeze:
             "norm_steps": self._norm_steps,
             "before": self._before,
             "answers": list(self._answers),
+            "scores": self._scores,
             "guard": None if self.guard is None else self.guard.state_dict(),
         }
 
@@ -172,6 +183,7 @@ class AutoFreeze:
         self._norm_steps = int(state["norm_steps"])  # type: ignore[call-overload]
         self._before = None if state["before"] is None else tuple(state["before"])  # type: ignore[arg-type]
         self._answers = list(state["answers"])  # type: ignore[call-overload]
+        self.probed(state.get("scores"))  # type: ignore[arg-type]
         if self.guard is not None and state.get("guard") is not None:
             self.guard.load_state_dict(state["guard"])  # type: ignore[arg-type]
 

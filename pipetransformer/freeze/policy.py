@@ -26,12 +26,15 @@ class Signals:
         norms: mean over the interval of the norm of each block's data-parallel gradient before clipping, 0 for frozen
             blocks [blocks]; None before there is any, and for a policy that needs none.
         before: those of the interval before; None likewise.
+        scores: share of the labels' variance that a linear head explains at every boundary before training, that behind
+            the stem first [blocks + 1]; None where no one has asked for it, and for questions.
     """
 
     interval: int
     frozen: int
     norms: Sequence[float] | None = None
     before: Sequence[float] | None = None
+    scores: Sequence[float] | None = None
 
 
 class Policy(ABC):
@@ -40,6 +43,7 @@ class Policy(ABC):
     Attributes:
         Options: its keys, those of ``freeze`` that it reads or, for a user's own, those of ``freeze.options``.
         needs_norms: whether ``decide`` reads gradient norms (they cost one fused pass a step).
+        needs_probe: whether ``decide`` reads the scores of the linear probe.
         may_unfreeze: whether n may ever shrink (then optimizer state of frozen blocks is kept).
         first_interval: the first interval whose answer may freeze anything.
         fewest_norms: number of intervals with norms that lie before such an answer; a warm-up is one.
@@ -47,6 +51,7 @@ class Policy(ABC):
 
     Options: ClassVar[type[Section]]
     needs_norms: ClassVar[bool] = False
+    needs_probe: ClassVar[bool] = False
     may_unfreeze: ClassVar[bool] = False
     first_interval: ClassVar[int] = 0
     fewest_norms: ClassVar[int] = 0

@@ -110,6 +110,20 @@ class Decided(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Probed(Event):
+    """Linear heads were fitted at every boundary, before training.
+
+    Attributes:
+        scores: share of the labels' variance that each explains, behind the stem first [blocks + 1]; None for
+            questions.
+        seconds: wall-clock seconds of it all.
+    """
+
+    scores: tuple[float, ...] | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Watched(Event):
     """The guard has looked at the samples set aside.
 

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from pipetransformer.config import Config
 from pipetransformer.process.device import peak_memory_bytes
 from pipetransformer.process.world import World
-from pipetransformer.run import events
+from pipetransformer.run import events, lines
 from pipetransformer.run.compute_floor import ComputeFloor
 from pipetransformer.run.folder import RunFolder, make_run_folder
 from pipetransformer.run.totals import Totals
@@ -105,15 +105,7 @@ class Report:
         if not layouts.rounds:
             self._tracker.line("nothing is timed (pipe.measure is false): plans come from counted work")
             return
-        told = ", ".join(
-            f"pp {pp} x dp {plan.dp} (M {plan.num_microbatches}) {layouts.mean_seconds[pp] * 1e3:.0f} ms"
-            for pp, plan in layouts.plans.items()
-        )
-        rounds = [f"{seconds * 1e3:.0f}" for seconds in layouts.rounds]
-        most_common = f"its steps of the most common size took {', '.join(rounds)} ms"
-        left_out = f"; not timed, to save time: pp {', '.join(map(str, layouts.left_out))}" if layouts.left_out else ""
-        best = f"best is pp {layouts.best_pp}, {most_common}"
-        self._tracker.line(f"static layouts, a full step of mean length: {told}; {best}{left_out}")
+        self._tracker.line(lines.of_layouts(layouts))
         self._tracker.event(
             "calibration",
             static_seconds=layouts.seconds,
@@ -170,15 +162,18 @@ class Report:
         self._tracker.event("freeze_decision", **asdict(event.decision))
 
     @hear.register
+    def _probed(self, event: events.Probed) -> None:
+        """Its time is one of training: without freezing, no one would need it."""
+        self.totals.add_train(event.seconds)
+        self._tracker.event("probe", scores=event.scores, seconds=event.seconds)
+        self._tracker.line(lines.of_probe(event.scores, seconds=event.seconds))
+
+    @hear.register
     def _watched(self, event: events.Watched) -> None:
         verdict = event.verdict
         self._tracker.event("guard", **asdict(verdict), seconds=event.seconds)
         if verdict.judged:
-            what = "undone" if verdict.undone else "kept"
-            self._tracker.line(
-                f"step {verdict.step}: the freeze is {what}: loss of the samples set aside {verdict.loss:.4f}, "
-                f"predicted {verdict.predicted:.4f} ± {verdict.error:.4f}"
-            )
+            self._tracker.line(lines.of_verdict(verdict))
 
     @hear.register
     def _held_back(self, event: events.Held) -> None:
@@ -245,7 +240,13 @@ class Report:
                     length=length, num_samples=count, first=first, stop=advance.stop
                 )
         self._tracker.event(
-            "advance", step=event.step, boundary=event.boundary, seconds=advance.seconds, samples=advance.num_samples
+            "advance",
+            step=event.step,
+            boundary=event.boundary,
+            seconds=advance.seconds,
+            samples=advance.num_samples,
+            found=advance.is_found,
+            tier=event.tier,
         )
         found = "an earlier run had cached all" if advance.is_found else f"cached {advance.num_samples} samples"
         place = {"host": "host memory", "disk": "disk"}[event.tier]

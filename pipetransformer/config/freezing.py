@@ -1,0 +1,53 @@
+"""The keys of ``freeze``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, JsonValue
+
+from pipetransformer.config.policies import POLICIES
+from pipetransformer.config.quantities import Interval
+from pipetransformer.config.types import Count, CountOrZero, Every, OpenShare, Percent, Section, Warmup
+from pipetransformer.config.words import Allowed
+
+
+class FreezeConfig(Section):
+    policy: Annotated[str, AfterValidator(POLICIES.known), POLICIES] = Field(
+        default="none",
+        description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
+        "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
+        "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
+        "changes. `none`: no block, ever. `package.module:Class`: your own, found from the working directory too (see "
+        "[extending.md](extending.md)).",
+    )
+    options: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
+        default_factory=dict, description="Options of a `package.module:Class`, which checks them itself."
+    )
+    alpha: OpenShare = Field(default=0.5, description="Share of the active blocks to freeze at a decision.")
+    percentile: Percent = Field(
+        default=50.0, description="A block still changes at or above this percentile of all active blocks' changes."
+    )
+    every: Every = Field(default=Interval(1, "epoch"), description="Time between decisions.")
+    warmup: Warmup = Field(default=Interval(0, "step"), description="Time before the first decision counts.")
+    max_frozen: CountOrZero | None = Field(
+        default=None, description="No more blocks than this freeze; null sets no cap."
+    )
+    stem: bool = Field(
+        default=False,
+        description="Freeze the embeddings alone from the first step, under every policy, `none` too; n still counts "
+        "blocks.",
+    )
+    guard: bool = Field(
+        default=False,
+        description="Set a tenth of the training samples aside, at most 1,000, and undo a freeze by which their loss "
+        "rises; not under policy `none`.",
+    )
+    probe: bool = Field(
+        default=False,
+        description="Before training, a linear head at every boundary, by a share of the training samples: tells how "
+        "much of the task the blocks compute already, and with how many frozen ones to start.",
+    )
+    patience: Count = Field(
+        default=1, description="A block freezes or thaws only where so many decisions in a row agree (hysteresis)."
+    )

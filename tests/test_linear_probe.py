@@ -1,0 +1,128 @@
+"""The linear probe: each head by hand, the same scores on every rank, and the number of blocks that they free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from laws import STATIC, Case, configuration
+from ranks import RankPool
+from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_text_model
+
+from pipetransformer.data import alone
+from pipetransformer.engine import linear_probe
+from pipetransformer.engine.linear_probe import boundary_scores, explained
+from pipetransformer.freeze import AutoFreeze, free_blocks, transfer
+from pipetransformer.process.world import World
+from pipetransformer.run import events
+from pipetransformer.run.job import build_job
+from pipetransformer.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("texts")
+    tiny_bert(folder / "bert", layers=6)
+    tiny_sst2(folder / "sst2", 150, num_eval_samples=40)
+    tiny_squad(folder / "squad", 40, num_eval_questions=10)
+    tiny_text_model(folder / "bert-qa", "Bert-qa")
+    return str(folder)
+
+
+def test_each_sample_is_judged_by_a_head_of_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against as many ridge regressions as there are samples, each with its own mean."""
+    random = np.random.default_rng(0)
+    features = random.normal(size=(30, 12))
+    features /= features.std(0)
+    targets = np.eye(3)[(features[:, :3] + 0.3 * random.normal(size=(30, 3))).argmax(1)]
+    monkeypatch.setattr(linear_probe, "_PENALTIES", np.array([0.3]))
+    centred = features - features.mean(0)
+    centred /= centred.std(0)
+    penalty = 0.3 * np.linalg.eigvalsh(centred @ centred.T).mean()
+    errors = 0.0
+    for out in range(30):
+        rest = np.delete(np.arange(30), out)
+        x, y = centred[rest] - centred[rest].mean(0), targets[rest] - targets[rest].mean(0)
+        dual = np.linalg.solve(x @ x.T + penalty * np.eye(29), y)
+        told = targets[rest].mean(0) + (centred[out] - centred[rest].mean(0)) @ x.T @ dual
+        errors += float(((told - targets[out]) ** 2).sum())
+    expected = 1 - errors / float(((targets - targets.mean(0)) ** 2).sum())
+    assert expected > 0.1
+    assert explained(features, targets) == pytest.approx(expected, rel=1e-6)
+
+
+def test_noise_explains_nothing_and_the_labels_themselves_everything() -> None:
+    random = np.random.default_rng(1)
+    labels = np.eye(2)[random.integers(0, 2, size=200)]
+    assert explained(random.normal(size=(200, 20)), labels) < 0.05
+    assert explained(np.concatenate([labels, random.normal(size=(200, 3))], 1), labels) > 0.95
+    assert explained(np.zeros((200, 4)), labels) == 0.0
+    assert explained(random.normal(size=(200, 20)), np.ones((200, 1))) == 0.0, "one class"
+
+
+@pytest.mark.parametrize(
+    ("scores", "share", "free"),
+    [
+        ([0.2] * 13, 0.0, 0),
+        ([0.2, 0.1, 0.1, 0.0], 0.0, 0),
+        ([0.2, 0.3, 0.6, 0.4, 0.4], 0.5, 2),
+        ([0.0, 0.5, 1.0], 1.0, 2),
+        ([1.0, 1.0, 1.0], 0.0, 0),
+    ],
+)
+def test_the_share_that_the_blocks_compute_is_the_share_that_is_free(
+    scores: list[float], share: float, free: int
+) -> None:
+    assert transfer(scores) == pytest.approx(share) and free_blocks(scores) == free
+
+
+def scores_of(world: World, model: str, data: str) -> tuple[tuple[float, ...] | None, bool]:
+    config = configuration(model, Case(model, world.size, STATIC[1]).overrides(data))
+    job = build_job(config, world, lead=alone)
+    scores = boundary_scores(job.chain, job.datasets["train"], world=world, rows=8)
+    return scores, all(module.training for module in job.chain.model.modules())
+
+
+@pytest.mark.parametrize("model", ["vit", "bert"])
+def test_all_ranks_have_the_same_scores_as_one(model: str, ranks: RankPool, texts: str) -> None:
+    ((alone_scores, trains),) = ranks.run(1, scores_of, model, texts)
+    assert alone_scores is not None and len(alone_scores) == 7 and max(alone_scores) <= 1 and trains
+    for scores, _ in ranks.run(2, scores_of, model, texts):
+        assert scores == pytest.approx(alone_scores, abs=1e-3)
+    found = ranks.run(2, scores_of, model, texts)
+    assert found[0] == found[1]
+
+
+def test_questions_have_none(ranks: RankPool, texts: str) -> None:
+    assert ranks.run(1, scores_of, "bert-qa", texts)[0][0] is None
+
+
+def probed_run(world: World, folder: str, extra: tuple[str, ...]) -> tuple[list[events.Probed], object]:
+    heard: list[events.Probed] = []
+
+    def note(event: events.Event) -> None:
+        if isinstance(event, events.Probed):
+            heard.append(event)
+
+    overrides = [*Case("vit", world.size, STATIC[2]).overrides(""), *extra, f"run.dir={folder}", "run.id=probed"]
+    trainer = Trainer(configuration("vit", overrides), world, timed=True, listeners=[note])
+    trainer.run()
+    return heard, trainer.autofreeze.state_dict()["scores"]
+
+
+def test_a_run_that_asks_for_it_is_told_once(ranks: RankPool, tmp_path: Path) -> None:
+    for heard, kept in ranks.run(2, probed_run, str(tmp_path / "a"), ("freeze.probe=true", "train.epochs=1")):
+        (event,) = heard
+        assert event.scores == kept and event.scores is not None and len(event.scores) == 7 and event.seconds > 0
+    assert ranks.run(2, probed_run, str(tmp_path / "b"), ("train.epochs=1",))[0] == ([], None)
+
+
+def test_scores_are_part_of_a_checkpoint() -> None:
+    def controller() -> AutoFreeze:
+        return AutoFreeze(None, every_steps=1, warmup_steps=0, max_frozen=6)
+
+    one, other = controller(), controller()
+    one.probed((0.1, 0.2))
+    other.load_state_dict(one.state_dict())
+    assert other.state_dict()["scores"] == (0.1, 0.2)
