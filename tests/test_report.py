@@ -142,10 +142,10 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
     assert "step 9: another cut or cache, moved 0.0 MB in 0.500 s (paper)" in said
     undone = "step 13: the freeze is undone: loss of the samples set aside 0.5000, predicted 0.4000 ± 0.0500"
     assert undone in said
-    assert said[-1] == (
+    assert (
         "linear probe: a linear head behind the stem and each block explains 0.10 0.55 0.50 of the labels' variance; the "
-        "blocks compute 0.50 of what the stem leaves open: do not freeze here (0.0 s)"
-    ) or said[-2].startswith("linear probe")
+        "blocks compute 0.50 of what the stem leaves open: start with 1 of 2 blocks frozen (0.0 s)"
+    ) in said
     for once in ("AutoFreeze wants 5", "no cache: no memory"):
         assert sum(once in line for line in said) == 1
 
