@@ -22,7 +22,7 @@ from pipetransformer.data import SET_ASIDE
 from pipetransformer.dp import AutoDP
 from pipetransformer.engine import Engine, Probe
 from pipetransformer.engine.linear_probe import boundary_scores
-from pipetransformer.freeze import AutoFreeze
+from pipetransformer.freeze import AutoFreeze, Payoff
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.planner.choice import Choice
 from pipetransformer.plan import ParallelPlan
@@ -143,7 +143,19 @@ class Trainer:
         was_tentative = autofreeze.is_tentative
         if autofreeze.guard_is_due(self.step):
             self._watch()
-        decision = autofreeze.decide(self.step, frozen=current.frozen)
+        offers = partial(
+            self.autocache.offers,
+            evaluations=self.calendar.evaluations_from(self.step),
+            guard_passes=autofreeze.passes_between(self.step, self.calendar.total_steps),
+            at_start=self.step == 0,
+        )
+        gains = partial(self.autopipe.gains, step=self.step, current=current, offers=offers)
+        decision = autofreeze.decide(
+            self.step,
+            frozen=current.frozen,
+            remaining_steps=self.calendar.total_steps - self.step,
+            payoff=lambda frozen: Payoff(*gains(frozen)),
+        )
         is_trial = autofreeze.guard is not None and decision.frozen > current.frozen and self.step > 0
         if is_trial and not autofreeze.guard_is_due(self.step):
             self._watch()
@@ -152,13 +164,7 @@ class Trainer:
             decision.frozen,
             step=self.step,
             current=current,
-            offers=partial(
-                self.autocache.offers,
-                evaluations=self.calendar.evaluations_from(self.step),
-                guard_passes=autofreeze.passes_between(self.step, self.calendar.total_steps),
-                may_advance=not (is_trial or autofreeze.is_tentative),
-                at_start=self.step == 0,
-            ),
+            offers=partial(offers, may_advance=not (is_trial or autofreeze.is_tentative)),
             is_confirmed=was_tentative and not autofreeze.is_tentative,
         )
         if is_trial and settled.frozen > current.frozen:

@@ -72,11 +72,11 @@ def stale_cache_row() -> Iterator[None]:
     """One sample keeps the activations of the boundary before, published as if they were new."""
     advance = AutoCache.advance
 
-    def leaving_one(self: AutoCache, target: int) -> Any:
+    def leaving_one(self: AutoCache, target: int, **how: bool) -> Any:
         store = self._cache.stores["train"]
         places = [part[0] for part in (*store._regions.values(), store._rows) if part is not None]
         before = [place.clone() for place in places]
-        done = advance(self, target)
+        done = advance(self, target, **how)
         for place, values in zip(places, before):
             place.copy_(values)
         return done

@@ -81,8 +81,8 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 
 
 def test_no_name_falls_through_to_another_entry(minimal: Path) -> None:
-    freeze = FreezeConfig().model_copy(update={"policy": "guarded"})
-    with pytest.raises(UserError, match=r'^freeze\.policy: "guarded" is not allowed; give one of none, static'):
+    freeze = FreezeConfig().model_copy(update={"policy": "frozen_all"})
+    with pytest.raises(UserError, match=r'^freeze\.policy: "frozen_all" is not allowed; give one of none, static'):
         build_policy(freeze, num_blocks=4)
     data = DataConfig(name="digits").model_copy(update={"name": "digit"})
     with pytest.raises(UserError, match=r'^data\.name: "digit" is not allowed; .*; did you mean digits\?$'):
@@ -206,7 +206,7 @@ def test_a_policy_is_found_in_the_working_directory_and_given_its_options(minima
             "MODULE.Fixed",
             "{}",
             'freeze.policy: "MODULE.Fixed" is not allowed; give one of none, static, schedule, paper, percentile, '
-            "or package.module:Class",
+            "guarded, or package.module:Class",
         ),
     ],
 )

@@ -143,8 +143,8 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
     undone = "step 13: the freeze is undone: loss of the samples set aside 0.5000, predicted 0.4000 ± 0.0500"
     assert undone in said
     assert (
-        "linear probe: a linear head behind the stem and each block explains 0.10 0.55 0.50 of the labels' variance; the "
-        "blocks compute 0.50 of what the stem leaves open: start with 1 of 2 blocks frozen (0.0 s)"
+        "linear probe: a linear head behind the stem and each block explains 0.10 0.55 0.50 of the labels' variance; "
+        "the blocks compute 0.50 of what the stem leaves open: start with 1 of 2 blocks frozen (0.0 s)"
     ) in said
     for once in ("AutoFreeze wants 5", "no cache: no memory"):
         assert sum(once in line for line in said) == 1

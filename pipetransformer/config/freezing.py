@@ -18,7 +18,8 @@ class FreezeConfig(Section):
         description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
         "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
         "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
-        "changes. `none`: no block, ever. `package.module:Class`: your own, found from the working directory too (see "
+        "changes. `guarded`: as many as a linear probe shows to be free, then more where that pays and `guard` "
+        "keeps it. `none`: no block, ever. `package.module:Class`: your own, found from the working directory too (see "
         "[extending.md](extending.md)).",
     )
     options: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(

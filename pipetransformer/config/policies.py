@@ -28,6 +28,7 @@ POLICIES: Registry[str | None] = Registry(
         "schedule": "pipetransformer.freeze.schedule:SchedulePolicy",
         "paper": "pipetransformer.freeze.paper:PaperPolicy",
         "percentile": "pipetransformer.freeze.percentile:PercentilePolicy",
+        "guarded": "pipetransformer.freeze.guarded:GuardedPolicy",
     },
     key="freeze.policy",
     also="package.module:Class",

@@ -229,7 +229,7 @@ class CacheConfig(Section):
     )
     disk_budget: NumBytes | Literal["auto"] | None = Field(
         default="auto",
-        description="Disk a node for stores that later runs find or memory cannot hold; `auto`: 10 % of what is free.",
+        description="Disk a node for stores that later runs find or memory cannot hold; `auto`: a tenth of the free.",
     )
 
 

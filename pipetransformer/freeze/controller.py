@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.guard import Guard, Verdict, guard_interval
-from pipetransformer.freeze.policy import Policy, Signals, build_policy
+from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class AutoFreeze:
     Args:
         patience: hysteresis: a block freezes, or thaws, only where so many answers in a row agree that it should.
         guard: the guard on accuracy, which has the last word; None for none.
+        is_pretrained: whether training begins with published weights.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class AutoFreeze:
         max_frozen: int,
         patience: int = 1,
         guard: Guard | None = None,
+        is_pretrained: bool = True,
     ) -> None:
         assert every_steps >= 1 and warmup_steps >= 0 and patience >= 1
         self.policy = policy
@@ -53,6 +56,7 @@ class AutoFreeze:
         self._warmup = warmup_steps
         self._max_frozen = max_frozen
         self._patience = patience
+        self._is_pretrained = is_pretrained
         self.guard = guard
         self._norm_sums: list[float] = []
         self._norm_steps = 0
@@ -71,6 +75,7 @@ class AutoFreeze:
             max_frozen=num_blocks if freeze.max_frozen is None else freeze.max_frozen,
             patience=freeze.patience,
             guard=Guard(guard_interval(batches_per_epoch)) if freeze.guard and freeze.policy != "none" else None,
+            is_pretrained=config.model.pretrained,
         )
 
     @property
@@ -140,13 +145,32 @@ class AutoFreeze:
         """Whether the last freeze may still be undone."""
         return self.guard is not None and self.guard.tentative is not None
 
-    def decide(self, step: int, *, frozen: int) -> FreezeDecision:
-        """The number of blocks to be frozen after ``step`` steps, where ``frozen`` are now."""
+    def decide(
+        self,
+        step: int,
+        *,
+        frozen: int,
+        remaining_steps: float = math.inf,
+        payoff: Callable[[int], Payoff] | None = None,
+    ) -> FreezeDecision:
+        """The number of blocks to be frozen after ``step`` steps, where ``frozen`` are now.
+
+        Args:
+            remaining_steps: number of steps to come.
+            payoff: gives the predicted payoff of so many frozen blocks; None where nothing is predicted.
+        """
         assert self.policy is not None
         interval, norms, answer = self._interval(step), None, frozen
         if self._policy_is_due(step):
             norms = tuple(total / self._norm_steps for total in self._norm_sums) if self._norm_steps else None
-            answer = self._answered(step, frozen=frozen, norms=norms)
+            answer = self._answered(
+                Signals(
+                    *(interval, frozen, norms, self._before, self._scores, self._is_pretrained),
+                    remaining_intervals=remaining_steps / self._every,
+                    payoff=payoff,
+                ),
+                step=step,
+            )
         if self.guard is not None:
             if self.guard.tentative is not None:
                 answer = min(answer, frozen)
@@ -154,14 +178,14 @@ class AutoFreeze:
             answer = answer if most is None else min(answer, most)
         return FreezeDecision(step, interval, min(answer, self._max_frozen), norms)
 
-    def _answered(self, step: int, *, frozen: int, norms: tuple[float, ...] | None) -> int:
+    def _answered(self, signals: Signals, *, step: int) -> int:
         """The policy's answer, by its patience."""
         assert self.policy is not None
-        interval = self._interval(step)
-        answer = _whole(self.policy.decide(Signals(interval, frozen, norms, self._before, self._scores)), step=step)
+        frozen, norms = signals.frozen, signals.norms
+        answer = _whole(self.policy.decide(signals), step=step)
         if not self.policy.may_unfreeze:
             answer = max(answer, frozen)
-        self._norm_sums, self._norm_steps, self._before = [], 0, norms
+        self._norm_sums, self._norm_steps, self._before = [], 0, None if norms is None else tuple(norms)
         self._answers = [*self._answers, answer][-self._patience :]
         if len(self._answers) < self._patience:
             return frozen

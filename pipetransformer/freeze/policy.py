@@ -7,13 +7,26 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipetransformer.config import FreezeConfig, Section
 from pipetransformer.config.policies import chosen_policy
 from pipetransformer.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Payoff:
+    """Predicted seconds of the rest of a run with more blocks frozen.
+
+    Attributes:
+        saved: fewer seconds of steps and evaluations; below 0 for more.
+        spent: seconds of the transition and the advance pass.
+    """
+
+    saved: float
+    spent: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +41,9 @@ class Signals:
         before: those of the interval before; None likewise.
         scores: share of the labels' variance that a linear head explains at every boundary before training, that behind
             the stem first [blocks + 1]; None where no one has asked for it, and for questions.
+        is_pretrained: whether training began with published weights.
+        remaining_intervals: number of intervals to come.
+        payoff: gives the predicted payoff of so many frozen blocks; None where nothing is predicted.
     """
 
     interval: int
@@ -35,6 +51,9 @@ class Signals:
     norms: Sequence[float] | None = None
     before: Sequence[float] | None = None
     scores: Sequence[float] | None = None
+    is_pretrained: bool = True
+    remaining_intervals: float = math.inf
+    payoff: Callable[[int], Payoff] | None = None
 
 
 class Policy(ABC):

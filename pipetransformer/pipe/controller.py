@@ -178,20 +178,34 @@ class AutoPipe:
             is_confirmed: whether a tentative freeze was kept, so that the cache may advance now.
         """
         has_news = self._remeasure(current)
-        remaining_steps, layouts = self._calendar.total_steps - step, self.layouts
         return self._planner.settle(
             wanted,
             current=current,
-            options=lambda frozen: {cached: self._seconds(work) for cached, work in offers(frozen).items()},
-            outlook=Outlook(
-                self.profile.job,
-                remaining_steps,
-                self.lines(),
-                fixed_seconds=layouts.fastest_move,
-                margin=MOST_MARGIN if layouts.spread is None else min(max(LEAST_MARGIN, layouts.spread), MOST_MARGIN),
-            ),
+            options=partial(self._options, offers),
+            outlook=self._outlook(step),
             has_news=has_news,
             is_confirmed=is_confirmed,
+        )
+
+    def gains(self, frozen: int, *, step: int, current: ParallelPlan, offers: Offers) -> tuple[float, float]:
+        """Predicted (seconds saved, seconds spent) over the rest of the run by ``frozen`` blocks in place of those of
+        now. The other arguments are those of ``settle``.
+        """
+        options = partial(self._options, offers)
+        return self._planner.gains(frozen, current=current, options=options, outlook=self._outlook(step))
+
+    def _options(self, offers: Offers, frozen: int) -> Mapping[int | None, float]:
+        return {cached: self._seconds(work) for cached, work in offers(frozen).items()}
+
+    def _outlook(self, step: int) -> Outlook:
+        """The rest of the run behind ``step`` steps."""
+        layouts = self.layouts
+        return Outlook(
+            self.profile.job,
+            self._calendar.total_steps - step,
+            self.lines(),
+            fixed_seconds=layouts.fastest_move,
+            margin=MOST_MARGIN if layouts.spread is None else min(max(LEAST_MARGIN, layouts.spread), MOST_MARGIN),
         )
 
     def _seconds(self, work: Sequence[PrefixWork]) -> float:

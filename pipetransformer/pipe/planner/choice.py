@@ -5,6 +5,7 @@ It serves AutoPipe in a job, ``simulation/run.py`` for a simulated cluster, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,8 +14,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.pipe.planner.calibration import AS_SIMULATED, Line
 from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts
-from pipetransformer.pipe.planner.microbatches import microbatch_choices
-from pipetransformer.pipe.planner.partition import smallest_limit
+from pipetransformer.pipe.planner.obstacle import obstacle
 from pipetransformer.pipe.planner.search import Prediction, best_plans, predict
 from pipetransformer.pipe.planner.transition_cost import transition_seconds
 from pipetransformer.plan import ParallelPlan
@@ -186,37 +186,12 @@ class Planner:
         return choice
 
     def _obstacle(self, costs: JobCosts) -> str:
-        """The reason for having no first plan, with the remedy: memory, M, units, or the batch size."""
-        first = self.first
-        lengths = ", ".join(map(str, first.pipeline_lengths))
-
         def fits(limit: int | None, microbatches: int | None) -> bool:
-            freed = replace(first, memory_limit=limit, num_microbatches=microbatches)
+            freed = replace(self.first, memory_limit=limit, num_microbatches=microbatches)
             return bool(self._candidates(0, None, freed, Outlook(costs, 1)))
 
-        if (limit := first.memory_limit) is not None and fits(None, first.num_microbatches):
-            least = smallest_limit(lambda limit: fits(limit, first.num_microbatches), refused=limit)
-            what = f"{limit} bytes hold no layout of this model with a pipeline of {lengths}"
-            if self.limit_key is not None:
-                return f"{self.limit_key}: {what}; give at least {least}"
-            return f"device memory: {what}, which takes {least}; give pipe.recompute always, or more ranks"
-        choices = {m for pp in first.pipeline_lengths for m in microbatch_choices(first.share(pp), pp=pp)}
-        if allowed := [m for m in sorted(choices) if fits(None, m)]:
-            return (
-                f"pipe.microbatches: {first.num_microbatches} suits no pipeline of {lengths} under "
-                f"{', '.join(name for name, _ in first.schedules)}; give one of {', '.join(map(str, allowed))}"
-            )
-        num_units = len(costs.parameter_bytes) - int(first.stem_frozen)
-        num_stages = min(first.pipeline_lengths) * min(per_rank for _, per_rank in first.schedules)
-        if num_stages > num_units:
-            return (
-                f"pipe.initial_length: a pipeline of {lengths} has {num_stages} stages or more, and the model "
-                f"{num_units} units; give a shorter one"
-            )
-        return (
-            f"train.batch_size: {first.global_batch_size} samples give no pipeline of {lengths} a micro-batch for each "
-            f"rank; give at least {first.world_size}"
-        )
+        num_units = len(costs.parameter_bytes) - int(self.first.stem_frozen)
+        return obstacle(self.first, fits=fits, limit_key=self.limit_key, num_units=num_units)
 
     def next_plan(
         self,
@@ -289,13 +264,37 @@ class Planner:
             choice = other if other is not None and self.pays(other, current=current, outlook=outlook) else None
         return Settled(choice, frozen, reason)
 
+    def gains(
+        self,
+        frozen: int,
+        *,
+        current: ParallelPlan,
+        options: Callable[[int], Mapping[int | None, float]],
+        outlook: Outlook,
+    ) -> tuple[float, float]:
+        """(Seconds saved, seconds spent) over the rest of the run by ``frozen`` blocks in place of the present ones:
+        those of steps, and those of the transition and of all else. (0, infinity) where no plan fits.
+
+        Args:
+            options: as in ``settle``.
+        """
+        choice = self.next_plan(frozen, cached_options=options(frozen), current=current, outlook=outlook)
+        if choice is None:
+            return 0.0, math.inf
+        go, stay = choice.prediction, self._stay(current, outlook)
+        others = options(frozen)[go.plan.cached] - options(current.frozen).get(current.cached, 0.0)
+        return (stay - go.step_seconds) * outlook.remaining_steps, choice.transition_seconds + max(others, 0.0)
+
+    def _stay(self, current: ParallelPlan, outlook: Outlook) -> float:
+        """Predicted seconds of a step of the present plan."""
+        costs, line = outlook.costs, outlook.lines.get(current.pp, AS_SIMULATED)
+        stay = predict(current, costs=costs, global_batch_size=self.first.global_batch_size, line=line)
+        return self._with_reads(stay, costs).step_seconds
+
     def pays(self, choice: Choice, *, current: ParallelPlan, outlook: Outlook) -> bool:
         """Whether a plan with the same n pays: for the rest of the run, transition included, it gains more than the
         margin over ``current`` (``LEAST_MARGIN`` at least)."""
-        costs, line = outlook.costs, outlook.lines.get(current.pp, AS_SIMULATED)
-        batch_size = self.first.global_batch_size
-        stay = predict(current, costs=costs, global_batch_size=batch_size, line=line)
-        stay_seconds = self._with_reads(stay, costs).step_seconds * outlook.remaining_steps
+        stay_seconds = self._stay(current, outlook) * outlook.remaining_steps
         go_seconds = choice.prediction.step_seconds * outlook.remaining_steps + choice.transition_seconds
         return go_seconds < (1.0 - max(outlook.margin, LEAST_MARGIN)) * stay_seconds
 

@@ -1,0 +1,45 @@
+"""The reason why a job has no plan to start with, and the remedy, in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pipetransformer.pipe.planner.constraints import Constraints
+from pipetransformer.pipe.planner.microbatches import microbatch_choices
+from pipetransformer.pipe.planner.partition import smallest_limit
+
+
+def obstacle(
+    first: Constraints, *, fits: Callable[[int | None, int | None], bool], limit_key: str | None, num_units: int
+) -> str:
+    """Memory, M, units, or the batch size.
+
+    Args:
+        first: constraints that no plan meets.
+        fits: whether one does with another memory limit and another M; None for any.
+        limit_key: the setting that gives the memory limit; None for the device's own memory.
+        num_units: number of units to be cut.
+    """
+    lengths = ", ".join(map(str, first.pipeline_lengths))
+    if (limit := first.memory_limit) is not None and fits(None, first.num_microbatches):
+        least = smallest_limit(lambda limit: fits(limit, first.num_microbatches), refused=limit)
+        what = f"{limit} bytes hold no layout of this model with a pipeline of {lengths}"
+        if limit_key is not None:
+            return f"{limit_key}: {what}; give at least {least}"
+        return f"device memory: {what}, which takes {least}; give pipe.recompute always, or more ranks"
+    choices = {m for pp in first.pipeline_lengths for m in microbatch_choices(first.share(pp), pp=pp)}
+    if allowed := [m for m in sorted(choices) if fits(None, m)]:
+        return (
+            f"pipe.microbatches: {first.num_microbatches} suits no pipeline of {lengths} under "
+            f"{', '.join(name for name, _ in first.schedules)}; give one of {', '.join(map(str, allowed))}"
+        )
+    num_stages = min(first.pipeline_lengths) * min(per_rank for _, per_rank in first.schedules)
+    if num_stages > num_units:
+        return (
+            f"pipe.initial_length: a pipeline of {lengths} has {num_stages} stages or more, and the model "
+            f"{num_units} units; give a shorter one"
+        )
+    return (
+        f"train.batch_size: {first.global_batch_size} samples give no pipeline of {lengths} a micro-batch for each "
+        f"rank; give at least {first.world_size}"
+    )

@@ -1,0 +1,107 @@
+"""The policy ``guarded``: where it starts, when it proposes more, and a whole run against the plain loop."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from laws import STATIC, Case, Weights, configuration, deviation, final_weights, plain_run
+from ranks import RankPool
+
+from pipetransformer.config import FreezeConfig
+from pipetransformer.freeze import Payoff, Policy, Signals, build_policy
+from pipetransformer.process.world import World
+from pipetransformer.run import events
+from pipetransformer.trainer import Trainer
+
+
+def guarded(num_blocks: int) -> Policy:
+    built = build_policy(FreezeConfig(policy="guarded"), num_blocks=num_blocks)
+    assert built is not None
+    return built
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "scores", "is_pretrained", "expected"),
+    [
+        (12, [0.2] + [0.2] * 11 + [0.6], True, 6),  # half of what is left open
+        (12, [0.2] + [0.2] * 11 + [0.28], True, 2),  # a tenth: a sixth is free wherever it was tried
+        (12, [0.2] + [0.2] * 11 + [0.28], False, 1),
+        (6, [0.4] + [0.4] * 5 + [0.46], True, 1),
+        (12, [0.0] + [0.2] * 11 + [0.98], True, 10),  # some blocks always train
+        (12, None, True, 2),
+        (12, None, False, 0),
+        (1, [0.0, 1.0], True, 0),
+    ],
+)
+def test_it_starts_with_what_is_free(
+    num_blocks: int, scores: list[float] | None, is_pretrained: bool, expected: int
+) -> None:
+    assert guarded(num_blocks).decide(Signals(0, 0, scores=scores, is_pretrained=is_pretrained)) == expected
+
+
+@pytest.mark.parametrize(
+    ("frozen", "remaining", "saved", "spent", "expected"),
+    [
+        (2, 3, 10.0, 9.0, 4),
+        (2, 3, 10.0, 9.6, 2),  # less than a twentieth more than it costs
+        (2, 2, 10.0, 1.0, 2),  # the guard could not judge it before the end
+        (8, 9, 10.0, 1.0, 10),
+        (10, 9, 10.0, 1.0, 10),  # some blocks always train
+        (2, 9, -1.0, 0.0, 2),
+        (2, 9, 0.0, math.inf, 2),
+    ],
+)
+def test_it_proposes_a_stage_where_that_pays(
+    frozen: int, remaining: int, saved: float, spent: float, expected: int
+) -> None:
+    asked: list[int] = []
+
+    def payoff(wanted: int) -> Payoff:
+        asked.append(wanted)
+        return Payoff(saved, spent)
+
+    found = guarded(12).decide(Signals(3, frozen, remaining_intervals=remaining, payoff=payoff))
+    assert found == expected and asked in ([], [frozen + 2])
+
+
+def test_it_proposes_nothing_where_nothing_is_predicted() -> None:
+    assert guarded(12).decide(Signals(3, 2, remaining_intervals=9)) == 2
+
+
+def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None, list[tuple[int, int]]]:
+    """A run that is said to start with half of the blocks free, and to save time with every other."""
+    plans: list[tuple[int, int]] = []
+
+    def note(event: events.Event) -> None:
+        if isinstance(event, events.Adopted) and (not plans or plans[-1][1] != event.plan.frozen):
+            plans.append((event.step, event.plan.frozen))
+
+    overrides = [*Case("vit", world.size, STATIC[1]).overrides(""), *SETTINGS, f"run.dir={folder}", "run.id=guarded"]
+    told = -1.0 if undoes else 100.0
+    with (
+        mock.patch("pipetransformer.trainer.boundary_scores", lambda *_, **__: (0.0, *[0.5] * 6)),
+        mock.patch("pipetransformer.pipe.controller.AutoPipe.gains", lambda *_, **__: (10.0, 1.0)),
+        mock.patch("pipetransformer.freeze.controller.guard_interval", lambda batches: 2),
+        mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, step: told),
+    ):
+        trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
+        trainer.run()
+    return final_weights(trainer), plans
+
+
+SETTINGS = ("freeze.policy=guarded", "freeze.guard=true", "freeze.every=4 steps", "cache.disk_budget=null")
+
+
+@pytest.mark.parametrize("undoes", [False, True])
+def test_a_run_is_the_plain_loop_with_its_freezes(undoes: bool, ranks: RankPool, tmp_path: Path) -> None:
+    (weights, plans), (_, theirs) = ranks.run(2, guarded_run, str(tmp_path), undoes)
+    assert plans == theirs, "ranks decided differently"
+    moves = [(step, frozen) for step, frozen in plans if frozen]
+    assert moves[0] == (0, 3) and moves[1] == (4, 4)
+    assert (moves[2] == (8, 3)) == undoes, moves
+    case = Case("vit", 2, tuple((step, frozen, 1) for step, frozen in moves))
+    expected, _ = plain_run("vit", tuple(moves), (*case.overrides(""), *SETTINGS))
+    assert weights is not None and deviation(weights, expected) < 1e-10
