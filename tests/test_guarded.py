@@ -28,7 +28,7 @@ def guarded(num_blocks: int) -> Policy:
     [
         (12, [0.2] + [0.2] * 11 + [0.6], True, 6),  # half of what is left open
         (12, [0.2] + [0.2] * 11 + [0.28], True, 2),  # a tenth: a sixth is free wherever it was tried
-        (12, [0.2] + [0.2] * 11 + [0.28], False, 1),
+        (12, [0.2] + [0.2] * 11 + [0.6], False, 0),
         (6, [0.4] + [0.4] * 5 + [0.46], True, 1),
         (12, [0.0] + [0.2] * 11 + [0.98], True, 10),  # some blocks always train
         (12, None, True, 2),
@@ -88,6 +88,7 @@ def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None
         mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, step: told),
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
+        trainer.autofreeze._is_pretrained = True
         trainer.run()
     return final_weights(trainer), plans
 

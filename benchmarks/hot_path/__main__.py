@@ -9,7 +9,7 @@ step     an optimizer step with all blocks frozen and read from the cache, over 
          a tensor of the same activations
 read     bytes a second of batches gathered from a store of 256 MB, over copies of as many bytes that lie together
 gather   the same by torch.index_select alone, without the store around it
-write    bytes a second of batches written to that store, over such copies
+write    bytes a second of batches written to that store in the order of an advance pass, over such copies
 advance  samples a second of the advance pass from the model's inputs, over the same forwards on inputs that lie ready
 """
 
@@ -191,7 +191,7 @@ class Bench:
         )
 
     def writes(self) -> Pair:
-        store, batches = large_store(self.store.layout, self.data.lengths)
+        store, batches = large_store(self.store.layout, self.data.lengths, shuffle=False)
         given = {batch.length: store.read(batch.ids, positions=positions_of(store, batch)).clone() for batch in batches}
         copies = copies_of(store, batches)
         return (
@@ -233,11 +233,11 @@ class Bench:
         return pass_of_all, forwards
 
 
-def large_store(like: StoreLayout, lengths: np.ndarray) -> tuple[ActivationStore, list[Batch]]:
-    """A full store whose samples have as many tokens as those of ``like``, again and again; its full batches, drawn."""
+def large_store(like: StoreLayout, lengths: np.ndarray, *, shuffle: bool = True) -> tuple[ActivationStore, list[Batch]]:
+    """A full store whose samples have as many tokens as those of ``like``, again and again; its full batches."""
     times = 1 + STORE_BYTES // like.num_bytes
     store = ActivationStore.reserve(replace(like, positions=np.tile(like.positions, times)))
-    batches = epoch_batches(np.tile(lengths, times), batch_size=BATCH, seed=0, epoch=0)
+    batches = epoch_batches(np.tile(lengths, times), batch_size=BATCH, seed=0, epoch=0, shuffle=shuffle)
     full = [batch for batch in batches if len(batch) == BATCH]
     for batch in full:
         ones = torch.ones(BATCH, positions_of(store, batch), store.layout.width)

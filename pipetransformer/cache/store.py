@@ -174,6 +174,8 @@ class ActivationStore:
             LookupError: if a sample has another padded length.
         """
         region, places = self._places_of(self._slots(ids), positions=positions)
+        if isinstance(places, slice):
+            return region[places].clone() if out is None else out.copy_(region[places])
         return torch.index_select(region, 0, places) if out is None else torch.index_select(region, 0, places, out=out)
 
     def write(self, ids: np.ndarray, hidden: Tensor, *, boundary: int) -> None:
@@ -190,25 +192,35 @@ class ActivationStore:
         """
         slots = self._slots(ids)
         self._stamps[slots] = 0
-        values = hidden.to(device="cpu", dtype=self.layout.dtype)
         region, places = self._places_of(slots, positions=hidden.shape[1])
-        region.index_copy_(0, places, values)
+        if hidden.shape != (len(ids), *region.shape[1:]):  # else it would be broadcast
+            raise RuntimeError(f"shape {tuple(hidden.shape)}")
+        if isinstance(places, slice):  # as an advance pass writes
+            values = region[places].copy_(hidden)
+        else:
+            values = hidden.to(device="cpu", dtype=self.layout.dtype)
+            region.index_copy_(0, places, values)
         if self.layout.dtype == torch.float16 and not values.isfinite().all():
             raise UserError("cache.dtype: float16 cannot hold this model's activations; give bfloat16 or compute")
         self._stamps[slots] = boundary
 
-    def _places_of(self, slots: np.ndarray, *, positions: int) -> tuple[Tensor, Tensor]:
-        """Where so many positions of these slots lie: a region [samples, positions, width], and places in it.
+    def _places_of(self, slots: np.ndarray, *, positions: int) -> tuple[Tensor, Tensor | slice]:
+        """Where so many positions of these slots lie: a region [samples, positions, width], and places in it; a slice
+        where they follow one another, which is copied at the speed of the memory.
 
         The lengths of the slots are not looked up, which would cost more than the rest: a slot of another region has a
         place outside of this one.
         """
         if positions == 1 and self._rows is not None:
-            return self._rows, torch.from_numpy(slots)
-        region = self._regions[positions]
-        if len(self._regions) == 1:  # Note: then places are the slots' own numbers
-            return region, torch.from_numpy(slots)
-        return region, torch.from_numpy(self._places[slots] - self._starts[positions])
+            region, places = self._rows, slots
+        else:
+            region, places = self._regions[positions], slots
+            if len(self._regions) > 1:  # Note: else places are the slots' own numbers
+                places = self._places[slots] - self._starts[positions]
+        is_run = len(places) and places[0] >= 0 and places[-1] - places[0] == len(places) - 1
+        if is_run and places[-1] < len(region) and (np.diff(places) == 1).all():
+            return region, slice(int(places[0]), int(places[-1]) + 1)
+        return region, torch.from_numpy(places)
 
     def close(self) -> None:
         """Closes the descriptor and the mapping of this rank. May be called twice."""

@@ -11,10 +11,10 @@ by prediction, or for a few: the rest is left out.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from statistics import median, quantiles
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _MOST_ROUNDS = 7
 TIMED_STEPS = 2  # of a round, behind a warm-up
+_LEAST_SECONDS, _MOST_STEPS = 0.05, 15  # of the steps of a round together, or so many of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def time_static_layouts(
     """
     counts, modal = workload.counts, workload.modal_length
     rounds: dict[tuple[ParallelPlan, int], list[float]] = defaultdict(list)
-    fastest_move, began = inf, perf_counter()
+    fastest_move, began = math.inf, perf_counter()
     current: ParallelPlan | None = None
     visits = _visits(predictions, shortest, workload)
     predicted = 0.0  # of all steps so far
@@ -155,20 +156,25 @@ def _visits(
 
 
 def time_steps(engine: Engine, batch: Batch, *, num_steps: int) -> float:
-    """Collective. Median seconds of a step on ``batch`` after a warm-up, on the slowest rank.
+    """Collective. Median seconds of a step on ``batch`` after a warm-up, on the slowest rank: of more steps than
+    ``num_steps`` where they are so short that a few tell nothing.
 
     Behind a prefix, steps begin with random numbers in place of activations, as if these were read from a cache.
     """
     times = list[float]()
-    inputs = engine.feed("train").batches([batch] * (num_steps + 1), epoch=0)
+    inputs = engine.feed("train").batches([batch] * (_MOST_STEPS + 1), epoch=0)
     engine.chain.train()
     dist.barrier()
-    for step in range(num_steps + 1):
+    step = 0
+    while step <= num_steps:
         entering = _behind_prefix(next(inputs), engine)
         start = perf_counter()
         engine.step(entering, step=step, lr=0.0, probed=False)
         synchronize(engine.chain.device)
         times.append(perf_counter() - start)
+        if step == 0:
+            num_steps = max(num_steps, min(_MOST_STEPS, math.ceil(_LEAST_SECONDS / slowest(times[0]))))
+        step += 1
     inputs.close()
     return slowest(median(times[1:]))
 
