@@ -22,7 +22,7 @@ from pipetransformer.data import SET_ASIDE
 from pipetransformer.dp import AutoDP
 from pipetransformer.engine import Engine, Probe
 from pipetransformer.engine.linear_probe import boundary_scores
-from pipetransformer.freeze import AutoFreeze, Payoff
+from pipetransformer.freeze import AutoFreeze, Payoff, blocks_at_start
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.planner.choice import Choice
 from pipetransformer.plan import ParallelPlan
@@ -264,10 +264,12 @@ class Trainer:
         is_wanted = self.autofreeze.needs_probe or self.config.freeze.probe
         if not is_wanted or self.origin.checkpoint is not None or self.origin.replayed:
             return None
-        start, rows = perf_counter(), -(-self.config.train.batch_size // self.world.size)
+        began, rows = perf_counter(), -(-self.config.train.batch_size // self.world.size)
         scores = boundary_scores(self.job.chain, self.job.datasets["train"], world=self.world, rows=rows)
         self.autofreeze.probed(scores)
-        return events.Probed(scores, perf_counter() - start)
+        is_pretrained = self.config.model.pretrained
+        free = blocks_at_start(scores, num_blocks=self.job.chain.num_blocks, is_pretrained=is_pretrained)
+        return events.Probed(scores, free, perf_counter() - began)
 
     def _save_checkpoint(self) -> None:
         self._observe_norms()

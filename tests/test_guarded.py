@@ -63,12 +63,12 @@ def test_it_proposes_a_stage_where_that_pays(
         asked.append(wanted)
         return Payoff(saved, spent)
 
-    found = guarded(12).decide(Signals(3, frozen, remaining_intervals=remaining, payoff=payoff))
+    found = guarded(12).decide(Signals(3, frozen, remaining_passes=remaining, payoff=payoff))
     assert found == expected and asked in ([], [frozen + 2])
 
 
 def test_it_proposes_nothing_where_nothing_is_predicted() -> None:
-    assert guarded(12).decide(Signals(3, 2, remaining_intervals=9)) == 2
+    assert guarded(12).decide(Signals(3, 2, remaining_passes=9)) == 2
 
 
 def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None, list[tuple[int, int]]]:
@@ -93,7 +93,7 @@ def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None
     return final_weights(trainer), plans
 
 
-SETTINGS = ("freeze.policy=guarded", "freeze.guard=true", "freeze.every=4 steps", "cache.disk_budget=null")
+SETTINGS = ("freeze.policy=guarded", "freeze.every=4 steps", "cache.disk_budget=null")
 
 
 @pytest.mark.parametrize("undoes", [False, True])

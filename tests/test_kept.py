@@ -120,6 +120,19 @@ def test_an_entry_that_a_job_has_open_stays(tmp_path: Path) -> None:
     assert [entry.key for entry in deleted] == ["a"] and not in_use and not stores.entries()
 
 
+def test_what_others_fill_counts_and_nothing_is_deleted_in_vain(tmp_path: Path) -> None:
+    stores = KeptStores(tmp_path)
+    make(stores, "a")
+    filling = stores.begin("b", sizes=SIZES, budget=10**6)
+    assert filling is not None
+    fill(filling)
+    assert stores.num_bytes() == 2 * 1010
+    assert stores.begin("c", sizes=SIZES, budget=2 * 1010 - 1) is None, "one of them is in use"
+    assert keys(stores) == ["a"], "it would not have been enough"
+    filling.close()
+    assert stores.num_bytes() == 1010
+
+
 def test_clear_takes_what_was_not_used_for_so_long(tmp_path: Path) -> None:
     stores = KeptStores(tmp_path)
     make(stores, "old", used=time() - 5000)

@@ -48,8 +48,11 @@ def kept_run(
     extra: tuple[str, ...] = (),
     stop_after: int | None = None,
     one_key: bool = False,
+    num_nodes: int = 1,
 ) -> Told:
     """A run that takes its plans from ``case``; ``folder`` has the stores that runs leave."""
+    local_size = world.size // num_nodes
+    world = replace(world, local_rank=world.rank % local_size, local_size=local_size)
     replay = Path(folder) / f"replay_{world.rank}.jsonl"
     write_replay(replay, case.plans())
     overrides = [*case.overrides(""), f"run.replay={replay}", f"run.dir={folder}", "run.id=kept", *extra]
@@ -183,3 +186,26 @@ def test_without_a_disk_budget_nothing_is_left(ranks: RankPool, tmp_path: Path) 
 def test_a_run_that_never_freezes_keeps_nothing(ranks: RankPool, tmp_path: Path) -> None:
     told, *_ = ranks.run(2, kept_run, replace(CASE, moves=STATIC[1]), str(tmp_path))
     assert not told.advances and not (tmp_path / "cache" / "activations").exists()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_node_that_has_lost_its_stores_fills_them_again_beside_one_that_has_them(
+    lost: int, ranks: RankPool, tmp_path: Path
+) -> None:
+    stores, weights = KeptStores(tmp_path / "cache" / "activations"), plain_of_nodes(CASE, num_nodes=2)
+    told, *_ = ranks.run(2, kept_run, CASE, str(tmp_path), (), None, False, 2)
+    assert [advance[2:] for advance in told.advances] == [(NUM_SAMPLES, False, "disk")]
+    check(told, weights)
+    entries = stores.entries()
+    assert len(entries) == 2, "one a node"
+    assert stores.delete(entries[lost].key)
+    told, *_ = ranks.run(2, kept_run, CASE, str(tmp_path), (), None, False, 2)
+    assert [advance[3:] for advance in told.advances] == [(False, "disk")] and 0 < told.advances[0][2] < NUM_SAMPLES
+    check(told, weights)
+    told, *_ = ranks.run(2, kept_run, CASE, str(tmp_path), (), None, False, 2)
+    assert [advance[2:] for advance in told.advances] == [(0, True, "disk")]
+
+
+def plain_of_nodes(case: Case, *, num_nodes: int) -> Weights:
+    frozen = tuple((step, frozen) for step, frozen, _ in case.moves)
+    return plain_run(case.model, frozen, tuple(case.overrides("")), num_nodes)[0]

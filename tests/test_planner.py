@@ -407,6 +407,21 @@ def plan_after(controller: Planner, frozen: int, current: ParallelPlan, *, costs
     return choice.plan
 
 
+def test_a_shape_that_was_not_timed_lies_on_the_line_through_its_neighbours() -> None:
+    """Times of 4, 8 and 32 rows; in proportion, small micro-batches would take no time beside that of their rows."""
+    seconds = {4: 80, 8: 100, 32: 300}
+    measured = {
+        rows: unit_costs(rows, [time * 12] * 3, activation=[rows] * 3, boundary=[rows] * 3)
+        for rows, time in seconds.items()
+    }
+    costs = replace(even_job(3), by_rows=measured)
+    found = {rows: sum(costs.unit_costs(rows).step_ns) / 36 for rows in (2, 4, 6, 8, 20, 32, 64)}
+    assert found == pytest.approx({2: 70, 4: 80, 6: 90, 8: 100, 20: 200, 32: 300, 64: 566.67}, abs=0.1)
+    assert [costs.unit_costs(rows).boundary_bytes[0] for rows in (2, 6, 8, 20, 64)] == [2, 6, 8, 20, 64]
+    alone = replace(costs, by_rows={8: measured[8]})
+    assert sum(alone.unit_costs(4).step_ns) / 36 == pytest.approx(50, abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("faster", "limit", "expected"),
     [

@@ -126,6 +126,10 @@ class Fixed:
     def decide(self, signals):
         return self.options.count
 
+class Old(Fixed):
+    def decide(self, interval, *, frozen, norms, before=None):
+        return 1
+
 class NoOptions(Fixed):
     Options = None
 
@@ -201,6 +205,11 @@ def test_a_policy_is_found_in_the_working_directory_and_given_its_options(minima
             "none",
             "{count: 1}",
             "freeze.options: policy none has none; leave it out, or give freeze.policy a package.module:Class",
+        ),
+        (
+            "MODULE:Old",
+            "{}",
+            "freeze.policy: MODULE:Old is not allowed; decide must take one argument, the signals",
         ),
         (
             "MODULE.Fixed",

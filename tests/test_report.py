@@ -54,7 +54,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
     ),
     (
         events.Decided(DECISION),
-        {"event": "freeze_decision", "step": 6, "interval": 3, "frozen": 5, "norms": [1.0, 2.0]},
+        {"event": "freeze_decision", "step": 6, "interval": 3, "frozen": 5, "norms": [1.0, 2.0], "payoffs": []},
     ),
     (
         events.Held(7, 1, 5, "no room"),
@@ -105,7 +105,10 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
             **{"predicted": 0.4, "error": 0.05, "seconds": 0.25},
         },
     ),
-    (events.Probed((0.1, 0.55, 0.5), 0.0), {"event": "probe", "scores": [0.1, 0.55, 0.5], "seconds": 0.0}),
+    (
+        events.Probed((0.1, 0.55, 0.5), 1, 0.0),
+        {"event": "probe", "scores": [0.1, 0.55, 0.5], "free": 1, "seconds": 0.0},
+    ),
     (events.Saved(14, "a/b"), {"event": "checkpoint", "step": 14, "path": "a/b"}),
 )
 

@@ -89,7 +89,8 @@ class Task:
         return (*self.overrides, *(self.tuned if row.name == TUNED else ()), *own, f"train.seed={seed}")
 
 
-_COMMON = ("log.wandb=disabled", "checkpoint.every=null", "log.every=1000")
+# What an earlier cell has left on disk would be found.
+_COMMON = ("log.wandb=disabled", "checkpoint.every=null", "log.every=1000", "cache.disk_budget=null")
 _TEXTS = (
     *("train.epochs=3", "train.batch_size=32", "train.eval_every=30 steps", "train.warmup_ratio=0.1"),
     *("train.head_lr_scale=10", "data.max_length=128"),

@@ -23,7 +23,7 @@ from pipetransformer.data import SET_ASIDE, Dataset, samples_of_nodes
 from pipetransformer.errors import UserError
 from pipetransformer.models import Chain
 from pipetransformer.plan.prefix import PrefixWork, cached_choices
-from pipetransformer.process.collectives import values_of_ranks
+from pipetransformer.process.collectives import led_by, values_of_ranks
 from pipetransformer.process.heap import release_freed_memory
 from pipetransformer.process.world import World
 
@@ -195,7 +195,7 @@ class AutoCache:
                 self._layouts(),
                 key="" if self._identity is None else self._identity.key(boundary, self._layouts()),
                 kept=self._kept,
-                budget=lambda: self._disk_budget()[1],
+                budget=self._all_kept,
                 rank=self._world.rank,
                 local_rank=self._world.local_rank,
             )
@@ -216,17 +216,20 @@ class AutoCache:
             budget=budget if isinstance(budget, int) else None,
             rank=self._world.rank,
             local_rank=self._world.local_rank,
-            spill=None if self._config.cache.disk_budget is None else self._disk_budget,
+            spill=None if self._config.cache.disk_budget is None else self._spill,
         )
 
-    def _disk_budget(self) -> tuple[Path, int]:
-        """The folder of stores on disk, and the bytes that they may take there. Raises OSError for one that cannot be
-        made.
-        """
+    def _spill(self) -> tuple[Path, int]:
+        """The folder of stores on disk, and the bytes that are left. Raises OSError where it cannot be made."""
         folder = stores_folder()
         folder.mkdir(parents=True, exist_ok=True)
-        kept_bytes = sum(entry.num_bytes for entry in self._kept.entries())
-        return folder, disk_budget(self._config.cache.disk_budget or 0, folder, kept_bytes=kept_bytes)
+        taken = self._kept.num_bytes()
+        return folder, disk_budget(self._config.cache.disk_budget or 0, folder, kept_bytes=taken) - taken
+
+    def _all_kept(self) -> int:
+        """Bytes of all stores that later runs may find together, on this node."""
+        taken = self._kept.num_bytes()
+        return self._spill()[1] + taken
 
     def _layouts(self) -> dict[str, StoreLayout]:
         return {split: self._layout(dataset) for split, dataset in self._datasets.items()}
@@ -251,7 +254,7 @@ class AutoCache:
         if self.boundary is not None and frozen < self.boundary:
             assert self._cache is not None
             if self._cache.is_kept:  # others may read them
-                self._publisher.wait()
+                self._end_publication()
                 self._cache.close()
                 self._cache = None
             elif self._world.local_rank == 0:
@@ -270,7 +273,7 @@ class AutoCache:
         """
         start = perf_counter()
         source = self.boundary if self.boundary is not None and self.boundary <= target else None
-        if self._next is not None and self._next.is_complete:
+        if self._next is not None and self._next.is_kept:
             self._check(self._next, target)
         into = self._next or self._cache
         assert into is not None
@@ -279,7 +282,7 @@ class AutoCache:
             done = self._compute(into, source=source, target=target)
         parts = values_of_ranks(done)  # also a barrier: no rank reads before all have written
         if self._cache is not None and into is not self._cache:
-            self._publisher.wait()
+            self._end_publication()
             self._cache.close()
         self._cache, self._next, self.boundary, self.is_of_start = into, None, target, at_start
         self.path.append(target)
@@ -288,6 +291,10 @@ class AutoCache:
         stop, samples = self._chain.numbering.behind(target), sum(parts, Counter())
         is_found = all(values_of_ranks(into.is_complete))
         return Advance(seconds=perf_counter() - start, stop=stop, samples=samples, is_found=is_found)
+
+    def _end_publication(self) -> None:
+        """Collective. Waits, on all ranks, as long as a disk takes."""
+        led_by(self._world.rank - self._world.local_rank, self._publisher.wait)
 
     def _compute(self, into: ActivationCache, *, source: int | None, target: int) -> Counter[tuple[int, int]]:
         """This rank's part of an advance pass."""
@@ -307,13 +314,13 @@ class AutoCache:
             )
         return done
 
-    def _check(self, found: ActivationCache, boundary: int) -> None:
+    def _check(self, kept: ActivationCache, boundary: int) -> None:
         """Collective. Deletes stores of another run that hold something else than this job would compute, by a batch of
-        each rank, and reserves others. Raises UserError where there is no memory for them.
+        each rank, and reserves memory on all nodes. Raises UserError where there is none.
         """
         world = self._world
-        is_same = agrees(
-            found.stores["train"],
+        is_same = not kept.is_complete or agrees(
+            kept.stores["train"],
             self._datasets["train"],
             self._chain,
             boundary=boundary,
@@ -321,11 +328,13 @@ class AutoCache:
             num_workers=world.local_size,
             rows=self._rows,
         )
-        if all(values_of_ranks(is_same)):
+        answers = values_of_ranks(is_same)
+        if all(answers):
             return
-        key = None if found.held is None else found.held.key
-        found.close()
-        if key is not None:
+        first = world.rank - world.local_rank
+        key = None if kept.held is None else kept.held.key
+        kept.close()
+        if key is not None and not all(answers[first : first + world.local_size]):
             self._kept.delete(key)
         self._next, reason = self._opened()
         if reason:

@@ -213,19 +213,24 @@ class KeptStores:
                 shutil.rmtree(part, ignore_errors=True)
                 os.close(descriptor)
 
+    def num_bytes(self) -> int:
+        """Bytes of all entries, those that are being filled too."""
+        filling = 0
+        for store in self._folder.glob("*.part/*.store"):
+            with contextlib.suppress(OSError):
+                filling += store.stat().st_size
+        return filling + sum(entry.num_bytes for entry in self.entries())
+
     def _make_room(self, num_bytes: int, budget: int) -> bool:
-        """Deletes entries until ``num_bytes`` more fit. Returns whether they do."""
-        if num_bytes > budget:
-            return False
+        """Deletes entries until ``num_bytes`` more fit, if enough can be deleted. Returns whether they fit."""
         self._delete_unfinished()
-        entries = self.entries()
-        total = sum(entry.num_bytes for entry in entries)
-        for entry in entries:
-            if total + num_bytes <= budget:
-                break
-            if self.delete(entry.key):
-                total -= entry.num_bytes
-        return total + num_bytes <= budget
+        excess, unused = self.num_bytes() + num_bytes - budget, [entry for entry in self.entries() if not entry.in_use]
+        if excess > sum(entry.num_bytes for entry in unused):
+            return False
+        for entry in unused:
+            if excess > 0 and self.delete(entry.key):
+                excess -= entry.num_bytes
+        return excess <= 0
 
     def _record(self, key: str) -> dict[str, Any] | None:
         """The record of a complete entry; None where there is none that can be read."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from threading import Event, Thread
 from typing import Any
@@ -25,8 +24,12 @@ class Publisher:
         self._thread.start()
 
     def _run(self, held: Held, about: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError, UserError):
-            held.publish(about, is_cancelled=self._cancelled.is_set)
+        try:
+            is_published = held.publish(about, is_cancelled=self._cancelled.is_set)
+        except (OSError, UserError):
+            is_published = False
+        if not is_published:
+            held.close()  # what is mapped can still be read here
 
     def wait(self) -> None:
         """Returns when the entry is complete."""

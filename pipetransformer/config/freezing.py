@@ -18,8 +18,9 @@ class FreezeConfig(Section):
         description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
         "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
         "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
-        "changes. `guarded`: as many as a linear probe shows to be free, then more where that pays and `guard` "
-        "keeps it. `none`: no block, ever. `package.module:Class`: your own, found from the working directory too (see "
+        "changes. `guarded`: as many as a linear probe shows to be free, a sixth to five sixths, then more where that "
+        "pays and the guard keeps it. `none`: no block, ever. `package.module:Class`: your own, found from the working "
+        "directory too (see "
         "[extending.md](extending.md)).",
     )
     options: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
@@ -42,7 +43,7 @@ class FreezeConfig(Section):
     guard: bool = Field(
         default=False,
         description="Set a tenth of the training samples aside, at most 1,000, and undo a freeze by which their loss "
-        "rises; not under policy `none`.",
+        "rises; never under policy `none`, always under `guarded`.",
     )
     probe: bool = Field(
         default=False,
@@ -52,3 +53,8 @@ class FreezeConfig(Section):
     patience: Count = Field(
         default=1, description="A block freezes or thaws only where so many decisions in a row agree (hysteresis)."
     )
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether samples are set aside for the guard: policy ``guarded`` is nothing without it."""
+        return self.policy == "guarded" or (self.guard and self.policy != "none")

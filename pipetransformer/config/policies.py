@@ -6,6 +6,7 @@ A policy is imported when it is used. ``docs/extending.md`` shows how to add one
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -82,9 +83,19 @@ def _imported(path: str) -> Any:
         found = getattr(policy, need, None)
         if not (callable(found) if need == "decide" else isinstance(found, bool)):
             raise _refused(path, f"a policy needs {need}, {words}")
+    if not _takes_signals(policy):
+        raise _refused(path, "decide must take one argument, the signals")
     if not (isinstance(options := getattr(policy, "Options", None), type) and issubclass(options, Section)):
         raise _refused(path, "a policy needs Options, a class of pipetransformer.config.Section")
     return policy
+
+
+def _takes_signals(policy: type) -> bool:
+    try:
+        inspect.signature(policy.decide).bind(object(), object())  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _refused(path: str, why: str) -> UserError:

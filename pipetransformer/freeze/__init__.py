@@ -3,7 +3,7 @@
 from pipetransformer.freeze.controller import AutoFreeze, FreezeDecision
 from pipetransformer.freeze.guard import Guard, Verdict
 from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy
-from pipetransformer.freeze.probe import free_blocks, transfer
+from pipetransformer.freeze.probe import blocks_at_start, free_blocks, transfer
 
 __all__ = [
     "AutoFreeze",
@@ -13,6 +13,7 @@ __all__ = [
     "Policy",
     "Signals",
     "Verdict",
+    "blocks_at_start",
     "build_policy",
     "free_blocks",
     "transfer",

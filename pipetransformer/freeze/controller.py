@@ -22,12 +22,14 @@ class FreezeDecision:
         interval: intervals since the warm-up (T).
         frozen: the wanted number of frozen blocks (n).
         norms: mean gradient norm of every block over the interval; None if the policy reads none.
+        payoffs: (frozen blocks, predicted seconds saved, seconds spent) for each number that the policy asked about.
     """
 
     step: int
     interval: int
     frozen: int
     norms: tuple[float, ...] | None
+    payoffs: tuple[tuple[int, float, float], ...] = ()
 
 
 class AutoFreeze:
@@ -74,7 +76,7 @@ class AutoFreeze:
             warmup_steps=freeze.warmup.steps(batches_per_epoch),
             max_frozen=num_blocks if freeze.max_frozen is None else freeze.max_frozen,
             patience=freeze.patience,
-            guard=Guard(guard_interval(batches_per_epoch)) if freeze.guard and freeze.policy != "none" else None,
+            guard=Guard(guard_interval(batches_per_epoch)) if freeze.is_guarded else None,
             is_pretrained=config.model.pretrained,
         )
 
@@ -161,13 +163,21 @@ class AutoFreeze:
         """
         assert self.policy is not None
         interval, norms, answer = self._interval(step), None, frozen
+        asked: list[tuple[int, float, float]] = []
+
+        def ask(wanted: int) -> Payoff:
+            assert payoff is not None
+            found = payoff(wanted)
+            asked.append((wanted, found.saved, found.spent))
+            return found
+
         if self._policy_is_due(step):
             norms = tuple(total / self._norm_steps for total in self._norm_sums) if self._norm_steps else None
             answer = self._answered(
                 Signals(
                     *(interval, frozen, norms, self._before, self._scores, self._is_pretrained),
-                    remaining_intervals=remaining_steps / self._every,
-                    payoff=payoff,
+                    remaining_passes=remaining_steps / (self._every if self.guard is None else self.guard.every),
+                    payoff=None if payoff is None else ask,
                 ),
                 step=step,
             )
@@ -176,7 +186,7 @@ class AutoFreeze:
                 answer = min(answer, frozen)
             most = self.guard.most(step)
             answer = answer if most is None else min(answer, most)
-        return FreezeDecision(step, interval, min(answer, self._max_frozen), norms)
+        return FreezeDecision(step, interval, min(answer, self._max_frozen), norms, tuple(asked))
 
     def _answered(self, signals: Signals, *, step: int) -> int:
         """The policy's answer, by its patience."""

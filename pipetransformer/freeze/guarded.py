@@ -5,16 +5,15 @@ from __future__ import annotations
 from pipetransformer.config.types import Section
 from pipetransformer.freeze.guard import TENTATIVE_INTERVALS
 from pipetransformer.freeze.policy import Policy, Signals
-from pipetransformer.freeze.probe import STAGES, free_blocks
+from pipetransformer.freeze.probe import STAGES, blocks_at_start
 
 _LEAST_RETURN = 1.05  # seconds saved for a second spent
 
 
 class GuardedPolicy(Policy):
-    """Freezes from the first step on as large a share of the blocks as they compute of the task (``free_blocks``), a
-    sixth at least; of a model that is not pre-trained nothing. Then a sixth more at a time, where that is predicted to
-    save more seconds over the rest of the run than it costs, and time is left for the guard to judge it. A sixth of the
-    blocks always trains.
+    """Freezes from the first step on as many blocks as are free (``blocks_at_start``). Then a sixth more at a time,
+    where that is predicted to save more seconds over the rest of the run than it costs, and time is left for the guard
+    to judge it. A sixth of the blocks always trains.
     """
 
     class Options(Section):
@@ -24,13 +23,14 @@ class GuardedPolicy(Policy):
     needs_probe = True
 
     def decide(self, signals: Signals) -> int:
-        stage = -(-self.num_blocks // STAGES)
-        most = self.num_blocks - stage
-        if signals.interval == 0:
-            free = 0 if signals.scores is None else free_blocks(signals.scores)
-            return min(max(free, stage), most) if signals.is_pretrained else 0
-        wanted = signals.frozen + stage
-        if wanted > most or signals.remaining_intervals <= TENTATIVE_INTERVALS or signals.payoff is None:
-            return signals.frozen
+        frozen, sixth = signals.frozen, -(-self.num_blocks // STAGES)
+        first = blocks_at_start(signals.scores, num_blocks=self.num_blocks, is_pretrained=signals.is_pretrained)
+        if signals.interval == 0 or frozen < first:
+            return max(frozen, first)
+        wanted = frozen + sixth
+        if wanted > self.num_blocks - sixth or signals.payoff is None:
+            return frozen
+        if signals.remaining_passes <= TENTATIVE_INTERVALS:
+            return frozen
         payoff = signals.payoff(wanted)
-        return wanted if payoff.saved > _LEAST_RETURN * payoff.spent else signals.frozen
+        return wanted if payoff.saved > _LEAST_RETURN * payoff.spent else frozen

@@ -21,8 +21,8 @@ class Payoff:
     """Predicted seconds of the rest of a run with more blocks frozen.
 
     Attributes:
-        saved: fewer seconds of steps and evaluations; below 0 for more.
-        spent: seconds of the transition and the advance pass.
+        saved: fewer seconds of steps; below 0 for more.
+        spent: seconds of the transition, and those that the advance pass and evaluations take more.
     """
 
     saved: float
@@ -42,8 +42,9 @@ class Signals:
         scores: share of the labels' variance that a linear head explains at every boundary before training, that behind
             the stem first [blocks + 1]; None where no one has asked for it, and for questions.
         is_pretrained: whether training began with published weights.
-        remaining_intervals: number of intervals to come.
-        payoff: gives the predicted payoff of so many frozen blocks; None where nothing is predicted.
+        remaining_passes: number of the guard's passes to come; of decisions, where there is no guard.
+        payoff: gives the predicted payoff of so many frozen blocks; None where nothing is predicted. All ranks must ask
+            about the same numbers.
     """
 
     interval: int
@@ -52,7 +53,7 @@ class Signals:
     before: Sequence[float] | None = None
     scores: Sequence[float] | None = None
     is_pretrained: bool = True
-    remaining_intervals: float = math.inf
+    remaining_passes: float = math.inf
     payoff: Callable[[int], Payoff] | None = None
 
 

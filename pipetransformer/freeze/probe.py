@@ -27,3 +27,16 @@ def free_blocks(scores: Sequence[float]) -> int:
     """The number of leading blocks to start with: as large a share of all, in sixths, as they explain; rounded up."""
     found = transfer(scores)
     return 0 if found < _NOISE else math.ceil((len(scores) - 1) * math.ceil(STAGES * found - 1e-9) / STAGES)
+
+
+def blocks_at_start(scores: Sequence[float] | None, *, num_blocks: int, is_pretrained: bool) -> int:
+    """The number of blocks to start with: ``free_blocks``, a sixth at least, which cost nothing wherever it was tried,
+    and a sixth less than all at most; none of a model that is not pre-trained.
+
+    Args:
+        scores: as above; None for none.
+    """
+    if not is_pretrained:
+        return 0
+    sixth = -(-num_blocks // STAGES)
+    return min(max(0 if scores is None else free_blocks(scores), sixth), num_blocks - sixth)

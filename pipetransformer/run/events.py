@@ -116,10 +116,12 @@ class Probed(Event):
     Attributes:
         scores: share of the labels' variance that each explains, behind the stem first [blocks + 1]; None for
             questions.
+        free: the number of blocks to start with.
         seconds: wall-clock seconds of it all.
     """
 
     scores: tuple[float, ...] | None
+    free: int
     seconds: float
 
 

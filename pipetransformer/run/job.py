@@ -134,9 +134,11 @@ def _load_data(
         datasets = load_squad(config.data, tokenizer=built.tokenizer, lead=lead)
     else:
         datasets = load_text_data(config.data, info=info, tokenizer=built.tokenizer, lead=lead)
-    if config.freeze.guard and config.freeze.policy != "none":
+    if config.freeze.is_guarded:
         if (parts := set_aside(datasets["train"], seed=config.train.seed)) is None:
-            raise UserError("freeze.guard: too few training samples to set any aside; give freeze.guard=false")
+            raise UserError(
+                "freeze.guard: too few training samples to set any aside; give freeze.guard=false, not policy guarded"
+            )
         datasets["train"], datasets[SET_ASIDE] = parts
     return datasets
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipetransformer.freeze import Verdict, free_blocks, transfer
+from pipetransformer.freeze import Verdict, transfer
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 
 __all__ = ["of_layouts", "of_probe", "of_verdict"]
@@ -23,13 +23,12 @@ def of_layouts(layouts: StaticLayouts) -> str:
     return f"static layouts, a full step of mean length: {told}; {best}{left_out}"
 
 
-def of_probe(scores: Sequence[float] | None, *, seconds: float) -> str:
-    """The scores of the linear probe at every boundary, and where they say to start."""
+def of_probe(scores: Sequence[float] | None, *, free: int, seconds: float) -> str:
+    """The scores of the linear probe at every boundary, and the number of blocks to start with."""
     if scores is None:
         return "linear probe: there is none for questions, whose labels are positions"
     each = " ".join(f"{score:.2f}" for score in scores)
-    free, blocks = free_blocks(scores), len(scores) - 1
-    advice = f"start with {free} of {blocks} blocks frozen" if free else "do not freeze here"
+    advice = f"start with {free} of {len(scores) - 1} blocks frozen" if free else "do not freeze here"
     return (
         f"linear probe: a linear head behind the stem and each block explains {each} of the labels' variance; the "
         f"blocks compute {transfer(scores):.2f} of what the stem leaves open: {advice} ({seconds:.1f} s)"

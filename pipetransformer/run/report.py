@@ -163,10 +163,11 @@ class Report:
 
     @hear.register
     def _probed(self, event: events.Probed) -> None:
-        """Its time is one of training: without freezing, no one would need it."""
-        self.totals.add_train(event.seconds)
-        self._tracker.event("probe", scores=event.scores, seconds=event.seconds)
-        self._tracker.line(lines.of_probe(event.scores, seconds=event.seconds))
+        """Its time is one of training and not of set-up: without freezing, no one would need it."""
+        self.totals.train_s += event.seconds
+        self.totals.setup_s -= event.seconds
+        self._tracker.event("probe", **asdict(event))
+        self._tracker.line(lines.of_probe(event.scores, free=event.free, seconds=event.seconds))
 
     @hear.register
     def _watched(self, event: events.Watched) -> None:

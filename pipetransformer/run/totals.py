@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import BeforeValidator
 
 from pipetransformer.run.tracking import Transition
+
+
+def _by_tier(found: object) -> object:
+    """Older checkpoints have the bytes of the host alone."""
+    return {"host": found} if isinstance(found, int) else found
 
 
 @dataclass(slots=True)
@@ -42,7 +50,7 @@ class Totals:
     transitions: list[Transition] = field(default_factory=list)
     hits: int = 0
     misses: int = 0
-    cache_bytes: dict[str, int] = field(default_factory=dict)
+    cache_bytes: Annotated[dict[str, int], BeforeValidator(_by_tier)] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     best_metrics: dict[str, float] = field(default_factory=dict)
 
