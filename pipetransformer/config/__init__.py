@@ -1,4 +1,4 @@
-"""The configuration: every key in ``schema.py``, read from YAML and dotted overrides. No torch."""
+"""The configuration: every key in ``schema.py`` and ``freezing.py``, read from YAML and dotted overrides. No torch."""
 
 from pipetransformer.config.freezing import FreezeConfig
 from pipetransformer.config.page import config_page

@@ -20,8 +20,7 @@ class FreezeConfig(Section):
         "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
         "changes. `guarded`: as many as a linear probe shows to be free, a sixth to five sixths, then more where that "
         "pays and the guard keeps it. `none`: no block, ever. `package.module:Class`: your own, found from the working "
-        "directory too (see "
-        "[extending.md](extending.md)).",
+        "directory too (see [extending.md](extending.md)).",
     )
     options: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
         default_factory=dict, description="Options of a `package.module:Class`, which checks them itself."

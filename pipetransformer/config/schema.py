@@ -1,4 +1,4 @@
-"""The configuration: every key, its type, its default and its meaning, in one place.
+"""The configuration: every key, its type, its default and its meaning; those of ``freeze`` in ``freezing.py``.
 
 ``load_config`` reads a YAML file and dotted overrides.
 """
