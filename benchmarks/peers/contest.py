@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
 
+from benchmarks.peers import timm_ranks
 from benchmarks.peers.timm_train import arguments_of, step_seconds
 from benchmarks.support.kept import KeptRows, key_of
 from benchmarks.support.measure import environment
@@ -164,7 +165,8 @@ def run(name: str, task: Task, overrides: Sequence[str], *, ranks: int, timm: Pa
             assert timm is not None and task.pictures is not None
             config, output = load_config(task.config, overrides), Path(folder) / "out"
             given = arguments_of(config, data=task.pictures, ranks=ranks, output=output, workers=workers)
-            command = [sys.executable, "-c", _PEAK, str(result), *launcher, str(timm.resolve()), *given]
+            script = [str(Path(timm_ranks.__file__)), str(timm.resolve())] if ranks > 1 else [str(timm.resolve())]
+            command = [sys.executable, "-c", _PEAK, str(result), *launcher, *script, *given]
         else:
             script = ["benchmarks.peers.hf_trainer", str(workers)] if name == HF else ["benchmarks.peers.ours"]
             given = [*overrides, f"run.dir={folder}/runs", "run.id=peer"]
