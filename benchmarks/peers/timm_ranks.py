@@ -1,6 +1,6 @@
 """timm's script as a rank of several on a CPU: it hands DDP its device, which DDP refuses there (torch 2.15, timm 1.0).
 
-    torchrun --nproc-per-node N timm_ranks.py FILE ARGUMENT ...
+torchrun --nproc-per-node N timm_ranks.py FILE ARGUMENT ...
 """
 
 from __future__ import annotations
