@@ -75,7 +75,9 @@ class Trainer:
         self.checkpoints = CheckpointStore(config, run_dir=folder.path, job=job, calendar=calendar, world=world)
         self.origin = Origin(config, job=job, checkpoints=self.checkpoints, calendar=calendar, world=world)
 
-        self.autofreeze = AutoFreeze.of(config, num_blocks=chain.num_blocks, batches_per_epoch=batches_per_epoch)
+        self.autofreeze = AutoFreeze.of(
+            config, num_blocks=chain.num_blocks, batches_per_epoch=batches_per_epoch, guard=job.guard
+        )
         self.autopipe = AutoPipe(config, chain=chain, world=world, calendar=calendar)
         keeps_state = bool(self.origin.replayed) or self.autofreeze.may_unfreeze
         self.autodp = AutoDP(config, chain=chain, world=world, keeps_frozen_state=keeps_state)
@@ -89,11 +91,13 @@ class Trainer:
             autodp=self.autodp,
             stores=self.autocache.store,
             probe=probe,
-            sums_norms=self.autofreeze.needs_norms,
+            needs_norms=self.autofreeze.needs_norms,
         )
         self.guards = Guards(self.engine, world.rank, self.checkpoints)
         self.steps = StepRunner(
-            config, self.engine, calendar, self.autopipe, self.autocache, guards=self.guards, tell=self._tell
+            *(config, self.engine, calendar, self.autofreeze, self.autopipe, self.autocache),
+            guards=self.guards,
+            tell=self._tell,
         )
         self.report = Report(
             config, world, folder=folder, total_steps=calendar.total_steps, started=started, best_by=job.best_by
@@ -139,23 +143,17 @@ class Trainer:
 
     def _decide_live(self, current: ParallelPlan) -> None:
         autofreeze = self.autofreeze
-        self._observe_norms()
         was_tentative = autofreeze.is_tentative
         if autofreeze.guard_is_due(self.step):
             self._watch()
         offers = partial(
             self.autocache.offers,
             evaluations=self.calendar.evaluations_from(self.step),
-            guard_passes=autofreeze.passes_between(self.step, self.calendar.total_steps),
+            guard_passes=autofreeze.passes_from(self.step),
             at_start=self.step == 0,
         )
         gains = partial(self.autopipe.gains, step=self.step, current=current, offers=offers)
-        decision = autofreeze.decide(
-            self.step,
-            frozen=current.frozen,
-            remaining_steps=self.calendar.total_steps - self.step,
-            payoff=lambda frozen: Payoff(*gains(frozen)),
-        )
+        decision = autofreeze.decide(self.step, frozen=current.frozen, payoff=lambda frozen: Payoff(*gains(frozen)))
         is_trial = autofreeze.guard is not None and decision.frozen > current.frozen and self.step > 0
         if is_trial and not autofreeze.guard_is_due(self.step):
             self._watch()
@@ -178,7 +176,8 @@ class Trainer:
     def _watch(self) -> None:
         """Looks at the samples set aside, for the guard."""
         start = perf_counter()
-        verdict = self.autofreeze.watch(self.step, self.engine.sample_losses(SET_ASIDE).tolist())
+        losses = self.engine.sample_losses(SET_ASIDE).tolist()
+        verdict = self.autofreeze.watch(self.step, losses, frozen=self.engine.plan.frozen)
         self._tell(events.Watched(verdict, perf_counter() - start))
 
     def _enter(self, plan: ParallelPlan, *, reason: str, choice: Choice | None = None) -> None:
@@ -256,8 +255,16 @@ class Trainer:
         for boundary in origin.refill_path(plan.cached):
             self._advance(boundary, at_start=origin.cached_at_start, is_refill=True)
         reset_peak_memory(self.world.device)
-        never_freezes = not origin.replayed and self.autofreeze.never_freezes(self.calendar.total_steps)
-        self._tell(events.TrainingStarts(plan, never_freezes))
+        self._tell(events.TrainingStarts(plan, self._freezing()))
+
+    def _freezing(self) -> events.Freezing:
+        """What AutoFreeze will do, as far as it is known."""
+        autofreeze = self.autofreeze
+        if self.origin.replayed:
+            return events.Freezing()
+        is_watched = autofreeze.guard is not None
+        lacks_guard = self.config.freeze.is_guarded and not is_watched
+        return events.Freezing(autofreeze.never_freezes(), autofreeze.schedule(), is_watched, lacks_guard)
 
     def _probe(self) -> events.Probed | None:
         """Fits linear heads at every boundary, where AutoFreeze or the user wants them, while all weights are here."""
@@ -272,7 +279,6 @@ class Trainer:
         return events.Probed(scores, free, perf_counter() - began)
 
     def _save_checkpoint(self) -> None:
-        self._observe_norms()
         state = {
             "freeze": self.autofreeze.state_dict(),
             "cache": self.autocache.path,
@@ -288,11 +294,6 @@ class Trainer:
             save_model(self.job.built, self.report.folder.path / "model" / name, weights)
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
-
-    def _observe_norms(self) -> None:
-        """Gives AutoFreeze the gradient norms of the steps since the last time."""
-        norm_sums, num_steps = self.engine.take_norms()
-        self.autofreeze.observe(norm_sums, num_steps=num_steps)
 
     def _tell(self, event: events.Event) -> None:
         for listener in self.listeners:

@@ -108,22 +108,34 @@ def test_intervals_warmup_and_cap(name: str, every: int, warmup: int, max_frozen
 
 def test_a_configuration_gives_its_intervals_cap_and_patience(tmp_path: Path) -> None:
     """Epochs of 10 steps: asked after 5, 25, 45 ... steps; two answers must agree."""
-    keys = ("freeze.alpha=0.5", "freeze.every=2 epochs", "freeze.warmup=5 steps", "freeze.patience=2")
+    keys = ("freeze.alpha=0.5", "freeze.every=2 epochs", "freeze.warmup=5 steps", "freeze.patience=2", "train.epochs=7")
     controller = AutoFreeze.of(configuration(tmp_path, *keys), num_blocks=12, batches_per_epoch=10)
     assert [step for step in range(50) if controller.due(step)] == [5, 25, 45]
     assert frozen_by_step(controller, num_steps=70)[5::20] == [0, 0, 6, 9]
     capped = AutoFreeze.of(configuration(tmp_path, *keys, "freeze.max_frozen=7"), num_blocks=12, batches_per_epoch=10)
     assert frozen_by_step(capped, num_steps=70)[5::20] == [0, 0, 6, 7]
-    assert not controller.never_freezes(46) and controller.never_freezes(45), "the first answer of a schedule is 0"
+    assert controller.schedule() == ((45, 6), (65, 9)) and capped.schedule() == ((45, 6), (65, 7))
+    short = [
+        AutoFreeze.of(configuration(tmp_path, *keys, f"train.epochs={n}"), num_blocks=12, batches_per_epoch=10)
+        for n in (4, 5)
+    ]
+    assert [each.never_freezes() for each in short] == [True, False], "the first answer of a schedule is 0"
 
 
 @pytest.mark.parametrize("warmup", [0, 5])
 @pytest.mark.parametrize("name", ["static", "schedule", "paper", "percentile"])
 def test_a_run_that_ends_before_anything_can_freeze_is_told_so(name: str, warmup: int) -> None:
-    controller = AutoFreeze(policy(name, max_frozen=3), every_steps=10, warmup_steps=warmup, max_frozen=12)
     first = {"static": 0, "schedule": 1, "paper": 1, "percentile": 1 if warmup else 2}[name]
     last = warmup + 10 * first
-    assert controller.never_freezes(last) and not controller.never_freezes(last + 1)
+
+    def controller_of(total_steps: int) -> AutoFreeze:
+        built = policy(name, max_frozen=3)
+        return AutoFreeze(built, every_steps=10, warmup_steps=warmup, max_frozen=12, total_steps=total_steps)
+
+    controller = controller_of(last + 1)
+    assert controller_of(last).never_freezes() and not controller.never_freezes()
+    known = controller.schedule() if name in ("static", "schedule") else None
+    assert known is None if name in ("paper", "percentile") else known == ((last, {"static": 3, "schedule": 6}[name]),)
     frozen, history = 0, []
     for step in range(last + 1):
         if controller.due(step):

@@ -13,8 +13,10 @@ import torch
 from laws import STATIC, Case, Weights, configuration, deviation, final_weights, plain_run
 from ranks import RankPool
 
+from pipetransformer.config import FreezeConfig
 from pipetransformer.data import Dataset
 from pipetransformer.data.set_aside import set_aside
+from pipetransformer.freeze import AutoFreeze, GuardSize, build_policy, guard_size
 from pipetransformer.freeze.guard import Guard, Pass, Verdict, paired_error, predicted_loss
 from pipetransformer.process.world import World
 from pipetransformer.run import events
@@ -75,10 +77,70 @@ def test_a_guard_goes_on_from_its_state() -> None:
 
 
 def test_the_curve_of_the_passes() -> None:
-    passes = [Pass(0, 9.0), *(Pass(step, curve(step)) for step in (10, 20, 30))]
-    assert predicted_loss(passes, step=50) == pytest.approx(curve(50)), "step 0 is no part of the curve"
-    assert predicted_loss(passes[:3], step=50) == curve(20), "two points tell no curve"
+    passes = [Pass(step, curve(step)) for step in (10, 20, 30)]
+    assert predicted_loss(passes, step=50) == pytest.approx(curve(50))
     assert paired_error([1.0, 2.0], [0.0, 1.0]) == 0 and paired_error([1.0], [0.0]) == float("inf")
+
+
+def test_a_freeze_is_judged_by_a_curve_before_it_and_with_time_left() -> None:
+    guard = Guard(EVERY)
+    able = []
+    for step in (10, 20, 30):
+        guard.observe(step, losses(curve(step)))
+        able.append([guard.can_judge(step, total_steps=total) for total in (step + 20, step + 21)])
+    assert able == [[False, False], [False, False], [False, True]], "three passes before it, and two behind it"
+    assert not guard.can_judge(31, total_steps=60) and guard.can_judge(31, total_steps=61), "at step 60"
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "batch_size", "epochs", "expected"),
+    [
+        (67_349, 32, 3, GuardSize(264, 760)),
+        (200_000, 32, 1, GuardSize(782, 1000)),
+        (8_000, 32, 3, GuardSize(50, 144)),  # 3 % of 50 steps of 32 samples, each worth three forwards
+        (1_000, 32, 10, GuardSize(50, 100)),  # a tenth
+        (2_000, 32, 3, None),  # 189 steps
+        (10, 1, 100, None),
+    ],
+)
+def test_passes_are_cheap(num_samples: int, batch_size: int, epochs: int, expected: GuardSize | None) -> None:
+    assert guard_size(num_samples, batch_size=batch_size, epochs=epochs) == expected
+
+
+SCORES = (0.0, *[0.5] * 12)  # for 6 of 12 blocks
+
+
+def decided(means: list[float], *, frozen: int, scores: tuple[float, ...] | None = SCORES) -> list[tuple[int, str]]:
+    """Decisions of a run of 200 steps with ``frozen`` blocks from the first step on, a pass each 10 steps."""
+    built = build_policy(FreezeConfig(policy="static", max_frozen=frozen), num_blocks=12)
+    controller = AutoFreeze(
+        *(built,), every_steps=EVERY, warmup_steps=0, max_frozen=12, guard=Guard(EVERY), total_steps=200
+    )
+    controller.probed(scores)
+    now, found = controller.decide(0, frozen=0).frozen, list[tuple[int, str]]()
+    for number, mean in enumerate(means, start=1):
+        controller.watch(number * EVERY, losses(mean, noise=0.01 * number), frozen=now)
+        decision = controller.decide(number * EVERY, frozen=now)
+        now = decision.frozen
+        found.append((now, decision.reason))
+    return found
+
+
+def test_blocks_that_no_evidence_is_for_thaw_once_the_loss_stays() -> None:
+    stays = [0.9, 0.6, 0.5, 0.5, 0.5, 0.5]
+    found = decided(stays, frozen=11)
+    assert [frozen for frozen, _ in found] == [11, 11, 11, 11, 6, 6]
+    assert "evidence is for 6 alone" in found[4][1] and found[5][1] == "these blocks thawed before"
+    assert {frozen for frozen, _ in decided([0.9, 0.6, 0.5, 0.4, 0.3, 0.2], frozen=11)} == {11}, "the loss falls"
+    assert {frozen for frozen, _ in decided(stays, frozen=6)} == {6}
+    assert {frozen for frozen, _ in decided(stays, frozen=11, scores=None)} == {11}, "questions have no probe"
+
+
+def test_what_the_guard_kept_is_trusted() -> None:
+    guard = Guard(EVERY, trusted=2)
+    watched(guard, frozen_at=40, rise=0.0, stop=50)
+    guard.observe(60, losses(curve(60), noise=0.5), frozen=4)
+    assert guard.trusted == 4
 
 
 # Samples set aside
@@ -98,17 +160,15 @@ class Numbered(Dataset):
         return {"x": torch.tensor([[int(i), -1 if epoch is None else epoch] for i in ids])}
 
 
-def test_a_tenth_is_set_aside_and_nothing_is_in_both() -> None:
+def test_samples_are_set_aside_and_nothing_is_in_both() -> None:
     data = Numbered(205)
-    parts = set_aside(data, seed=0)
+    parts = set_aside(data, most=20)
     assert parts is not None
     train, aside = parts
     ids = [set(part.labels.tolist()) for part in parts]  # a sample's label is its number
     assert len(aside) == 20 and not ids[0] & ids[1] and len(ids[0] | ids[1]) == 205
     assert train.augmented and not aside.augmented
-    again = set_aside(data, seed=1)
-    assert again is not None and set(again[1].labels.tolist()) != ids[1]
-    assert len({train.fingerprint, aside.fingerprint, again[0].fingerprint, data.fingerprint}) == 4
+    assert len({train.fingerprint, aside.fingerprint, data.fingerprint}) == 3
     rows = np.array([3, 0])
     assert aside.inputs(rows, length=8, epoch=2)["x"][:, 0].tolist() == aside.labels[rows].tolist()
     assert aside.inputs(rows, length=8, epoch=2)["x"][:, 1].tolist() == [-1, -1], "no epoch, no augmentation"
@@ -118,13 +178,11 @@ def test_a_tenth_is_set_aside_and_nothing_is_in_both() -> None:
 def test_samples_of_a_group_go_together_and_few_leave_none() -> None:
     data = Numbered(100)
     data.groups = np.arange(100) // 3
-    parts = set_aside(data, seed=0)
+    parts = set_aside(data, most=10)
     assert parts is not None and 8 <= len(parts[1]) <= 10
     groups = [set(part.groups.tolist()) for part in parts if part.groups is not None]
     assert not groups[0] & groups[1]
-    assert set_aside(Numbered(9), seed=0) is None
-    most = set_aside(Numbered(20_000), seed=0)
-    assert most is not None and len(most[1]) == 1000
+    assert set_aside(data, most=2) is None
 
 
 # Whole runs
@@ -146,7 +204,7 @@ def guarded_run(
     overrides = [*Case("vit", world.size, STATIC[1]).overrides(""), *extra, f"run.dir={folder}", "run.id=guarded"]
     told = -1.0 if undoes else 100.0
     with (
-        mock.patch("pipetransformer.freeze.controller.guard_interval", lambda batches: 2),
+        mock.patch("pipetransformer.run.job.guard_size", lambda *_, **__: GuardSize(2, 16)),
         mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, step: told),
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
@@ -154,7 +212,7 @@ def guarded_run(
     return final_weights(trainer), plans, verdicts
 
 
-GUARDED = ["freeze.policy=static", "freeze.max_frozen=4", "freeze.warmup=4 steps", "freeze.every=2 steps"]
+GUARDED = ["freeze.policy=static", "freeze.max_frozen=4", "freeze.warmup=6 steps", "freeze.every=2 steps"]
 
 
 @pytest.mark.parametrize("undoes", [False, True])
@@ -163,8 +221,8 @@ def test_a_guarded_run_is_the_plain_loop_on_the_rest(undoes: bool, ranks: RankPo
     (weights, plans, verdicts), *others = ranks.run(2, guarded_run, str(tmp_path), extra, undoes)
     assert all((plans, verdicts) == (theirs, heard) for _, theirs, heard in others), "ranks decided differently"
     frozen_at = {step: frozen for step, frozen, _ in plans}
-    assert frozen_at[4] == 4 and all(frozen == (0 if undoes else 4) for step, frozen in frozen_at.items() if step == 8)
-    assert all(cached is None for step, _, cached in plans if step < 8), "nothing is cached before a freeze is kept"
+    assert frozen_at[6] == 4 and all(frozen == (0 if undoes else 4) for step, frozen in frozen_at.items() if step == 10)
+    assert all(cached is None for step, _, cached in plans if step < 10), "nothing is cached before a freeze is kept"
     case = Case("vit", 2, tuple((step, frozen, 1) for step, frozen in frozen_at.items()))
     frozen = tuple((step, frozen) for step, frozen, _ in case.moves)
     expected, _ = plain_run("vit", frozen, (*case.overrides(""), *GUARDED, "freeze.guard=true"))

@@ -11,7 +11,7 @@ from laws import STATIC, Case, Weights, configuration, deviation, final_weights,
 from ranks import RankPool
 
 from pipetransformer.config import FreezeConfig
-from pipetransformer.freeze import Payoff, Policy, Signals, build_policy
+from pipetransformer.freeze import GuardSize, Payoff, Policy, Signals, build_policy
 from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.trainer import Trainer
@@ -43,19 +43,20 @@ def test_it_starts_with_what_is_free(
 
 
 @pytest.mark.parametrize(
-    ("frozen", "remaining", "saved", "spent", "expected"),
+    ("frozen", "scores", "saved", "spent", "expected"),
     [
-        (2, 3, 10.0, 9.0, 4),
-        (2, 3, 10.0, 9.6, 2),  # less than a twentieth more than it costs
-        (2, 2, 10.0, 1.0, 2),  # the guard could not judge it before the end
-        (8, 9, 10.0, 1.0, 10),
-        (10, 9, 10.0, 1.0, 10),  # some blocks always train
-        (2, 9, -1.0, 0.0, 2),
-        (2, 9, 0.0, math.inf, 2),
+        (2, None, 10.0, 9.0, 4),
+        (2, None, 10.0, 9.6, 2),  # less than a twentieth more than it costs
+        (2, [0.2] * 13, 10.0, 1.0, 2),  # the blocks hold nothing of the task
+        (2, [0.2] * 12 + [0.28], 10.0, 1.0, 4),
+        (8, None, 10.0, 1.0, 10),
+        (10, None, 10.0, 1.0, 10),  # some blocks always train
+        (2, None, -1.0, 0.0, 2),
+        (2, None, 0.0, math.inf, 2),
     ],
 )
 def test_it_proposes_a_stage_where_that_pays(
-    frozen: int, remaining: int, saved: float, spent: float, expected: int
+    frozen: int, scores: list[float] | None, saved: float, spent: float, expected: int
 ) -> None:
     asked: list[int] = []
 
@@ -63,12 +64,13 @@ def test_it_proposes_a_stage_where_that_pays(
         asked.append(wanted)
         return Payoff(saved, spent)
 
-    found = guarded(12).decide(Signals(3, frozen, remaining_passes=remaining, payoff=payoff))
+    found = guarded(12).decide(Signals(3, frozen, scores=scores, is_watched=True, payoff=payoff))
     assert found == expected and asked in ([], [frozen + 2])
 
 
 def test_it_proposes_nothing_where_nothing_is_predicted() -> None:
-    assert guarded(12).decide(Signals(3, 2, remaining_passes=9)) == 2
+    assert guarded(12).decide(Signals(3, 2, is_watched=True)) == 2
+    assert guarded(12).decide(Signals(3, 2, payoff=lambda wanted: Payoff(10.0, 1.0))) == 2, "no one would judge it"
 
 
 def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None, list[tuple[int, int]]]:
@@ -84,7 +86,7 @@ def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None
     with (
         mock.patch("pipetransformer.trainer.boundary_scores", lambda *_, **__: (0.0, *[0.5] * 6)),
         mock.patch("pipetransformer.pipe.controller.AutoPipe.gains", lambda *_, **__: (10.0, 1.0)),
-        mock.patch("pipetransformer.freeze.controller.guard_interval", lambda batches: 2),
+        mock.patch("pipetransformer.run.job.guard_size", lambda *_, **__: GuardSize(2, 16)),
         mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, step: told),
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
@@ -101,8 +103,8 @@ def test_a_run_is_the_plain_loop_with_its_freezes(undoes: bool, ranks: RankPool,
     (weights, plans), (_, theirs) = ranks.run(2, guarded_run, str(tmp_path), undoes)
     assert plans == theirs, "ranks decided differently"
     moves = [(step, frozen) for step, frozen in plans if frozen]
-    assert moves[0] == (0, 3) and moves[1] == (4, 4)
-    assert (moves[2] == (8, 3)) == undoes, moves
+    assert moves[0] == (0, 3) and moves[1] == (8, 4), "four steps between decisions, and three passes before the first"
+    assert (moves[2] == (12, 3)) == undoes, moves
     case = Case("vit", 2, tuple((step, frozen, 1) for step, frozen in moves))
     expected, _ = plain_run("vit", tuple(moves), (*case.overrides(""), *SETTINGS))
     assert weights is not None and deviation(weights, expected) < 1e-10

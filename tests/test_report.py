@@ -20,7 +20,7 @@ from test_tracking import PLAN
 from pipetransformer.cache import Advance
 from pipetransformer.config import load_config
 from pipetransformer.data import IGNORED
-from pipetransformer.engine import Move, Objective, PhaseSeconds
+from pipetransformer.engine import Move, NormSums, Objective, PhaseSeconds
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.freeze import FreezeDecision, Verdict
 from pipetransformer.process.world import World
@@ -32,9 +32,10 @@ from pipetransformer.run.tracking import Tracker
 
 CPU = torch.device("cpu")
 PHASES = [field.name for field in fields(PhaseSeconds)]
-FIGURES = StepFigures(2, 4.0, 0.5, 0.75, 16.0, 60, 4, [80, 40], {name: [1.0, 2.0] for name in PHASES})
+FIGURES = StepFigures(2, 4.0, 0.5, 0.75, 16.0, 60, 4, [80, 40], {name: [1.0, 2.0] for name in PHASES}, [0.0, 3.0])
 TOTALS = {"train_s": 7.0, "wall_s": 100.0, "hits": 3, "transitions": []}
-DECISION = FreezeDecision(step=6, interval=3, frozen=5, norms=(1.0, 2.0))
+DECISION = FreezeDecision(6, 3, 5, 7, (1.0, 2.0), ((7, 2.0, 0.5),), "it is so")
+FREEZING = events.Freezing(True, ((0, 2), (9, PLAN.num_blocks)), True, True)
 METRICS = {"accuracy": 0.25, "loss": 2.0}
 ADVANCE = Advance(seconds=3.0, stop=3, samples=Counter({(0, 16): 400}))
 
@@ -45,7 +46,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
         {"event": "resume", "step": 4, "resumed_from": "step-00000004", "changes": ["train.lr: 1 -> 2"]},
     ),
     (
-        events.TrainingStarts(PLAN, never_freezes=True),
+        events.TrainingStarts(PLAN, FREEZING),
         {
             **{"event": "run", "run_id": "x", "world_size": 1, "plan": PLAN.as_dict(), "total_steps": 20},
             "precision": "float32",
@@ -54,7 +55,10 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
     ),
     (
         events.Decided(DECISION),
-        {"event": "freeze_decision", "step": 6, "interval": 3, "frozen": 5, "norms": [1.0, 2.0], "payoffs": []},
+        {
+            **{"event": "freeze_decision", "step": 6, "interval": 3, "frozen": 5, "asked": 7, "norms": [1.0, 2.0]},
+            **{"payoffs": [[7, 2.0, 0.5]], "reason": "it is so"},
+        },
     ),
     (
         events.Held(7, 1, 5, "no room"),
@@ -89,6 +93,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
             **{"samples_per_s": 16.0, "hits": 60, "misses": 4},
             "sent_bytes_by_rank": [80, 40],
             "phase_seconds_by_rank": {name: [1.0, 2.0] for name in PHASES},
+            "gradient_norms": [0.0, 3.0],
         },
     ),
     (
@@ -99,9 +104,9 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
         },
     ),
     (
-        events.Watched(Verdict(13, 0.5, 2, True, True, 0.4, 0.05), 0.25),
+        events.Watched(Verdict(13, 0.5, 2, True, True, False, 0.4, 0.05), 0.25),
         {
-            **{"event": "guard", "step": 13, "loss": 0.5, "most": 2, "judged": True, "undone": True},
+            **{"event": "guard", "step": 13, "loss": 0.5, "most": 2, "judged": True, "undone": True, "flat": False},
             **{"predicted": 0.4, "error": 0.05, "seconds": 0.25},
         },
     ),
@@ -137,11 +142,21 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
     with mock.patch("pipetransformer.run.report.perf_counter", lambda: 0.0):
         for event, _ in LINES:
             report.hear(event)
-        again = (events.Held(15, 1, 5, "no room"), events.CacheDeclined(15, "no memory"))
+        again = (events.Decided(DECISION), events.Held(15, 1, 5, "no room"), events.CacheDeclined(15, "no memory"))
         for event in again:
             report.hear(event)
-    assert written(tmp_path) == [*(line for _, line in LINES), {**LINES[3][1], "step": 15}], "a cache is declined once"
-    assert said[0] == "resumed with another setting: train.lr: 1 -> 2" and said[2].startswith("nothing will freeze")
+    assert written(tmp_path) == [*(line for _, line in LINES), LINES[2][1], {**LINES[3][1], "step": 15}], (
+        "a cache is declined once"
+    )
+    assert said[0] == "resumed with another setting: train.lr: 1 -> 2"
+    blocks = PLAN.num_blocks
+    assert said[2:6] == [
+        "freeze.guard: 20 steps are too few to judge a freeze; no samples are set aside",
+        "nothing will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this run",
+        f"blocks to be frozen, of {blocks}: 2 from step 0 on, {blocks} from step 9 on, as far as the guard allows",
+        "warning: all blocks freeze at step 9 of 20; the head alone learns from then on, which often costs accuracy; "
+        "set freeze.max_frozen, or a longer freeze.every",
+    ]
     assert "step 9: another cut or cache, moved 0.0 MB in 0.500 s (paper)" in said
     undone = "step 13: the freeze is undone: loss of the samples set aside 0.5000, predicted 0.4000 ± 0.0500"
     assert undone in said
@@ -149,7 +164,8 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
         "linear probe: a linear head behind the stem and each block explains 0.10 0.55 0.50 of the labels' variance; "
         "the blocks compute 0.50 of what the stem leaves open: start with 1 of 2 blocks frozen (0.0 s)"
     ) in said
-    for once in ("AutoFreeze wants 5", "no cache: no memory"):
+    asks = "step 6: freeze.policy none asks for 7 frozen blocks (predicted: 7 would save 2.0 s for 0.5 s); 5, because "
+    for once in (f"{asks}it is so", "AutoFreeze wants 5", "no cache: no memory"):
         assert sum(once in line for line in said) == 1
 
 
@@ -192,8 +208,8 @@ def gathered(world: World) -> StepFigures:
     objective._num_samples += 2 + world.rank
     phases = PhaseSeconds(*(float(7 * world.rank + number) for number in range(1, 8)))
     return StepFigures.gather(
-        objective, phases, num_steps=4, seconds=2.0, hits=10 * world.rank + 1, misses=world.rank,
-        sent_bytes=80 - 40 * world.rank,
+        objective, phases, NormSums([4.0, 8.0], 4), num_steps=4, seconds=2.0, hits=10 * world.rank + 1,
+        misses=world.rank, sent_bytes=80 - 40 * world.rank,
     )  # fmt: skip
 
 
@@ -203,16 +219,18 @@ def test_figures_are_those_of_all_ranks(ranks: RankPool) -> None:
         num_steps=4, seconds=2.0, loss=10 / 5, accuracy=3 / 5, samples_per_s=5 / 2.0, hits=12, misses=1,
         sent_bytes_by_rank=[80, 40],
         phase_seconds_by_rank={name: [float(n), float(n + 7)] for n, name in enumerate(PHASES, start=1)},
+        gradient_norms=[1.0, 2.0],
     )  # fmt: skip
     metrics = one.metrics(PLAN, transition_seconds=0.5)
     assert metrics["forward_time_per_batch"] == (10 + 9) / 4 and metrics["backwards_time_per_batch"] == 11 / 4
     assert metrics["cache_hit_rate"] == 12 / 13 and metrics["comm_frequency"] == 0.0, "a single replica"
     assert (metrics["size_params_ddp_sum"], metrics["bandwidth"]) == (120 / 4, 120 / 2.0)
+    assert (metrics["gradient_norm/block_0"], metrics["gradient_norm/block_1"]) == (1.0, 2.0)
     assert (metrics["Train/Loss"], metrics["Train/Acc"], metrics["transition_seconds"]) == (2.0, 0.6, 0.5)
 
 
 def test_no_time_and_no_sample_divide_nothing() -> None:
-    figures = StepFigures(1, 0.0, 0.0, 0.0, 0.0, 0, 0, [0], {name: [0.0] for name in PHASES})
+    figures = StepFigures(1, 0.0, 0.0, 0.0, 0.0, 0, 0, [0], {name: [0.0] for name in PHASES}, NormSums([0.0], 0).mean)
     assert figures.hit_rate is None
     assert figures.metrics(PLAN, transition_seconds=0.0)["comm_frequency"] == 0.0
 

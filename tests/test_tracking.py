@@ -296,7 +296,7 @@ def test_metric_names_are_the_original_s() -> None:
     phases["reduction"] = [8.0, 1.0]
     figures = StepFigures(
         num_steps=2, seconds=8.0, loss=0.5, accuracy=0.9, samples_per_s=12.0, hits=0, misses=0,
-        sent_bytes_by_rank=[480, 160], phase_seconds_by_rank=phases,
+        sent_bytes_by_rank=[480, 160], phase_seconds_by_rank=phases, gradient_norms=None,
     )  # fmt: skip
     assert figures.metrics(replace(PLAN, pp=1, dp=2, boundaries=()), transition_seconds=7.0) == {
         "Train/Loss": 0.5, "Train/Acc": 0.9, "sample_throughput": 12.0, "comm_frequency": 0.25,

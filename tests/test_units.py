@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from unittest import mock
 
+import numpy as np
 import pytest
 from laws import (
     NUM_BLOCKS,
@@ -48,21 +49,22 @@ def norms_of(world: World, case: Case, folder: str) -> tuple[list[float], int]:
     write_replay(replay, case.plans())
     overrides = [*case.overrides(""), f"pipe.units={case.units}", "freeze.policy=paper", f"run.replay={replay}"]
     overrides += [f"run.dir={folder}", "run.id=norms", "run.overwrite=true"]
-    norms: list[tuple[list[float], int]] = []
-    kept: list[int] = []
+    sums, count, kept = np.zeros(NUM_BLOCKS), 0, list[int]()
 
     def listen(event: events.Event) -> None:
-        """Takes the gradient norms that AutoFreeze would be asked with at the end."""
-        if isinstance(event, events.Trained):
+        """Adds up the gradient norms that are told."""
+        nonlocal sums, count
+        if isinstance(event, events.Stepped):
             kept.append(len(trainer.engine.stepper._squares))
-        elif isinstance(event, events.Finished):
-            norms.append(trainer.engine.take_norms())
+        elif isinstance(event, events.Logged):
+            sums += np.array(event.figures.gradient_norms) * event.figures.num_steps
+            count += event.figures.num_steps
 
     trainer = Trainer(configuration(case.model, overrides), world, timed=False, listeners=[listen])
     with mock.patch.object(step, "_STEPS_TOGETHER", 3):
         trainer.run()
     assert 0 < max(kept) < 3, "norms are summed some steps at once, and a run that nobody asks for them keeps few"
-    return norms[0]
+    return sums.tolist(), count
 
 
 def test_the_norm_of_a_block_is_that_of_both_halves(ranks: RankPool, tmp_path: Path) -> None:

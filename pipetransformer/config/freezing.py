@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, JsonValue
 
@@ -19,8 +19,8 @@ class FreezeConfig(Section):
         "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
         "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
         "changes. `guarded`: as many as a linear probe shows to be free, a sixth to five sixths, then more where that "
-        "pays and the guard keeps it. `none`: no block, ever. `package.module:Class`: your own, found from the working "
-        "directory too (see [extending.md](extending.md)).",
+        "pays and the guard keeps it; an untrained model starts with none. `none`: no block, ever. "
+        "`package.module:Class`: your own, found from the working directory too (see [extending.md](extending.md)).",
     )
     options: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
         default_factory=dict, description="Options of a `package.module:Class`, which checks them itself."
@@ -29,7 +29,10 @@ class FreezeConfig(Section):
     percentile: Percent = Field(
         default=50.0, description="A block still changes at or above this percentile of all active blocks' changes."
     )
-    every: Every = Field(default=Interval(1, "epoch"), description="Time between decisions.")
+    every: Every | Literal["auto"] = Field(
+        default="auto",
+        description="Time between decisions; `auto`: an epoch, under `guarded` an eighth of one and at least 50 steps.",
+    )
     warmup: Warmup = Field(default=Interval(0, "step"), description="Time before the first decision counts.")
     max_frozen: CountOrZero | None = Field(
         default=None, description="No more blocks than this freeze; null sets no cap."
@@ -40,9 +43,10 @@ class FreezeConfig(Section):
         "blocks.",
     )
     guard: bool = Field(
-        default=False,
-        description="Set a tenth of the training samples aside, at most 1,000, and undo a freeze by which their loss "
-        "rises; never under policy `none`, always under `guarded`.",
+        default=True,
+        description="Set training samples aside, at most a tenth and 1,000, and undo a freeze by which their loss "
+        "rises; never under policy `none`, always under `guarded`, and not in a run of too few steps to judge any. `false` "
+        "is what the papers do.",
     )
     probe: bool = Field(
         default=False,

@@ -10,8 +10,6 @@ import torch
 
 from pipetransformer.data.dataset import Dataset
 
-MOST_SAMPLES, MOST_SHARE = 1000, 0.1
-
 
 class Part(Dataset):
     """Some samples of a dataset, numbered anew.
@@ -38,16 +36,18 @@ class Part(Dataset):
         return self._source.inputs(self._ids[ids], length=length, epoch=epoch if self._trains else None, keys=keys)
 
 
-def set_aside(data: Dataset, *, seed: int) -> tuple[Dataset, Dataset] | None:
-    """Draws a tenth of ``data``, at most 1,000 samples; samples of one group go together.
+def set_aside(data: Dataset, *, most: int) -> tuple[Dataset, Dataset] | None:
+    """Draws ``most`` samples of ``data``, or fewer where samples of one group go together.
+
+    Whatever the job's seed, the same ones: so that jobs of several seeds train on the same rest, and share its cache.
 
     Returns:
-        What is left to train on, and the samples set aside; None where there are too few for any.
+        What is left to train on, and the samples set aside; None where the first group is too large.
     """
     groups = np.arange(len(data)) if data.groups is None else data.groups
     names, sizes = np.unique(groups, return_counts=True)
-    order = np.random.default_rng([seed, len(data)]).permutation(len(names))
-    taken = order[np.cumsum(sizes[order]) <= min(MOST_SAMPLES, MOST_SHARE * len(data))]
+    order = np.random.default_rng(len(data)).permutation(len(names))
+    taken = order[np.cumsum(sizes[order]) <= most]
     if not len(taken):
         return None
     is_aside = np.isin(groups, names[taken])

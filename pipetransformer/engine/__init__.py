@@ -5,12 +5,13 @@ from pipetransformer.engine.evaluate import NotFinite
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed
 from pipetransformer.engine.objective import Objective
-from pipetransformer.engine.step import PhaseSeconds, Probe
+from pipetransformer.engine.step import NormSums, PhaseSeconds, Probe
 
 __all__ = [
     "Engine",
     "Feed",
     "Move",
+    "NormSums",
     "NotFinite",
     "Objective",
     "PhaseSeconds",

@@ -29,7 +29,7 @@ from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed, Incoming
 from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
-from pipetransformer.engine.step import Probe, Stepper
+from pipetransformer.engine.step import NormSums, Probe, Stepper
 from pipetransformer.engine.weights import gather_weights
 from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
@@ -61,7 +61,7 @@ class Engine:
         autodp: brings the units; None for one of its own, which forgets the state of frozen units.
         stores: gives the store of a split, or None where there is none.
         probe: called with (step, local gradients by name) after the reduction and before clipping.
-        sums_norms: whether gradient norms of blocks are summed up for ``take_norms``.
+        needs_norms: whether ``take_norms`` is to count every step.
 
     Attributes:
         objective: the loss, with its running figures.
@@ -78,7 +78,7 @@ class Engine:
         autodp: AutoDP | None = None,
         stores: Callable[[str], ActivationStore | None] = lambda split: None,
         probe: Probe | None = None,
-        sums_norms: bool = False,
+        needs_norms: bool = False,
     ) -> None:
         train = config.train
         self.chain, self.datasets = chain, datasets
@@ -86,7 +86,7 @@ class Engine:
         self._config, self._world, self._stores = config, world, stores
         self.objective = Objective(datasets["train"].kind, label_smoothing=train.label_smoothing, device=world.device)
         self.stepper = Stepper(
-            chain, train, objective=self.objective, rank=world.rank, probe=probe, needs_norms=sums_norms
+            chain, train, objective=self.objective, rank=world.rank, probe=probe, needs_norms=needs_norms
         )
         self._layout: Layout | None = None
         self._feeds: dict[str, Feed] = {}
@@ -222,8 +222,8 @@ class Engine:
         """
         self.stepper.run(self.layout, self.feed("train"), batch, step=step, lr=lr, probed=probed)
 
-    def take_norms(self) -> tuple[list[float], int]:
-        """Gradient norms [num_blocks], summed over the steps since the last call, and the number of these steps."""
+    def take_norms(self) -> NormSums:
+        """Gradient norms since the last call."""
         return self.stepper.take_norms(self.layout)
 
     # ---- results ---------------------------------------------------------------------------------------------------

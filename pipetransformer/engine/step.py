@@ -22,6 +22,7 @@ from pipetransformer.models import Chain
 from pipetransformer.process.device import seed
 
 _STEPS_TOGETHER = 64  # steps whose norms are summed at once: few collectives, little memory
+_SAMPLED = 16  # a step in so many has norms where nothing but the dashboard wants them
 
 Probe = Callable[[int, Mapping[str, Tensor]], None]
 """Called with (step, local gradients by name) after the reduction and before clipping."""
@@ -52,11 +53,30 @@ class PhaseSeconds:
     optimizer: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class NormSums:
+    """Gradient norms of the blocks, of the data-parallel gradient before clipping, 0 for frozen blocks.
+
+    Attributes:
+        sums: sum over some steps [blocks].
+        num_steps: number of these steps.
+    """
+
+    sums: list[float]
+    num_steps: int
+
+    @property
+    def mean(self) -> list[float] | None:
+        """Mean over the steps [blocks]; None for no step."""
+        return [total / self.num_steps for total in self.sums] if self.num_steps else None
+
+
 class Stepper:
     """Runs optimizer steps: forward, backward, reduction, clipping, update.
 
     Args:
-        needs_norms: whether gradient norms of blocks are summed up, for AutoFreeze.
+        needs_norms: whether every step's gradient norms are summed up, for AutoFreeze; else they are where they cost
+            nothing, because gradients are clipped, and of one step in 16 elsewhere.
         probe: called with (step, local gradients by name) after the reduction and before clipping.
 
     Attributes:
@@ -103,7 +123,7 @@ class Stepper:
         reduced = clock()
         if self._probe is not None and probed:
             self._probe(step, {n: p.grad for n, p in layout.parameters.items() if p.grad is not None})
-        scale = self._norms_and_scale(layout)
+        scale = self._norms_and_scale(layout, step)
         set_learning_rate(layout.optimizer, lr)
         if scale is None:
             layout.optimizer.step()
@@ -118,19 +138,18 @@ class Stepper:
         seconds.reduction += reduced - computed
         seconds.optimizer += clock() - reduced
 
-    def _norms_and_scale(self, layout: Layout) -> Tensor | None:
-        """Notes the norms for AutoFreeze. Returns the scale that clips the gradients; None where nothing is clipped."""
+    def _norms_and_scale(self, layout: Layout, step: int) -> Tensor | None:
+        """Notes the norms. Returns the scale that clips the gradients; None where nothing is clipped."""
         max_norm = self._train.max_grad_norm
-        if max_norm is None and not self._needs_norms:
+        if max_norm is None and not self._needs_norms and step % _SAMPLED:
             return None
         norms = gradient_norms(layout.gradients())
-        if self._needs_norms:
-            # One slot for each part; those of stem and head are dropped.
-            squares = torch.zeros(self._chain.num_blocks + 2, dtype=torch.float64, device=norms.device)
-            squares.index_add_(0, layout.part_index, norms.double().square())
-            self._squares.append(squares[1:-1])
-            if len(self._squares) == _STEPS_TOGETHER:
-                self.settle_norms(layout)
+        # One slot for each part; those of stem and head are dropped.
+        squares = torch.zeros(self._chain.num_blocks + 2, dtype=torch.float64, device=norms.device)
+        squares.index_add_(0, layout.part_index, norms.double().square())
+        self._squares.append(squares[1:-1])
+        if len(self._squares) == _STEPS_TOGETHER:
+            self.settle_norms(layout)
         return None if max_norm is None else clip_scale(norms, max_norm=max_norm, pp_group=layout.mesh.pp_group)
 
     def clear(self) -> None:
@@ -154,10 +173,10 @@ class Stepper:
         self._num_summed += len(self._squares)
         self._squares = []
 
-    def take_norms(self, layout: Layout) -> tuple[list[float], int]:
-        """Collective. Gradient norms [num_blocks], summed over the steps since the last call, and their number.
+    def take_norms(self, layout: Layout) -> NormSums:
+        """Collective. Gradient norms since the last call.
 
-        The norms are broadcast from rank 0, so that all ranks decide alike.
+        They are broadcast from rank 0, so that all ranks decide alike.
         """
         self.settle_norms(layout)
         sums, num_steps = self._norm_sums.clone(), self._num_summed
@@ -165,7 +184,7 @@ class Stepper:
             dist.broadcast(sums, src=0)
         self._norm_sums.zero_()
         self._num_summed = 0
-        return sums.tolist(), num_steps
+        return NormSums(sums.tolist(), num_steps)
 
 
 def _mix(*numbers: int) -> int:

@@ -1,7 +1,7 @@
 """AutoFreeze: gradient norms in, the number of frozen leading blocks out."""
 
 from pipetransformer.freeze.controller import AutoFreeze, FreezeDecision
-from pipetransformer.freeze.guard import Guard, Verdict
+from pipetransformer.freeze.guard import Guard, GuardSize, Verdict, guard_size
 from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy
 from pipetransformer.freeze.probe import blocks_at_start, free_blocks, transfer
 
@@ -9,6 +9,7 @@ __all__ = [
     "AutoFreeze",
     "FreezeDecision",
     "Guard",
+    "GuardSize",
     "Payoff",
     "Policy",
     "Signals",
@@ -16,5 +17,6 @@ __all__ = [
     "blocks_at_start",
     "build_policy",
     "free_blocks",
+    "guard_size",
     "transfer",
 ]

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
-from pipetransformer.freeze.guard import Guard, Verdict, guard_interval
+from pipetransformer.freeze.guard import Guard, GuardSize, Verdict
 from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy
+from pipetransformer.freeze.probe import blocks_at_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,19 @@ class FreezeDecision:
         step: optimizer steps done when it was taken.
         interval: intervals since the warm-up (T).
         frozen: the wanted number of frozen blocks (n).
-        norms: mean gradient norm of every block over the interval; None if the policy reads none.
+        asked: the number that the policy asks for; the same, but for ``freeze.max_frozen`` and the guard.
+        norms: mean gradient norm of every block over the interval; None if there is none.
         payoffs: (frozen blocks, predicted seconds saved, seconds spent) for each number that the policy asked about.
+        reason: the guard's reason for another number than the policy's, in words; empty for none.
     """
 
     step: int
     interval: int
     frozen: int
+    asked: int
     norms: tuple[float, ...] | None
     payoffs: tuple[tuple[int, float, float], ...] = ()
+    reason: str = ""
 
 
 class AutoFreeze:
@@ -39,6 +44,7 @@ class AutoFreeze:
         patience: hysteresis: a block freezes, or thaws, only where so many answers in a row agree that it should.
         guard: the guard on accuracy, which has the last word; None for none.
         is_pretrained: whether training begins with published weights.
+        total_steps: number of steps of the whole run.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class AutoFreeze:
         patience: int = 1,
         guard: Guard | None = None,
         is_pretrained: bool = True,
+        total_steps: float = math.inf,
     ) -> None:
         assert every_steps >= 1 and warmup_steps >= 0 and patience >= 1
         self.policy = policy
@@ -59,7 +66,9 @@ class AutoFreeze:
         self._max_frozen = max_frozen
         self._patience = patience
         self._is_pretrained = is_pretrained
+        self._total_steps = total_steps
         self.guard = guard
+        self._is_flat = False
         self._norm_sums: list[float] = []
         self._norm_steps = 0
         self._before: tuple[float, ...] | None = None
@@ -67,17 +76,23 @@ class AutoFreeze:
         self._scores: tuple[float, ...] | None = None
 
     @classmethod
-    def of(cls, config: Config, *, num_blocks: int, batches_per_epoch: int) -> AutoFreeze:
+    def of(
+        cls, config: Config, *, num_blocks: int, batches_per_epoch: int, guard: GuardSize | None = None
+    ) -> AutoFreeze:
         """The controller for a job of this configuration. Raises UserError for what so many blocks cannot do."""
         freeze = config.freeze
+        every_steps = batches_per_epoch if freeze.every == "auto" else freeze.every.steps(batches_per_epoch)
+        if freeze.every == "auto" and freeze.policy == "guarded" and guard is not None:
+            every_steps = guard.every
         return cls(
             build_policy(freeze, num_blocks=num_blocks),
-            every_steps=freeze.every.steps(batches_per_epoch),
+            every_steps=every_steps,
             warmup_steps=freeze.warmup.steps(batches_per_epoch),
             max_frozen=num_blocks if freeze.max_frozen is None else freeze.max_frozen,
             patience=freeze.patience,
-            guard=Guard(guard_interval(batches_per_epoch)) if freeze.is_guarded else None,
+            guard=None if guard is None else Guard(guard.every),
             is_pretrained=config.model.pretrained,
+            total_steps=batches_per_epoch * config.train.epochs,
         )
 
     @property
@@ -87,7 +102,7 @@ class AutoFreeze:
     @property
     def needs_probe(self) -> bool:
         # A class of a user's own may do without it.
-        return self.policy is not None and getattr(self.policy, "needs_probe", False)
+        return self.guard is not None or (self.policy is not None and getattr(self.policy, "needs_probe", False))
 
     @property
     def may_unfreeze(self) -> bool:
@@ -105,22 +120,41 @@ class AutoFreeze:
         past = step - self._warmup
         return self.policy is not None and past >= 0 and past % self._every == 0
 
-    def never_freezes(self, total_steps: int) -> bool:
-        """Whether a run of so many steps has too few decisions to freeze anything."""
+    def never_freezes(self) -> bool:
+        """Whether the run has too few decisions to freeze anything."""
         if self.policy is None:
             return False
         # A class of a user's own may do without these.
         first, fewest = getattr(self.policy, "first_interval", 0), getattr(self.policy, "fewest_norms", 0)
         first = max(first, fewest - (self._warmup > 0))
-        counting = (step for step in range(total_steps) if self._policy_is_due(step) and self._interval(step) >= first)
+        steps = range(int(self._total_steps))
+        counting = (step for step in steps if self._policy_is_due(step) and self._interval(step) >= first)
         return sum(1 for _ in counting) < self._patience
+
+    def schedule(self) -> tuple[tuple[int, int], ...] | None:
+        """The (step, frozen blocks) of each change to come, where the policy looks at nothing but the interval; else
+        None.
+        """
+        if self.policy is None or not getattr(self.policy, "is_schedule", False):
+            return None
+        changes, frozen = list[tuple[int, int]](), 0
+        for number, step in enumerate(step for step in range(int(self._total_steps)) if self._policy_is_due(step)):
+            if number + 1 < self._patience:
+                continue
+            # Note: by now as many answers agree, because such an n never falls.
+            interval = self._interval(step) - (self._patience - 1)
+            wanted = min(self.policy.decide(Signals(interval, frozen)), self._max_frozen)
+            if wanted != frozen:
+                changes.append((step, wanted))
+                frozen = wanted
+        return tuple(changes)
 
     def _interval(self, step: int) -> int:
         return (step - self._warmup) // self._every
 
-    def passes_between(self, step: int, total_steps: int) -> int:
-        """The number of the guard's passes after ``step`` and before the end."""
-        return 0 if self.guard is None else (total_steps - 1) // self.guard.every - step // self.guard.every
+    def passes_from(self, step: int) -> int:
+        """The number of the guard's passes after ``step``."""
+        return 0 if self.guard is None else int((self._total_steps - 1) // self.guard.every - step // self.guard.every)
 
     def observe(self, norm_sums: Sequence[float], *, num_steps: int) -> None:
         """Adds the gradient norms of ``num_steps`` steps, summed over the steps, one number a block."""
@@ -131,11 +165,15 @@ class AutoFreeze:
     def probed(self, scores: Sequence[float] | None) -> None:
         """Takes note of the scores of the linear probe [blocks + 1]; None where there can be none."""
         self._scores = None if scores is None else tuple(scores)
+        if self.guard is not None and scores is not None and self._is_pretrained:
+            self.guard.trusted = blocks_at_start(scores, num_blocks=len(scores) - 1, is_pretrained=True)
 
-    def watch(self, step: int, losses: Sequence[float]) -> Verdict:
+    def watch(self, step: int, losses: Sequence[float], *, frozen: int) -> Verdict:
         """Gives the guard the losses of the samples set aside, in their order [samples]."""
         assert self.guard is not None
-        return self.guard.observe(step, losses)
+        verdict = self.guard.observe(step, losses, frozen=frozen)
+        self._is_flat = verdict.flat
+        return verdict
 
     def froze(self, step: int, *, before: int) -> None:
         """Takes note of a freeze from ``before`` blocks on, of which the guard has seen the losses before."""
@@ -147,18 +185,10 @@ class AutoFreeze:
         """Whether the last freeze may still be undone."""
         return self.guard is not None and self.guard.tentative is not None
 
-    def decide(
-        self,
-        step: int,
-        *,
-        frozen: int,
-        remaining_steps: float = math.inf,
-        payoff: Callable[[int], Payoff] | None = None,
-    ) -> FreezeDecision:
+    def decide(self, step: int, *, frozen: int, payoff: Callable[[int], Payoff] | None = None) -> FreezeDecision:
         """The number of blocks to be frozen after ``step`` steps, where ``frozen`` are now.
 
         Args:
-            remaining_steps: number of steps to come.
             payoff: gives the predicted payoff of so many frozen blocks; None where nothing is predicted.
         """
         assert self.policy is not None
@@ -176,17 +206,31 @@ class AutoFreeze:
             answer = self._answered(
                 Signals(
                     *(interval, frozen, norms, self._before, self._scores, self._is_pretrained),
-                    remaining_passes=remaining_steps / (self._every if self.guard is None else self.guard.every),
+                    is_watched=self.guard is not None,
                     payoff=None if payoff is None else ask,
                 ),
                 step=step,
             )
-        if self.guard is not None:
-            if self.guard.tentative is not None:
-                answer = min(answer, frozen)
-            most = self.guard.most(step)
-            answer = answer if most is None else min(answer, most)
-        return FreezeDecision(step, interval, min(answer, self._max_frozen), norms, tuple(asked))
+        allowed, reason = self._allowed(min(answer, self._max_frozen), step=step, frozen=frozen)
+        return FreezeDecision(step, interval, allowed, answer, norms, tuple(asked), reason)
+
+    def _allowed(self, answer: int, *, step: int, frozen: int) -> tuple[int, str]:
+        """The number of blocks that the guard allows, and its reason for another one than ``answer``."""
+        guard = self.guard
+        if guard is None:
+            return answer, ""
+        if guard.tentative is not None:
+            return min(answer, frozen), "the last freeze is tentative still" if answer > frozen else ""
+        trusted, can_judge = guard.trusted, guard.can_judge(step, total_steps=self._total_steps)
+        if trusted is not None and frozen > trusted and self._is_flat and self.guard_is_due(step) and can_judge:
+            guard.thaw()
+            return min(answer, trusted), f"the loss of the samples set aside stays, and evidence is for {trusted} alone"
+        most = guard.most(step)
+        if most is not None and answer > most:
+            return most, "these blocks thawed before"
+        if answer > frozen and step > 0 and not can_judge:
+            return frozen, "the guard could not judge a freeze here"
+        return answer, ""
 
     def _answered(self, signals: Signals, *, step: int) -> int:
         """The policy's answer, by its patience."""

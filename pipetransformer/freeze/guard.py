@@ -3,20 +3,38 @@
 No statistic of gradients tells how deep freezing is safe, so its cost is watched. Every freeze is tentative for two
 intervals. Then the loss of the samples set aside is compared with what the intervals before the freeze predict; if it
 lies more than one paired standard error above that, the blocks thaw, and wait twice as long as before until they may
-freeze again. A pure function of plain numbers, the same on every rank.
+freeze again. Blocks that are frozen from the first step on, where there is nothing to predict from, thaw as far as no
+evidence is for them, once the loss stays where it is. A pure function of plain numbers, the same on every rank.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-TENTATIVE_INTERVALS = 2
+_TENTATIVE = 2  # intervals
 _FEWEST_FITTED = 3  # passes, for a curve through them
+_LEAST_EVERY = 50  # steps between two passes
+_MOST_SAMPLES, _MOST_SHARE = 1000, 0.1  # of the training samples
+_MOST_COST = 0.03  # of the steps' work, where a step does three forwards' work a sample
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSize:
+    """The work of the guard.
+
+    Attributes:
+        every: steps between two passes.
+        num_samples: the most samples to set aside.
+    """
+
+    every: int
+    num_samples: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +75,7 @@ class Verdict:
         most: the most blocks that may be frozen now; None for any number.
         judged: whether a tentative freeze was decided by this pass.
         undone: whether it was undone.
+        flat: whether the loss is not lower than two passes ago, by one paired standard error.
         predicted: the loss that the passes before the freeze predict; None where nothing is judged.
         error: standard error of the mean of the samples' differences since the freeze; None likewise.
     """
@@ -66,6 +85,7 @@ class Verdict:
     most: int | None
     judged: bool = False
     undone: bool = False
+    flat: bool = False
     predicted: float | None = None
     error: float | None = None
 
@@ -79,50 +99,69 @@ class Guard:
 
     Attributes:
         tentative: the freeze that is not decided yet; None for none.
+        trusted: the most frozen blocks that evidence is for: the probe's, and those of freezes that were kept; None for
+            any number.
     """
 
     every: int
     tentative: Tentative | None = None
+    trusted: int | None = None
     _passes: list[Pass] = field(default_factory=list)
-    _latest: tuple[float, ...] = ()
+    _latest: list[tuple[float, ...]] = field(default_factory=list)  # losses of the samples, of the last passes
     _cap: int | None = None  # no more blocks freeze before ``_cap_until``
     _cap_until: int = 0
-    _wait: int = TENTATIVE_INTERVALS  # intervals, of the next undone freeze
+    _wait: int = _TENTATIVE  # intervals, of the next undone freeze
 
     def due(self, step: int) -> bool:
         """Whether a pass is due after ``step`` steps."""
         return step > 0 and step % self.every == 0
 
-    def observe(self, step: int, losses: Sequence[float]) -> Verdict:
+    def can_judge(self, step: int, *, total_steps: float) -> bool:
+        """Whether a freeze at ``step`` can be judged: there is a curve before it, and time left behind it."""
+        judged_at = (-(-step // self.every) + _TENTATIVE) * self.every
+        return len(self._curve(step)) >= _FEWEST_FITTED and judged_at < total_steps
+
+    def observe(self, step: int, losses: Sequence[float], *, frozen: int = 0) -> Verdict:
         """Takes note of a pass, and decides a tentative freeze that is old enough.
 
         Args:
             losses: loss of every sample set aside, in their order [samples].
+            frozen: number of frozen blocks.
         """
-        loss = float(np.mean(losses))
-        tentative = self.tentative
-        self._latest = tuple(losses)
-        if tentative is None or step < tentative.step + TENTATIVE_INTERVALS * self.every:
+        loss, tentative = float(np.mean(losses)), self.tentative
+        self._latest = [*self._latest[-_TENTATIVE:], tuple(losses)]
+        flat = len(self._latest) > _TENTATIVE and _is_flat(losses, before=self._latest[0])
+        if tentative is None or step < tentative.step + _TENTATIVE * self.every:
             self._passes.append(Pass(step, loss))
-            return Verdict(step, loss, self.most(step))
-        predicted = predicted_loss([p for p in self._passes if p.step <= tentative.step], step=step)
+            return Verdict(step, loss, self.most(step), flat=flat)
+        predicted = predicted_loss(self._curve(tentative.step), step=step)
         error = paired_error(losses, tentative.losses)
         undone = loss > predicted + error
         if undone:
             self._cap, self._cap_until = tentative.before, step + self._wait * self.every
             self._wait *= 2
+        elif self.trusted is not None:
+            self.trusted = max(self.trusted, frozen)
         self.tentative = None
         self._passes.append(Pass(step, loss))
-        return Verdict(step, loss, self.most(step), True, undone, predicted, error)
+        return Verdict(step, loss, self.most(step), True, undone, flat, predicted, error)
 
     def froze(self, step: int, *, before: int) -> None:
         """Takes note of a freeze from ``before`` blocks on, behind a pass at the same step."""
         if self.tentative is None:
-            self.tentative = Tentative(step, before, self._latest)
+            self.tentative = Tentative(step, before, self._latest[-1])
+
+    def thaw(self) -> None:
+        """Lets no more blocks than the trusted ones be frozen from now on."""
+        self._cap, self._cap_until = self.trusted, sys.maxsize
 
     def most(self, step: int) -> int | None:
-        """The most blocks that may be frozen at ``step``, where ``cap`` holds; None for any number."""
+        """The most blocks that may be frozen at ``step``; None for any number."""
         return self._cap if self._cap is not None and step < self._cap_until else None
+
+    def _curve(self, step: int) -> list[Pass]:
+        """The passes up to ``step`` that tell how the loss falls."""
+        return [each for each in self._passes if 0 < each.step <= step]
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -130,28 +169,36 @@ class Guard:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         tentative = state["tentative"]
         self.tentative = None if tentative is None else Tentative(**{**tentative, "losses": tuple(tentative["losses"])})
+        self.trusted = state["trusted"]
         self._passes = [Pass(**each) for each in state["_passes"]]
-        self._latest = tuple(state["_latest"])
+        self._latest = [tuple(each) for each in state["_latest"]]
         self._cap, self._cap_until, self._wait = state["_cap"], state["_cap_until"], state["_wait"]
 
 
-def guard_interval(batches_per_epoch: int) -> int:
-    """Steps between two passes: an eighth of an epoch, and at least 50."""
-    return max(50, -(-batches_per_epoch // 8))
+def guard_size(num_samples: int, *, batch_size: int, epochs: int) -> GuardSize | None:
+    """A pass every eighth of an epoch, and at least every 50 steps, over as many samples as keep all of them cheap.
+
+    Args:
+        num_samples: training samples, before any are set aside.
+
+    Returns:
+        None where the guard could judge no freeze: too few samples, or steps.
+    """
+    per_epoch = -(-num_samples // batch_size)
+    every = max(_LEAST_EVERY, -(-per_epoch // 8))
+    most = int(min(_MOST_SAMPLES, _MOST_SHARE * num_samples, 3 * _MOST_COST * batch_size * every))
+    passes = (per_epoch * epochs - 1) // every
+    return None if most < 2 or passes < _FEWEST_FITTED + _TENTATIVE else GuardSize(every, most)
 
 
 def predicted_loss(passes: Sequence[Pass], *, step: int) -> float:
-    """The loss at ``step`` that passes before it predict: a + b / t through them by least squares; of fewer than three
-    passes, the last one's loss.
+    """The loss at ``step`` that passes before it predict: a + b / t through them by least squares.
 
     Args:
-        passes: earlier passes, at least one. One at step 0 tells nothing of the curve.
+        passes: earlier passes, none at step 0.
     """
-    fitted = [each for each in passes if each.step > 0]
-    if len(fitted) < _FEWEST_FITTED:
-        return passes[-1].loss
-    terms = np.array([[1.0, 1.0 / each.step] for each in fitted])
-    (constant, slope), *_ = np.linalg.lstsq(terms, np.array([each.loss for each in fitted]), rcond=None)
+    terms = np.array([[1.0, 1.0 / each.step] for each in passes])
+    (constant, slope), *_ = np.linalg.lstsq(terms, np.array([each.loss for each in passes]), rcond=None)
     return float(constant + slope / step)
 
 
@@ -159,3 +206,8 @@ def paired_error(losses: Sequence[float], before: Sequence[float]) -> float:
     """Standard error of the mean difference of two losses of the same samples."""
     differences = np.asarray(losses) - np.asarray(before)
     return float(differences.std(ddof=1) / math.sqrt(len(differences))) if len(differences) > 1 else math.inf
+
+
+def _is_flat(losses: Sequence[float], *, before: Sequence[float]) -> bool:
+    fallen = float(np.mean(before)) - float(np.mean(losses))
+    return fallen < paired_error(losses, before)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pipetransformer.config.types import Section
-from pipetransformer.freeze.guard import TENTATIVE_INTERVALS
 from pipetransformer.freeze.policy import Policy, Signals
-from pipetransformer.freeze.probe import STAGES, blocks_at_start
+from pipetransformer.freeze.probe import STAGES, blocks_at_start, free_blocks
 
 _LEAST_RETURN = 1.05  # seconds saved for a second spent
 
 
 class GuardedPolicy(Policy):
     """Freezes from the first step on as many blocks as are free (``blocks_at_start``). Then a sixth more at a time,
-    where that is predicted to save more seconds over the rest of the run than it costs, and time is left for the guard
-    to judge it. A sixth of the blocks always trains.
+    where the guard will judge it, where that is predicted to save more seconds over the rest of the run than it costs,
+    and unless the probe shows that the blocks hold nothing of the task. A sixth of the blocks always trains.
     """
 
     class Options(Section):
@@ -28,9 +27,9 @@ class GuardedPolicy(Policy):
         if signals.interval == 0 or frozen < first:
             return max(frozen, first)
         wanted = frozen + sixth
-        if wanted > self.num_blocks - sixth or signals.payoff is None:
+        if wanted > self.num_blocks - sixth or signals.payoff is None or not signals.is_watched:
             return frozen
-        if signals.remaining_passes <= TENTATIVE_INTERVALS:
+        if signals.scores is not None and not free_blocks(signals.scores):
             return frozen
         payoff = signals.payoff(wanted)
         return wanted if payoff.saved > _LEAST_RETURN * payoff.spent else frozen

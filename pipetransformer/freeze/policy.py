@@ -42,7 +42,7 @@ class Signals:
         scores: share of the labels' variance that a linear head explains at every boundary before training, that behind
             the stem first [blocks + 1]; None where no one has asked for it, and for questions.
         is_pretrained: whether training began with published weights.
-        remaining_passes: number of the guard's passes to come; of decisions, where there is no guard.
+        is_watched: whether the guard will judge what freezes.
         payoff: gives the predicted payoff of so many frozen blocks; None where nothing is predicted. All ranks must ask
             about the same numbers.
     """
@@ -53,7 +53,7 @@ class Signals:
     before: Sequence[float] | None = None
     scores: Sequence[float] | None = None
     is_pretrained: bool = True
-    remaining_passes: float = math.inf
+    is_watched: bool = False
     payoff: Callable[[int], Payoff] | None = None
 
 
@@ -64,6 +64,7 @@ class Policy(ABC):
         Options: its keys, those of ``freeze`` that it reads or, for a user's own, those of ``freeze.options``.
         needs_norms: whether ``decide`` reads gradient norms (they cost one fused pass a step).
         needs_probe: whether ``decide`` reads the scores of the linear probe.
+        is_schedule: whether ``decide`` looks at the interval alone, and n never falls.
         may_unfreeze: whether n may ever shrink (then optimizer state of frozen blocks is kept).
         first_interval: the first interval whose answer may freeze anything.
         fewest_norms: number of intervals with norms that lie before such an answer; a warm-up is one.
@@ -72,6 +73,7 @@ class Policy(ABC):
     Options: ClassVar[type[Section]]
     needs_norms: ClassVar[bool] = False
     needs_probe: ClassVar[bool] = False
+    is_schedule: ClassVar[bool] = False
     may_unfreeze: ClassVar[bool] = False
     first_interval: ClassVar[int] = 0
     fewest_norms: ClassVar[int] = 0

@@ -13,6 +13,7 @@ class SchedulePolicy(Policy):
         alpha: OpenShare
 
     options: Options
+    is_schedule = True
     first_interval = 1
 
     def decide(self, signals: Signals) -> int:

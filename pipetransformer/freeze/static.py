@@ -23,6 +23,7 @@ class StaticPolicy(Policy):
             return value
 
     options: Options
+    is_schedule = True
 
     def decide(self, signals: Signals) -> int:
         return self.options.max_frozen

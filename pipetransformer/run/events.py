@@ -86,16 +86,33 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Freezing:
+    """What a freeze policy will do, as far as it is known before training.
+
+    Attributes:
+        never: whether it takes too few decisions to freeze anything.
+        schedule: (step, frozen blocks) of each change; None where it is not known.
+        is_watched: whether the guard may decide otherwise.
+        lacks_guard: whether the configuration wants a guard, and the run is too short for one.
+    """
+
+    never: bool = False
+    schedule: tuple[tuple[int, int], ...] | None = None
+    is_watched: bool = False
+    lacks_guard: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingStarts(Event):
     """Set-up is done.
 
     Attributes:
         plan: the plan to start with.
-        never_freezes: whether the freeze policy takes too few decisions in this run to freeze anything.
+        freezing: what the freeze policy will do in this run.
     """
 
     plan: ParallelPlan
-    never_freezes: bool
+    freezing: Freezing
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from pipetransformer.data import (
     set_aside,
 )
 from pipetransformer.errors import UserError
+from pipetransformer.freeze import GuardSize, guard_size
 from pipetransformer.models import BuiltModel, Chain, TimmModel, TransformersModel, build_model
 from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.world import World
@@ -43,6 +44,7 @@ class Job:
         config: the configuration, its precision settled.
         precision: the precision, with its reason.
         num_nodes: number of nodes that share out the samples.
+        guard: the work of the guard on accuracy; None for none.
     """
 
     built: BuiltModel
@@ -51,6 +53,7 @@ class Job:
     config: Config
     precision: Precision
     num_nodes: int
+    guard: GuardSize | None
 
     @property
     def best_by(self) -> str:
@@ -83,6 +86,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     info = lead(lambda: describe(config.data))
     built = build_model(config, info)
     datasets = _load_data(config, built, info=info, lead=lead)
+    guard = _set_aside(datasets, config)
     chain = Chain(
         built.model,
         name=config.model.name,
@@ -118,29 +122,33 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         _check_agreement(chain, datasets, world=world)
     torch.set_float32_matmul_precision(config.train.float32_matmul)  # Note: the proofs above want the whole one.
     settled = config.with_overrides({"train.precision": precision.name})
-    return Job(built, chain, dict(datasets), settled, precision, world.num_nodes)
+    return Job(built, chain, dict(datasets), settled, precision, world.num_nodes, guard)
 
 
 def _load_data(
     config: Config, built: TimmModel | TransformersModel, *, info: DataInfo, lead: Lead
 ) -> dict[str, Dataset]:
-    """The datasets by split, some training samples set aside where the guard on accuracy is on."""
-    datasets: dict[str, Dataset]
+    """The datasets by split."""
     if isinstance(built, TimmModel):
-        datasets = load_image_data(
+        return load_image_data(
             config.data, info=info, preprocessing=built.preprocessing, seed=config.train.seed, lead=lead
         )
-    elif config.task == "question_answering":
-        datasets = load_squad(config.data, tokenizer=built.tokenizer, lead=lead)
-    else:
-        datasets = load_text_data(config.data, info=info, tokenizer=built.tokenizer, lead=lead)
-    if config.freeze.is_guarded:
-        if (parts := set_aside(datasets["train"], seed=config.train.seed)) is None:
-            raise UserError(
-                "freeze.guard: too few training samples to set any aside; give freeze.guard=false, not policy guarded"
-            )
-        datasets["train"], datasets[SET_ASIDE] = parts
-    return datasets
+    if config.task == "question_answering":
+        return load_squad(config.data, tokenizer=built.tokenizer, lead=lead)
+    return load_text_data(config.data, info=info, tokenizer=built.tokenizer, lead=lead)
+
+
+def _set_aside(datasets: dict[str, Dataset], config: Config) -> GuardSize | None:
+    """Takes the guard's samples out of the training data. Returns its work; None for no guard."""
+    if not config.freeze.is_guarded:
+        return None
+    train = config.train
+    size = guard_size(len(datasets["train"]), batch_size=train.batch_size, epochs=train.epochs)
+    parts = None if size is None else set_aside(datasets["train"], most=size.num_samples)
+    if parts is None:
+        return None
+    datasets["train"], datasets[SET_ASIDE] = parts
+    return size
 
 
 def _check_agreement(chain: Chain, datasets: Mapping[str, Dataset], *, world: World) -> None:

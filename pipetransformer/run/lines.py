@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from pipetransformer.freeze import Verdict, transfer
+from pipetransformer.freeze import FreezeDecision, Verdict, transfer
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.run.events import Freezing
 
-__all__ = ["of_layouts", "of_probe", "of_verdict"]
+__all__ = ["of_decision", "of_freezing", "of_layouts", "of_probe", "of_verdict"]
+
+_EARLY = 2 / 3  # of a run
 
 
 def of_layouts(layouts: StaticLayouts) -> str:
@@ -33,6 +37,38 @@ def of_probe(scores: Sequence[float] | None, *, free: int, seconds: float) -> st
         f"linear probe: a linear head behind the stem and each block explains {each} of the labels' variance; the "
         f"blocks compute {transfer(scores):.2f} of what the stem leaves open: {advice} ({seconds:.1f} s)"
     )
+
+
+def of_freezing(freezing: Freezing, *, plan: ParallelPlan, total_steps: int) -> Iterator[str]:
+    """What the freeze policy will do, as far as it is known before training, and warnings."""
+    if freezing.lacks_guard:
+        yield f"freeze.guard: {total_steps} steps are too few to judge a freeze; no samples are set aside"
+    if freezing.never:
+        yield (
+            "nothing will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this run"
+        )
+    if not freezing.schedule:
+        return
+    each = ", ".join(f"{frozen} from step {step} on" for step, frozen in freezing.schedule)
+    watched = ", as far as the guard allows" if freezing.is_watched else ""
+    yield f"blocks to be frozen, of {plan.num_blocks}: {each}{watched}"
+    step, frozen = freezing.schedule[-1]
+    if frozen == plan.num_blocks and step < _EARLY * total_steps:
+        yield (
+            f"warning: all blocks freeze at step {step} of {total_steps}; the head alone learns from then on, which "
+            "often costs accuracy; set freeze.max_frozen, or a longer freeze.every"
+        )
+
+
+def of_decision(decision: FreezeDecision, *, policy: str) -> str:
+    """A decision, with its evidence."""
+    payoffs = ", ".join(
+        f"{frozen} would save {saved:.1f} s for {spent:.1f} s" for frozen, saved, spent in decision.payoffs
+    )
+    asks = f"step {decision.step}: freeze.policy {policy} asks for {decision.asked} frozen blocks"
+    predicted = f" (predicted: {payoffs})" if payoffs else ""
+    allowed = f"; {decision.frozen}, because {decision.reason}" if decision.reason else ""
+    return f"{asks}{predicted}{allowed}"
 
 
 def of_verdict(verdict: Verdict) -> str:

@@ -50,6 +50,7 @@ class Report:
         self._wall_before = self._last_transition_s = 0.0
         self._is_open = self._has_declined = False
         self._held = (0, 0)
+        self._last_decided = (0, "")
         self._peak_bytes = 0
         self._t0_start: tuple[float, ...] = ()
         self._t0_end: tuple[float, ...] = ()
@@ -149,17 +150,20 @@ class Report:
             f"{'the stem and ' if plan.stem_frozen else ''}{plan.frozen} blocks frozen; "
             f"set-up took {self.totals.setup_s:.1f} s"
         )
-        if event.never_freezes:
-            self._tracker.line(
-                "nothing will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this "
-                "run"
-            )
+        for line in lines.of_freezing(event.freezing, plan=plan, total_steps=self._total_steps):
+            self._tracker.line(line)
 
     # ---- decisions and transitions ---------------------------------------------------------------------------------
 
     @hear.register
     def _decided(self, event: events.Decided) -> None:
-        self._tracker.event("freeze_decision", **asdict(event.decision))
+        """Prints a line for each new number of blocks, and for each new reason of the guard."""
+        decision = event.decision
+        self._tracker.event("freeze_decision", **asdict(decision))
+        told = (decision.frozen, decision.reason)
+        if told != self._last_decided:
+            self._last_decided = told
+            self._tracker.line(lines.of_decision(decision, policy=self._config.freeze.policy))
 
     @hear.register
     def _probed(self, event: events.Probed) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, astuple, dataclass
 import torch
 import torch.distributed as dist
 
-from pipetransformer.engine import Objective, PhaseSeconds
+from pipetransformer.engine import NormSums, Objective, PhaseSeconds
 from pipetransformer.plan import ParallelPlan
 
 
@@ -25,6 +25,8 @@ class StepFigures:
         misses: number of samples whose prefix was computed, though the plan had a cache.
         sent_bytes_by_rank: bytes of gradients [ranks] that every rank gave to ``all_reduce``, counted as it gave them.
         phase_seconds_by_rank: seconds of every rank [ranks], by phase.
+        gradient_norms: mean norm of each block's gradient before clipping, 0 for frozen blocks [blocks]; None where no
+            step's was taken.
     """
 
     num_steps: int
@@ -36,12 +38,14 @@ class StepFigures:
     misses: int
     sent_bytes_by_rank: list[int]
     phase_seconds_by_rank: dict[str, list[float]]
+    gradient_norms: list[float] | None
 
     @classmethod
     def gather(
         cls,
         objective: Objective,
         phases: PhaseSeconds,
+        norms: NormSums,
         *,
         num_steps: int,
         seconds: float,
@@ -54,6 +58,7 @@ class StepFigures:
         Args:
             objective: the loss, with this rank's sums over the steps.
             phases: this rank's seconds by phase.
+            norms: gradient norms, the same on all ranks.
             num_steps: number of the steps.
             seconds: wall-clock seconds of the steps.
             hits: this rank's samples read from the cache.
@@ -79,6 +84,7 @@ class StepFigures:
             phase_seconds_by_rank={
                 name: column.tolist() for name, column in zip(asdict(phases), table[:, len(sums) + 1 :].T, strict=True)
             },
+            gradient_norms=norms.mean,
         )
 
     @property
@@ -116,4 +122,7 @@ class StepFigures:
             "microbatches": plan.num_microbatches,
             "transition_seconds": transition_seconds,
         }
-        return metrics if self.hit_rate is None else {**metrics, "cache_hit_rate": self.hit_rate}
+        if self.hit_rate is not None:
+            metrics["cache_hit_rate"] = self.hit_rate
+        norms = {f"gradient_norm/block_{block}": norm for block, norm in enumerate(self.gradient_norms or ())}
+        return {**metrics, **norms}

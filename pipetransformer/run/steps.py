@@ -13,6 +13,7 @@ from pipetransformer.config.calendar import Calendar
 from pipetransformer.data import Batch
 from pipetransformer.engine import Engine, PhaseSeconds
 from pipetransformer.engine.optim import learning_rate
+from pipetransformer.freeze import AutoFreeze
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.run import events
 from pipetransformer.run.guards import Guards
@@ -21,7 +22,8 @@ from pipetransformer.run.step_figures import StepFigures
 
 @dataclass(frozen=True, slots=True)
 class StepRunner:
-    """Runs steps of ``engine``, gives their times to AutoPipe, lets the guards check them, and tells their events.
+    """Runs steps of ``engine``, gives their norms to AutoFreeze and their times to AutoPipe, lets the guards check
+    them, and tells their events.
 
     Attributes:
         tell: gives an event to all listeners.
@@ -30,6 +32,7 @@ class StepRunner:
     config: Config
     engine: Engine
     calendar: Calendar
+    autofreeze: AutoFreeze
     autopipe: AutoPipe
     autocache: AutoCache
     guards: Guards
@@ -70,8 +73,10 @@ class StepRunner:
                 self.guards.check_loss()
             if step % self.config.log.every == 0 or step == stop:
                 self.guards.check_losses()
+                norms = engine.take_norms()
+                self.autofreeze.observe(norms.sums, num_steps=norms.num_steps)
                 figures = StepFigures.gather(
-                    engine.objective, engine.stepper.seconds, seconds=clock() - paused, **counts
+                    engine.objective, engine.stepper.seconds, norms, seconds=clock() - paused, **counts
                 )
                 self.tell(events.Logged(step, plan, figures))
                 self.autopipe.spent(engine.stepper.seconds)
