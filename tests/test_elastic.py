@@ -22,12 +22,16 @@ from pipetransformer.errors import UserError
 ROW = {row.name: row for row in ROWS}
 
 
-def figures(*curve: tuple[float, float], frozen: tuple[tuple[int, int], ...] = ((0, 0),)) -> Figures:
-    return Figures(curve, train_s=curve[-1][0], wall_s=curve[-1][0] + 5, floor_s=0.9 * curve[-1][0], frozen=frozen)
+Plans = tuple[tuple[int, int, int | None], ...]
+
+
+def figures(*curve: tuple[float, float], plans: Plans = ((0, 0, None),)) -> Figures:
+    last = curve[-1][0]
+    return Figures(curve, train_s=last, wall_s=last + 5, floor_s=0.9 * last, plans=plans, steps=12)
 
 
 SLOW = figures((10.0, 0.80), (20.0, 0.85), (30.0, 0.86))
-FAST = figures((4.0, 0.80), (8.0, 0.857), (12.0, 0.859), frozen=((0, 0), (5, 2), (9, 2), (11, 4)))
+FAST = figures((4.0, 0.80), (8.0, 0.857), (12.0, 0.859), plans=((0, 0, None), (5, 2, None), (9, 2, 2), (11, 4, 2)))
 MISS = figures((4.0, 0.70), (8.0, 0.75))
 
 
@@ -56,6 +60,16 @@ def test_a_cell_has_the_recipe_and_its_own_settings(task: Task) -> None:
     assert of(TUNED).index("train.lr=1e-4") > of(TUNED).index("train.lr=5e-5"), "what is tuned comes last"
     assert "freeze.max_frozen=6" in of("policy static, half")
     assert set(of(PEER)) == set(of(BASELINE)), "the peer has the same recipe"
+
+
+def test_recipes_are_chosen_by_other_data_and_seeds(tmp_path: Path) -> None:
+    task = texts(tmp_path, tmp_path / "minilm", num_blocks=6, tunes=True)
+    rows = elastic.rows_of(task, None)
+    assert [row.name for row in rows[:3]] == [f"lr 5e-5, epochs {epochs}" for epochs in (1, 2, 3)]
+    config = load_config(task.config, Cell(task, rows[-1], 100, 2, "float32").settings)
+    assert (config.train.lr, config.train.epochs, config.freeze.policy) == (4e-4, 3, "none")
+    other, larger = (texts(tmp_path, tmp_path / "minilm", num_blocks=6, num_phrases=n) for n in (2000, 8000))
+    assert len({task.name, other.name, larger.name, *(t.origin for t in (task, other, larger))}) == 6
 
 
 def test_a_cell_that_was_measured_is_not_measured_again(
@@ -91,6 +105,10 @@ def test_the_table_tells_times_to_one_target_and_what_is_missing(task: Task, tmp
     assert default["x no freeze"] == 30 / 12 and default["reached"] == "2 of 2"
     assert default["to target, x tuned"] is None, "no tuned run is there"
     assert default["frozen blocks at step"] == "2 at 5, 4 at 11"
+    assert default["less no freeze"] == pytest.approx(-0.001) and default["± of it"] == pytest.approx(0, abs=1e-9)
+    # 5 steps in full, 4 and 2 of 10 blocks, once with the forward of 2 more, 1 of 8 and 2 more; one pass over 2 blocks.
+    cost = 3 / 12 * (5 + 4 * (10 + 2 / 3) / 12 + 2 * 10 / 12 + (8 + 2 / 3) / 12) + 2 / 36
+    assert default["bound"] == pytest.approx(3 / cost) and rows[BASELINE]["bound"] == pytest.approx(1)
     missed = rows["freeze only"]
     assert (missed["to target s"], missed["reached"], missed["±"]) == (None, "0 of 1", None)
     assert any("freeze only, seed 1" in note for note in written["notes"])
@@ -204,6 +222,7 @@ def test_without_a_margin_there_is_no_target(tmp_path: Path) -> None:
         ([], "--sst2: missing; give one of --sst2, --cifar100 and --squad"),
         (["--sst2", ".", "--cifar100", "."], "--cifar100: cannot go with --sst2; give one of"),
         (["--squad", "."], "--model: missing; give --squad the folder of a saved encoder"),
+        (["--cifar100", ".", "--tune"], "--tune: it has no effect with --cifar100; leave it out"),
         (["--cifar100", ".", "--model", "."], "--model: it has no effect with --cifar100; leave it out"),
         (["--cifar100", ".", "--timm-train", "nowhere.py"], "--timm-train: nowhere.py is no file; give timm's"),
         (["--cifar100", ".", "--rows", PEER], "--rows: 'the peer' of --cifar100 is timm's script; give --timm-train"),

@@ -19,6 +19,7 @@ from benchmarks.peers import contest
 from benchmarks.peers.contest import HF, KEEPS, OURS, RUNS, Contest, Found, Task, run
 from benchmarks.peers.timm_train import arguments_of, curve_of, step_seconds, write_class_folders
 from benchmarks.support import kept as kept_rows
+from benchmarks.support import sst2
 from benchmarks.support.kept import KeptRows
 from benchmarks.support.measure import CONFIGS
 from benchmarks.support.sst2 import hold_out
@@ -190,3 +191,18 @@ def test_no_phrase_of_a_held_out_sentence_is_trained_on(tmp_path: Path) -> None:
     assert median(len(phrase.split()) for phrase in trained) >= 3
     with pytest.raises(UserError, match="^--sst2: .* full sentences; hold out fewer than 1000"):
         hold_out(tmp_path / "SST-2", tmp_path / "held", num_train=40, num_held_out=1000)
+
+
+def test_recipes_are_chosen_by_other_lines_than_they_are_judged_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_sst2(tmp_path / "SST-2", 120, num_eval_samples=4)
+    monkeypatch.setattr(sst2, "_TUNED_FROM", 60)
+    read = {}
+    for part, count in (("judged", 20), ("tuned", 10)):
+        hold_out(tmp_path / "SST-2", tmp_path / part, num_train=count, num_held_out=40, part=part)  # type: ignore[arg-type]
+        read[part] = [set((tmp_path / part / f"{name}.tsv").read_text().splitlines()[1:]) for name in ("train", "dev")]
+    lines = (tmp_path / "SST-2" / "train.tsv").read_text().splitlines()[1:]
+    assert read["judged"][0] <= set(lines[:60]) and read["tuned"][0] <= set(lines[60:])
+    assert not read["judged"][1] & (read["tuned"][0] | read["tuned"][1]) and not read["tuned"][0] & read["tuned"][1]
+    assert len(read["judged"][1]) == 44 and 30 <= len(read["tuned"][1]) <= 40

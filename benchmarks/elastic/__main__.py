@@ -1,6 +1,7 @@
 """Freezing beside not freezing: metric and seconds of whole runs, over many seeds.
 
-    pipetransformer bench elastic --sst2 FOLDER --model FOLDER [--rows NAME ...] [--seeds N] [--minutes M]
+    pipetransformer bench elastic --sst2 FOLDER --model FOLDER [--phrases N | --tune] [--rows NAME ...] [--seeds N]
+                                  [--minutes M]
     pipetransformer bench elastic --cifar100 FOLDER [--timm-train FILE] [--rows ...] [--seeds N] [--minutes M]
     pipetransformer bench elastic --squad FOLDER --model FOLDER [--rows NAME ...] [--seeds N] [--minutes M]
 
@@ -10,6 +11,11 @@ first, once; windows of SQuAD's questions.
 Each run is a cell: it is kept in elastic-TASK-runs.json when it ends, and the command given again does what is missing,
 as long as package, benchmark, libraries and machine are the same. --minutes ends it before the next cell, and the table
 says which are missing. Rows take turns, seed by seed, so that a slow hour of the machine meets all of them.
+
+--tune gives a table of other learning rates and epochs, nothing frozen, on other phrases and sentences of SST-2: the
+recipes of the other tables come from it.
+
+Bound: how many times faster than without freezing the plans of a run could have been, blocks alone counted.
 
 Target: the mean final metric of the runs without freezing, less 0.3 points; SQuAD's few questions have none. Time to
 target is of the first evaluation that reaches it, evaluations excluded; the same number of steps lies between two of
@@ -46,10 +52,11 @@ from benchmarks.elastic.tasks import (
     pictures,
     questions,
     texts,
+    tuning_rows,
 )
 from benchmarks.support.command_line import add_output, bench_parser, refuse_without_effect
 from benchmarks.support.kept import KeptRows
-from benchmarks.support.sst2 import hold_out
+from benchmarks.support.sst2 import Part, hold_out
 from benchmarks.support.table import Row as TableRow
 from benchmarks.support.table import write_table
 from pipetransformer.errors import UserError
@@ -58,7 +65,9 @@ from pipetransformer.launch.entry import run_guarded
 from pipetransformer.process.device import has_bfloat16
 
 TASKS = ("sst2", "cifar100", "squad")
-NAMES = [row.name for row in ROWS]
+ALL_ROWS = (*ROWS, *tuning_rows())
+NAMES = [row.name for row in ALL_ROWS]
+_TUNING_SEED = 100  # the first of --tune, so that nothing is chosen by what it is judged by
 
 
 def make_parser() -> Parser:
@@ -67,8 +76,16 @@ def make_parser() -> Parser:
     parser.add_argument("--cifar100", type=Path, metavar="FOLDER", help="its parquet files; pre-trains a model once")
     parser.add_argument("--squad", type=Path, metavar="FOLDER", help="its train*.json and dev*.json; with --model")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a saved encoder; of 6 or 12 blocks for --sst2")
+    parser.add_argument("--phrases", type=count, default=None, help=f"of --sst2, to train on (default {NUM_PHRASES})")
+    parser.add_argument("--tune", action="store_true", help="other recipes of --sst2, nothing frozen")
     parser.add_argument("--timm-train", type=Path, metavar="FILE", help="timm's train.py, the peer of --cifar100")
-    parser.add_argument("--rows", nargs="+", choices=NAMES, metavar="NAME", help=f"of {NAMES}, where the task has them")
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        choices=NAMES,
+        metavar="NAME",
+        help=f"of {[row.name for row in ROWS]}, where the task has them",
+    )
     parser.add_argument("--seeds", type=count, default=8, help="most seeds of a row (default 8)")
     parser.add_argument("--ranks", type=count, default=2, help="processes of one thread (default 2)")
     parser.add_argument("--minutes", type=count, default=None, help="begin no cell after so long")
@@ -86,7 +103,7 @@ def main() -> None:
         task = make_task(chosen, arguments, precision=precision, scratch=Path(folder))
         rows = rows_of(task, arguments.rows)
         cells = [
-            Cell(task, row, seed, arguments.ranks, precision)
+            Cell(task, row, _TUNING_SEED * arguments.tune + seed, arguments.ranks, precision)
             for seed in range(arguments.seeds)
             for row in rows
             if seed < row.seeds
@@ -104,6 +121,8 @@ def chosen_task(parser: Parser, arguments: Namespace) -> str:
     if len(given) > 1:
         raise UserError(f"--{given[1]}: cannot go with --{given[0]}; give one of {known}")
     (chosen,) = given
+    if chosen != "sst2":
+        refuse_without_effect(parser, arguments, "phrases", "tune", where=f"--{chosen}")
     if chosen == "cifar100":
         refuse_without_effect(parser, arguments, "model", where="--cifar100")
         timm = arguments.timm_train
@@ -125,8 +144,11 @@ def make_task(chosen: str, arguments: Namespace, *, precision: str, scratch: Pat
     num_blocks = blocks_of(arguments.model)
     if chosen == "squad":
         return questions(arguments.squad.resolve(), arguments.model, num_blocks=num_blocks)
-    task = texts(scratch / "SST-2", arguments.model, num_blocks=num_blocks)
-    hold_out(arguments.sst2, scratch / "SST-2", num_train=NUM_PHRASES, num_held_out=NUM_HELD_OUT)
+    num_phrases, tunes = arguments.phrases or NUM_PHRASES, arguments.tune
+    data = scratch / "SST-2"
+    task = texts(data, arguments.model, num_blocks=num_blocks, num_phrases=num_phrases, tunes=tunes)
+    part: Part = "tuned" if tunes else "judged"
+    hold_out(arguments.sst2, data, num_train=num_phrases, num_held_out=NUM_HELD_OUT, part=part)
     return task
 
 
@@ -148,7 +170,7 @@ def rows_of(task: Task, names: Sequence[str] | None) -> list[Row]:
     for name in names or ():
         if name not in task.row_names:
             raise UserError(f"--rows: {task.name} has no {name!r}; give some of {', '.join(map(repr, task.row_names))}")
-    return [row for row in ROWS if row.name in (names or task.row_names)]
+    return [row for row in ALL_ROWS if row.name in (names or task.row_names)]
 
 
 def blocks_of(model: Path) -> int:
@@ -175,19 +197,23 @@ def measured(cells: Sequence[Cell], *, kept: KeptRows, stop: float) -> dict[Cell
 def tell(task: Task, cells: Sequence[Cell], found: Mapping[Cell, Figures], *, folder: Path) -> None:
     """Raises UserError where no run is there, or none without freezing, which sets the target."""
     by_row = {name: [found[cell] for cell in cells if cell.row.name == name and cell in found] for name in NAMES}
+    if not found:
+        raise UserError("--minutes: no run has ended; give more")
     target = None
-    if task.margin is not None:
+    if task.margin is not None and BASELINE in task.row_names:
         if not by_row[BASELINE]:
             raise UserError(f"--minutes: no run of {BASELINE!r} has ended, which sets the target; give more")
         target = mean(figures.final for figures in by_row[BASELINE]) - task.margin
-    elif not found:
-        raise UserError("--minutes: no run has ended; give more")
-    rows = [row_of(name, runs, by_row, target=target) for name, runs in by_row.items() if runs]
+    pairs = {name: paired(name, cells, found) for name in NAMES}
+    rows = [
+        row_of(name, runs, by_row, task=task, target=target, pairs=pairs[name]) for name, runs in by_row.items() if runs
+    ]
     missing = [cell.name for cell in cells if cell not in found]
     notes = [
         f"{'No target' if target is None else f'Target: {target:.4f}'}. {task.about} {cells[0].ranks} ranks of one "
         f"thread, {cells[0].precision}.",
-        "±: half of the 95 % interval of the mean over seeds (Student's t).",
+        "±: half of the 95 % interval of the mean over seeds (Student's t), of the difference to no freeze at the same "
+        "seed: of the 90 % interval. Other figures: medians.",
         f"Missing: {'; '.join(missing)}." if missing else "No cell is missing.",
     ]
     title = f"{task.name}: freezing beside not freezing"
@@ -201,33 +227,53 @@ def tell(task: Task, cells: Sequence[Cell], found: Mapping[Cell, Figures], *, fo
     )
 
 
+def paired(name: str, cells: Sequence[Cell], found: Mapping[Cell, Figures]) -> list[float]:
+    """Final metric of a row less that of the runs without freezing, for each seed that both have."""
+    finals = {(cell.row.name, cell.seed): figures.final for cell, figures in found.items()}
+    seeds = [cell.seed for cell in cells if cell.row.name == name]
+    both = [(finals.get((name, seed)), finals.get((BASELINE, seed))) for seed in seeds]
+    return [own - without for own, without in both if own is not None and without is not None]
+
+
 def row_of(
-    name: str, runs: Sequence[Figures], by_row: Mapping[str, Sequence[Figures]], *, target: float | None
+    name: str,
+    runs: Sequence[Figures],
+    by_row: Mapping[str, Sequence[Figures]],
+    *,
+    task: Task,
+    target: float | None,
+    pairs: Sequence[float],
 ) -> TableRow:
     finals, reached = [run.final for run in runs], times_to(target, runs)
     floors = [run.floor_s / run.train_s for run in runs if run.floor_s]
+    bounds = [b for run in runs if (b := run.bound(num_blocks=task.num_blocks, epochs=task.epochs)) is not None]
+    seconds = [run.train_s for run in runs]
     return {
         "row": name,
         "seeds": len(runs),
         "final": mean(finals),
         "±": half_interval(finals),
+        "less no freeze": mean(pairs) if pairs and name != BASELINE else None,
+        "± of it": half_interval(pairs, level=0.9) if name != BASELINE else None,
         "best": mean(run.best for run in runs),
-        "train s": median(run.train_s for run in runs),
+        "train s": median(seconds),
         "wall s": median(run.wall_s for run in runs),
         "to target s": median(reached) if reached else None,
         "reached": None if target is None else f"{len(reached)} of {len(runs)}",
-        "x no freeze": ratio([run.train_s for run in by_row[BASELINE]], [run.train_s for run in runs]),
+        "x no freeze": ratio([run.train_s for run in by_row[BASELINE]], seconds),
+        "x peer": ratio([run.train_s for run in by_row[PEER]], seconds),
+        "bound": median(bounds) if bounds else None,
         "to target, x no freeze": target_ratio(by_row[BASELINE], runs, target=target),
         "to target, x tuned": target_ratio(by_row[TUNED], runs, target=target),
         "floor over train": median(floors) if floors else None,
-        "frozen blocks at step": ", ".join(f"{n} at {step}" for step, n in changes(runs[0].frozen)) or None,
+        "frozen blocks at step": ", ".join(f"{n} at {step}" for step, n in changes(runs[0].plans)) or None,
     }
 
 
-def changes(plans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def changes(plans: Sequence[tuple[int, int, int | None]]) -> list[tuple[int, int]]:
     """The plans that changed the number of frozen blocks, from 0 blocks on."""
     found, now = [], 0
-    for step, frozen in plans:
+    for step, frozen, _ in plans:
         if frozen != now:
             found.append((step, frozen))
             now = frozen

@@ -43,20 +43,22 @@ class Figures:
         train_s: seconds of steps, transitions, advance passes and guard passes.
         wall_s: seconds of the whole run.
         floor_s: the compute floor; None where there is none.
-        frozen: (step, frozen blocks) of each plan.
+        plans: (step, frozen blocks, blocks before the cache's boundary or None) of each plan.
+        steps: number of steps; 0 of a peer.
     """
 
     curve: tuple[tuple[float, float], ...]
     train_s: float
     wall_s: float
     floor_s: float | None
-    frozen: tuple[tuple[int, int], ...]
+    plans: tuple[tuple[int, int, int | None], ...] = ()
+    steps: int = 0
 
     @classmethod
     def of(cls, row: Mapping[str, object]) -> Figures:
         """The figures of a row that is kept."""
         found = {name: row[name] for name in cls.__slots__}
-        for name in ("curve", "frozen"):
+        for name in ("curve", "plans"):
             found[name] = tuple(map(tuple, found[name]))  # type: ignore[call-overload]
         return cls(**found)  # type: ignore[arg-type]
 
@@ -69,6 +71,24 @@ class Figures:
     def best(self) -> float:
         """The best metric of all evaluations."""
         return max(metric for _, metric in self.curve)
+
+    def bound(self, *, num_blocks: int, epochs: int) -> float | None:
+        """How many times faster than without freezing the run's plans could at best have been: blocks count alone, a
+        forward a third of a step, the cache free to read. None of a peer.
+
+        In epochs of training without freezing (``docs/results.md``): a step of n frozen blocks of L, k of them cached,
+        costs 1 - n/L + (n - k) / 3L, an advance pass over k more blocks k / 3L.
+        """
+        if not self.steps:
+            return None
+        cost, cached_before = 0.0, 0
+        for (step, frozen, cached), after in zip(self.plans, [*(plan[0] for plan in self.plans[1:]), self.steps]):
+            held = cached or 0
+            share = 1 - frozen / num_blocks + (frozen - held) / num_blocks / 3
+            cost += share * (after - step) / self.steps * epochs
+            cost += (held - cached_before if held >= cached_before else held) / num_blocks / 3
+            cached_before = held
+        return epochs / cost
 
     def seconds_to(self, target: float) -> float | None:
         """Training seconds at the first evaluation that reaches ``target``; None for a miss."""
@@ -144,7 +164,12 @@ class Cell:
             train_s=summary["train_s"],
             wall_s=summary["wall_s"],
             floor_s=summary["compute_floor_s"],
-            frozen=tuple((event["step"], event["plan"]["frozen"]) for event in told if event["event"] == "plan"),
+            plans=tuple(
+                (event["step"], event["plan"]["frozen"], event["plan"]["cached"])
+                for event in told
+                if event["event"] == "plan"
+            ),
+            steps=summary["steps"],
         )
 
     def _trainer(self) -> Figures:
@@ -154,7 +179,7 @@ class Cell:
             launch([*script, *self.settings], ranks=self.ranks, name=self.name)
             told = json.loads(result.read_text())
         curve = tuple((seconds, metric) for seconds, metric in told["curve"])
-        return Figures(curve, train_s=sum(told["steps"]), wall_s=told["wall_s"], floor_s=None, frozen=())
+        return Figures(curve, train_s=sum(told["steps"]), wall_s=told["wall_s"], floor_s=None)
 
     def _timm(self, script: Path) -> Figures:
         config = load_config(self.task.config, self.settings)
@@ -166,4 +191,4 @@ class Cell:
             printed = launch([str(script.resolve()), *given], ranks=self.ranks, name=self.name)
             wall_s = perf_counter() - begun
             curve = curve_of(printed, output=output)
-        return Figures(curve, train_s=curve[-1][0], wall_s=wall_s, floor_s=None, frozen=())
+        return Figures(curve, train_s=curve[-1][0], wall_s=wall_s, floor_s=None)

@@ -11,7 +11,7 @@ from pipetransformer.errors import UserError
 
 __all__ = [
     *("BASELINE", "DEFAULT", "NUM_HELD_OUT", "NUM_PHRASES", "PEER", "ROWS", "TUNED"),
-    *("Row", "Task", "pictures", "questions", "texts"),
+    *("Row", "Task", "pictures", "questions", "texts", "tuning_rows"),
 ]
 
 BASELINE, TUNED, DEFAULT, PEER = "no freeze", "no freeze, tuned", "default", "the peer"
@@ -63,6 +63,7 @@ class Task:
         tuned: what is changed for the row that is tuned for least time to target, on other seeds and data.
         num_blocks: number of blocks of the model.
         about: the data in a sentence or two, for the reader of the table.
+        epochs: number of epochs of the recipe.
         row_names: the rows that it has.
         origin: what a run depends on beside its settings: digests of what lies where they only name a place.
         metric: the metric of the table.
@@ -77,6 +78,7 @@ class Task:
     tuned: tuple[str, ...]
     num_blocks: int
     about: str
+    epochs: int
     row_names: tuple[str, ...]
     origin: tuple[str, ...] = ()
     metric: str = "accuracy"
@@ -102,8 +104,24 @@ _TEXT_MODELS: Mapping[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def texts(data: Path, model: Path, *, num_blocks: int) -> Task:
+_TUNED_RATES, _TUNED_EPOCHS = ("5e-5", "1e-4", "2e-4", "4e-4"), (1, 2, 3)
+
+
+def tuning_rows() -> tuple[Row, ...]:
+    """Nothing frozen, with other learning rates and epochs: the recipes and what is tuned come from their table."""
+    return tuple(
+        Row(f"lr {rate}, epochs {epochs}", (*_NONE, f"train.lr={rate}", f"train.epochs={epochs}"), 2)
+        for rate in _TUNED_RATES
+        for epochs in _TUNED_EPOCHS
+    )
+
+
+def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PHRASES, tunes: bool = False) -> Task:
     """SST-2 by ``data`` (``support/sst2.py``), with the model in a folder.
+
+    Args:
+        num_phrases: phrases to train on.
+        tunes: whether the rows are those of ``tuning_rows``.
 
     Raises:
         UserError: there is no recipe for as many blocks.
@@ -113,18 +131,23 @@ def texts(data: Path, model: Path, *, num_blocks: int) -> Task:
     lr, tuned, row_names = _TEXT_MODELS[num_blocks]
     own = (f"data.path={data}", f"model.name={model.resolve()}", f"train.lr={lr}")
     about = (
-        f"{NUM_PHRASES:,} phrases; judged on the dev set and {NUM_HELD_OUT:,} full sentences of which no phrase is "
+        f"{num_phrases:,} phrases; judged on the dev set and {NUM_HELD_OUT:,} full sentences of which no phrase is "
         "trained on."
     )
+    name = f"sst2-{model.name}" + (f"-{num_phrases}" if num_phrases != NUM_PHRASES else "")
+    if tunes:
+        name, row_names = f"{name}-tuning", tuple(row.name for row in tuning_rows())
+        about = f"{about} Phrases and sentences are none of those that the other tables are trained and judged on."
     return Task(
-        f"sst2-{model.name}",
+        name,
         CONFIGS / "train_config_sst2_all_in_one.yaml",
         (*_COMMON, *_TEXTS, *own),
         tuned,
         num_blocks,
         about,
+        3,
         row_names,
-        origin=(f"{NUM_PHRASES} phrases", f"{NUM_HELD_OUT} sentences"),
+        origin=(f"{num_phrases} phrases", f"{NUM_HELD_OUT} sentences", "tuned" if tunes else "judged"),
     )
 
 
@@ -158,6 +181,7 @@ def pictures(data: Path, model: Path, *, about: str, origin: tuple[str, ...], ti
         ("train.lr=1e-3", "train.epochs=4"),
         12,
         f"{about} {trained} {peer}",
+        8,
         tuple(name for name in _ALL if name != PEER or timm is not None),
         origin=origin,
         timm=timm,
@@ -186,6 +210,7 @@ def questions(data: Path, model: Path, *, num_blocks: int) -> Task:
         ("train.lr=2e-4", "train.epochs=2"),
         num_blocks,
         about,
+        3,
         tuple(name for name in _FEW if name != PEER),
         metric="f1",
         margin=None,

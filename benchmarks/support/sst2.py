@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -16,13 +17,22 @@ from pipetransformer.errors import UserError
 __all__ = ["hold_out"]
 
 Row = tuple[str, str]
+Part = Literal["all", "judged", "tuned"]
+_TUNED_FROM = 30_000  # lines of the training file: recipes are chosen by the later ones
 
 
-def hold_out(source: Path, target: Path, *, num_train: int, num_held_out: int, seed: int = 0) -> None:
+def hold_out(
+    source: Path, target: Path, *, num_train: int, num_held_out: int, part: Part = "all", seed: int = 0
+) -> None:
     """Writes ``target/train.tsv`` and ``target/dev.tsv`` from the files of ``source``, drawn by ``seed``.
 
     ``dev.tsv`` gets the original's own lines and ``num_held_out`` full sentences of its training file; ``train.tsv``
     gets ``num_train`` phrases that are spans of none of these.
+
+    Args:
+        part: the lines of the training file that phrases come from: ``judged``, the first 30,000; ``tuned``, all
+            others. For ``tuned``, ``dev.tsv`` gets half of the other full sentences alone, and ``train.tsv`` phrases of
+            the other half, so that nothing is chosen by what it is judged by.
 
     Raises:
         UserError: if the files cannot be read, or hold too few sentences or phrases.
@@ -32,14 +42,20 @@ def hold_out(source: Path, target: Path, *, num_train: int, num_held_out: int, s
     if len(sentences) < num_held_out:
         raise UserError(f"--sst2: {source} has {len(sentences)} full sentences; hold out fewer than {num_held_out}")
     random = np.random.default_rng(seed)
-    held_out = [sentences[int(i)] for i in random.permutation(len(sentences))[:num_held_out]]
+    order = [sentences[int(i)] for i in random.permutation(len(sentences))]
+    held_out, others = order[:num_held_out], order[num_held_out:]
+    judged = [*dev, *held_out]
+    if part == "tuned":
+        judged = others[: len(others) // 2]
+        held_out = [*held_out, *judged]
     away = {span for text, _ in held_out for span in _spans(text)}
-    rest = [row for row in train if hash(row[0].strip()) not in away]
+    lines = {"all": train, "judged": train[:_TUNED_FROM], "tuned": train[_TUNED_FROM:]}[part]
+    rest = [row for row in lines if hash(row[0].strip()) not in away]
     if len(rest) < num_train:
         raise UserError(f"--sst2: {source} leaves {len(rest)} phrases to train on; train on fewer than {num_train}")
     target.mkdir(parents=True, exist_ok=True)
     _write(target / "train.tsv", [rest[int(i)] for i in random.permutation(len(rest))[:num_train]])
-    _write(target / "dev.tsv", [*dev, *held_out])
+    _write(target / "dev.tsv", judged)
 
 
 def _full_sentences(rows: Sequence[Row]) -> list[Row]:

@@ -45,8 +45,8 @@ class FreezeConfig(Section):
     guard: bool = Field(
         default=True,
         description="Set training samples aside, at most a tenth and 1,000, and undo a freeze by which their loss "
-        "rises; never under policy `none`, always under `guarded`, and not in a run of too few steps to judge any. `false` "
-        "is what the papers do.",
+        "rises. Never under policy `none`, always under `guarded`, and not in a run of too few steps to judge any; "
+        "`false` is what the papers do.",
     )
     probe: bool = Field(
         default=False,
