@@ -37,7 +37,7 @@ TOTALS = {"train_s": 7.0, "wall_s": 100.0, "hits": 3, "transitions": []}
 DECISION = FreezeDecision(6, 3, 5, 7, (1.0, 2.0), ((7, 2.0, 0.5),), "it is so")
 FREEZING = events.Freezing(True, ((0, 2), (9, PLAN.num_blocks)), True, True)
 METRICS = {"accuracy": 0.25, "loss": 2.0}
-ADVANCE = Advance(seconds=3.0, stop=3, samples=Counter({(0, 16): 400}))
+ADVANCE = Advance(seconds=3.0, stop=3, samples=Counter({(0, 16): 400}), rounding=0.00625)
 
 # Every event that is written, with the line that it leaves.
 LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
@@ -79,7 +79,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
         events.Advanced(10, 4, ADVANCE, 5000, "host", is_refill=False),
         {
             **{"event": "advance", "step": 10, "boundary": 4, "seconds": 3.0, "samples": 400},
-            **{"found": False, "tier": "host"},
+            **{"found": False, "tier": "host", "rounding": 0.00625},
         },
     ),
     (
@@ -157,6 +157,9 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
         "warning: all blocks freeze at step 9 of 20; the head alone learns from then on, which often costs accuracy; "
         "set freeze.max_frozen, or a longer freeze.every",
     ]
+    assert (
+        "step 10: cached 400 samples at block 4 in 3.00 s (0 MB of host memory a node; compute is off by 0.62%)" in said
+    )
     assert "step 9: another cut or cache, moved 0.0 MB in 0.500 s (paper)" in said
     undone = "step 13: the freeze is undone: loss of the samples set aside 0.5000, predicted 0.4000 ± 0.0500"
     assert undone in said

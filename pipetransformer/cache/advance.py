@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipetransformer.cache.codec import decode, encode, rounding
 from pipetransformer.cache.reader import read_ahead
 from pipetransformer.cache.store import ActivationStore
 from pipetransformer.data import Dataset, epoch_batches, loader
@@ -33,7 +34,7 @@ def advance(
     rows: int,
     num_loaders: int = 0,
     into: ActivationStore | None = None,
-) -> Counter[tuple[int, int]]:
+) -> tuple[Counter[tuple[int, int]], float | None]:
     """Computes the activations of this worker's samples at boundary ``target`` and stores them.
 
     A batch whose samples are all in the store at ``source`` starts there, any other from the inputs of the model. The
@@ -50,7 +51,8 @@ def advance(
         into: the store to write to; None for the same.
 
     Returns:
-        Number of samples by (first unit of the computation, padded length).
+        Number of samples by (first unit of the computation, padded length); and the relative error of what is stored,
+        by this worker's first batch (``codec.rounding``), None where it is stored as it is computed.
 
     Raises:
         UserError: if the type of the store cannot hold the activations.
@@ -62,12 +64,16 @@ def advance(
         parts = loader(dataset, items=items, fetch=chain_input.fetch, num_workers=num_loaders)
     else:
         parts = read_ahead(items, partial(chain_input.fetch_here, dataset))
-    stop = chain.numbering.behind(target)
-    with torch.inference_mode(), closing(parts), _Writer(into or store, boundary=target) as writer:
+    stop, into, error = chain.numbering.behind(target), into or store, None
+    dtype = into.layout.dtype
+    with torch.inference_mode(), closing(parts), _Writer(into, boundary=target) as writer:
         for part in parts:
-            writer.write(part.item.ids, _computed(part, chain, stop=stop))
+            hidden = _computed(part, chain, stop=stop)
+            if error is None and hidden.dtype != dtype:
+                error = rounding(hidden, dtype)
+            writer.write(part.item.ids, hidden)
             done[part.first, part.item.length] += len(part.item.ids)
-    return done
+    return done, error
 
 
 def agrees(
@@ -83,7 +89,7 @@ def agrees(
     part = _Input(store, chain, source=None).fetch(dataset, items[0])
     with torch.inference_mode():
         hidden = _computed(part, chain, stop=chain.numbering.behind(boundary))
-    hidden = hidden.to(device="cpu", dtype=store.layout.dtype)
+    hidden = encode(hidden, store.layout.dtype)
     return bool(store.holds(ids, boundary).all()) and torch.equal(store.read(ids, positions=hidden.shape[1]), hidden)
 
 
@@ -98,7 +104,9 @@ def _items(store: ActivationStore, dataset: Dataset, *, worker: int, num_workers
 
 def _computed(part: _Part, chain: Chain, *, stop: int) -> Tensor:
     """The activations of a batch before unit ``stop``, without those of copies."""
-    hidden = part.hidden.to(device=chain.device, dtype=part.dtype, non_blocking=True)
+    hidden = part.hidden.to(device=chain.device, non_blocking=True)
+    if part.dtype is not None:
+        hidden = decode(hidden, part.dtype)
     side = {key: value.to(chain.device, non_blocking=True) for key, value in part.side.items()}
     return chain.run(range(part.first, stop), hidden, side)[: len(part.item.ids)]
 
@@ -114,7 +122,9 @@ class _Item:
 
 @dataclass(slots=True)
 class _Part:
-    """What a batch's computation starts from: ``hidden`` enters unit ``first``, in ``dtype``."""
+    """What a batch's computation starts from: ``hidden`` enters unit ``first``. It is in stored form, to be computed in
+    ``dtype``; raw inputs have None.
+    """
 
     item: _Item
     first: int

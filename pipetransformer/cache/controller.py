@@ -27,7 +27,7 @@ from pipetransformer.process.collectives import led_by, values_of_ranks
 from pipetransformer.process.heap import release_freed_memory
 from pipetransformer.process.world import World
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,15 @@ class Advance:
         stop: the unit behind the last one of the pass.
         samples: number of samples by (first unit of the computation, padded length).
         is_found: whether an earlier run had stored the activations on every node.
+        rounding: the relative error of what was stored for training, the largest of the ranks' first batches; None
+            where it is stored as it is computed.
     """
 
     seconds: float
     stop: int
     samples: Counter[tuple[int, int]]
     is_found: bool = False
+    rounding: float | None = None
 
     @property
     def num_samples(self) -> int:
@@ -277,10 +280,10 @@ class AutoCache:
             self._check(self._next, target)
         into = self._next or self._cache
         assert into is not None
-        done: Counter[tuple[int, int]] = Counter()
+        done, error = Counter[tuple[int, int]](), None
         if not into.is_complete:
-            done = self._compute(into, source=source, target=target)
-        parts = values_of_ranks(done)  # also a barrier: no rank reads before all have written
+            done, error = self._compute(into, source=source, target=target)
+        parts = values_of_ranks((done, error))  # also a barrier: no rank reads before all have written
         if self._cache is not None and into is not self._cache:
             self._end_publication()
             self._cache.close()
@@ -288,19 +291,26 @@ class AutoCache:
         self.path.append(target)
         if into.held is not None and not into.is_complete:
             self._publisher.publish(into.held, about=self._about(target))
-        stop, samples = self._chain.numbering.behind(target), sum(parts, Counter())
         is_found = all(values_of_ranks(into.is_complete))
-        return Advance(seconds=perf_counter() - start, stop=stop, samples=samples, is_found=is_found)
+        return Advance(
+            seconds=perf_counter() - start,
+            stop=self._chain.numbering.behind(target),
+            samples=sum((samples for samples, _ in parts), Counter()),
+            is_found=is_found,
+            rounding=max((found for _, found in parts if found is not None), default=None),
+        )
 
     def _end_publication(self) -> None:
         """Collective. Waits, on all ranks, as long as a disk takes."""
         led_by(self._world.rank - self._world.local_rank, self._publisher.wait)
 
-    def _compute(self, into: ActivationCache, *, source: int | None, target: int) -> Counter[tuple[int, int]]:
-        """This rank's part of an advance pass."""
-        done: Counter[tuple[int, int]] = Counter()
+    def _compute(
+        self, into: ActivationCache, *, source: int | None, target: int
+    ) -> tuple[Counter[tuple[int, int]], float | None]:
+        """This rank's part of an advance pass, and the relative error of what was stored for training."""
+        done, error = Counter[tuple[int, int]](), None
         for split, store in into.stores.items():
-            done += advance(
+            samples, rounding = advance(
                 store if source is None or self._cache is None else self._cache.stores[split],
                 self._datasets[split],
                 self._chain,
@@ -312,7 +322,9 @@ class AutoCache:
                 num_loaders=self._config.data.num_workers,
                 into=store,
             )
-        return done
+            done += samples
+            error = rounding if split == "train" else error
+        return done, error
 
     def _check(self, kept: ActivationCache, boundary: int) -> None:
         """Collective. Deletes stores of another run that hold something else than this job would compute, by a batch of

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipetransformer.cache.codec import decode
 from pipetransformer.cache.store import ActivationStore
 
 Item = TypeVar("Item")
@@ -50,9 +51,9 @@ class BatchReader:
             return None
         buffer = self._store.read(ids, positions=positions, out=self._buffer(len(ids), positions))
         if self._stream is None:
-            return buffer.to(self._dtype)
+            return decode(buffer, self._dtype)
         with torch.cuda.stream(self._stream):
-            moved = buffer.to(self._device, non_blocking=True).to(self._dtype)
+            moved = decode(buffer.to(self._device, non_blocking=True), self._dtype)
         # The buffer may be filled again only after its copy. This thread waits for that; the step does not.
         self._stream.synchronize()
         moved.record_stream(torch.cuda.default_stream(self._device))
@@ -62,7 +63,7 @@ class BatchReader:
         ring = self._buffers.get((rows, positions))
         if ring is None:
             layout = self._store.layout
-            shape = (rows, positions, layout.width)
+            shape = (rows, positions, layout.stored_width)
             pinned = self._device.type == "cuda"
             ring = deque(torch.empty(shape, dtype=layout.dtype, pin_memory=pinned) for _ in range(_DEPTH + 2))
             self._buffers[rows, positions] = ring

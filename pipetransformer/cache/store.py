@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pipetransformer.cache.codec import encode, stored_width
 from pipetransformer.errors import UserError
 
 
@@ -37,8 +38,8 @@ class StoreLayout:
 
     Attributes:
         positions: number of positions of each slot [slots]: of a text its padded length, of a picture its tokens.
-        width: numbers at a position.
-        dtype: type of the stored numbers.
+        width: numbers at a position, as they are computed.
+        dtype: type of the stored numbers (``cache/codec.py``).
         has_rows: whether one row of each sample may be stored alone: they lie together, and are read much faster so.
         slots: slot of each sample [num_samples], -1 for a sample of another node; None where sample i has slot i.
     """
@@ -52,7 +53,12 @@ class StoreLayout:
     @property
     def position_bytes(self) -> int:
         """Bytes of one position."""
-        return self.width * self.dtype.itemsize
+        return self.stored_width * self.dtype.itemsize
+
+    @property
+    def stored_width(self) -> int:
+        """Stored numbers of one position."""
+        return stored_width(self.width, self.dtype)
 
     @property
     def num_bytes(self) -> int:
@@ -89,14 +95,16 @@ class ActivationStore:
             for length in map(int, np.unique(positions)):
                 members = np.flatnonzero(positions == length)
                 self._places[members] = np.arange(start, start + len(members))
-                numbers = len(members) * length * layout.width
+                numbers = len(members) * length * layout.stored_width
                 region = torch.frombuffer(memory, dtype=layout.dtype, count=numbers, offset=offset)
-                self._regions[length] = region.view(len(members), length, layout.width)
+                self._regions[length] = region.view(len(members), length, layout.stored_width)
                 self._starts[length] = start
                 offset, start = offset + region.nbytes, start + len(members)
             if layout.has_rows:
-                rows = torch.frombuffer(memory, dtype=layout.dtype, count=num_slots * layout.width, offset=offset)
-                self._rows = rows.view(num_slots, 1, layout.width)
+                rows = torch.frombuffer(
+                    memory, dtype=layout.dtype, count=num_slots * layout.stored_width, offset=offset
+                )
+                self._rows = rows.view(num_slots, 1, layout.stored_width)
                 offset += rows.nbytes
             self._stamps = np.frombuffer(memory, dtype=np.uint8, offset=offset)
 
@@ -163,7 +171,7 @@ class ActivationStore:
         self._stamps[:] = 0
 
     def read(self, ids: np.ndarray, *, positions: int, out: Tensor | None = None) -> Tensor:
-        """Gathers the first positions of samples into [len(ids), positions, width], in the store's type.
+        """Gathers the first positions of samples into [len(ids), positions, stored width], in their stored form.
 
         Args:
             ids: numbers of the samples [rows], all of one padded length; all must be in the store.
@@ -193,12 +201,13 @@ class ActivationStore:
         slots = self._slots(ids)
         self._stamps[slots] = 0
         region, places = self._places_of(slots, positions=hidden.shape[1])
-        if hidden.shape != (len(ids), *region.shape[1:]):  # else it would be broadcast
+        if hidden.shape != (len(ids), region.shape[1], self.layout.width):  # else it would be broadcast
             raise RuntimeError(f"shape {tuple(hidden.shape)}")
         if isinstance(places, slice):  # as an advance pass writes
-            values = region[places].copy_(hidden)
+            is_whole = self.layout.dtype == torch.int8
+            values = region[places].copy_(encode(hidden, torch.int8) if is_whole else hidden)
         else:
-            values = hidden.to(device="cpu", dtype=self.layout.dtype)
+            values = encode(hidden, self.layout.dtype)
             region.index_copy_(0, places, values)
         if self.layout.dtype == torch.float16 and not values.isfinite().all():
             raise UserError("cache.dtype: float16 cannot hold this model's activations; give bfloat16 or compute")

@@ -220,8 +220,10 @@ class CacheConfig(Section):
     enabled: bool = Field(
         default=True, description="AutoCache: read the frozen prefix's activations instead of computing them."
     )
-    dtype: Literal["compute", "float32", "bfloat16", "float16"] = Field(
-        default="compute", description="Type of stored activations; `compute` stores what the step computes."
+    dtype: Literal["compute", "float32", "bfloat16", "float16", "int8"] = Field(
+        default="compute",
+        description="Type of stored activations; `compute` stores what the step computes. `int8` has a scale for each "
+        "position. A run says how far the stored numbers are off.",
     )
     host_budget: NumBytes | Literal["auto"] = Field(
         default="auto",

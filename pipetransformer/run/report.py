@@ -252,12 +252,15 @@ class Report:
             samples=advance.num_samples,
             found=advance.is_found,
             tier=event.tier,
+            rounding=advance.rounding,
         )
         found = "an earlier run had cached all" if advance.is_found else f"cached {advance.num_samples} samples"
         place = {"host": "host memory", "disk": "disk"}[event.tier]
+        dtype = self._config.cache.dtype
+        off = "" if advance.rounding is None else f"; {dtype} is off by {advance.rounding:.2%}"
         self._tracker.line(
             f"step {event.step}: {found} at block {event.boundary} "
-            f"in {advance.seconds:.2f} s ({event.num_bytes / 1e6:.0f} MB of {place} a node)"
+            f"in {advance.seconds:.2f} s ({event.num_bytes / 1e6:.0f} MB of {place} a node{off})"
         )
 
     @hear.register
