@@ -34,11 +34,11 @@ PLANTED = (
         ("tests/test_exactness.py::test_what_thawed_is_not_read_from_the_cache",),
     ),
     Planted(
-        "augmented inputs are cached",
-        "cache/controller.py",
-        'if config.cache.enabled and datasets["train"].augmented:',
-        "if False:",
-        ("tests/test_counts.py",),
+        "all epochs read the first view",
+        "cache/views.py",
+        "return ids if views in (1, None) else ids + epoch % views * len(dataset)",
+        "return ids",
+        ("tests/test_counts.py::test_views_are_cached_each_for_itself",),
     ),
     Planted(
         "the worst weights are kept as the best",

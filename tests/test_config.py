@@ -45,7 +45,7 @@ def test_all_sections_but_four_have_defaults(minimal: Path) -> None:
     config = load_config(minimal)
     assert config.train.lr == 1e-3
     assert config.train.betas == (0.9, 0.999)
-    assert config.freeze.every == Interval(1, "epoch")
+    assert config.freeze.every == "auto" and config.freeze.guard
     assert config.freeze.warmup == Interval(0, "step")
     assert config.pipe.initial_length == "auto"
     assert config.checkpoint.keep == 1
@@ -119,11 +119,11 @@ def test_later_override_wins_and_a_mapping_replaces(minimal: Path) -> None:
         ),
         (
             "freeze.every=0 steps",
-            'freeze.every: "0 steps" is not allowed; give a positive interval such as "1 epoch" or "50 steps"',
+            'freeze.every: "0 steps" is not allowed; give a positive interval such as "1 epoch" or "50 steps", or auto',
         ),
         (
             "freeze.every=50",
-            'freeze.every: 50 is not allowed; give a positive interval such as "1 epoch" or "50 steps"',
+            'freeze.every: 50 is not allowed; give a positive interval such as "1 epoch" or "50 steps", or auto',
         ),
         (
             "freeze.warmup=-1 epoch",
@@ -299,7 +299,7 @@ def test_shipped_configuration_is_valid(path: Path) -> None:
 def test_shipped_pair_differs_in_freeze_alone(job: str) -> None:
     elastic = load_config(ROOT / "config" / f"train_config_{job}_all_in_one.yaml")
     plain = load_config(ROOT / "config" / f"train_config_{job}_no_freeze.yaml")
-    assert elastic.freeze.policy == "schedule"
+    assert elastic.freeze.policy == "guarded"
     assert plain.freeze.policy == "none"
     assert elastic.model_copy(update={"freeze": plain.freeze}) == plain
 

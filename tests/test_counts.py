@@ -356,15 +356,26 @@ def test_every_event_of_the_run_is_told_once(told: list[dict[str, Any]]) -> None
     assert plans == PLANS
 
 
-def test_augmented_pictures_are_never_cached(ranks: RankPool, tmp_path: Path) -> None:
-    """They are others in every epoch."""
-    case, extra = Case("vit", 2, TWO_RANKS, 2, cached=True), ["data.augment=basic"]
-    kept, _ = ranks.run(2, interrupted_run, case, str(tmp_path), extra, None, False)[0]
+def augmented_run(ranks: RankPool, folder: Path, views: str) -> tuple[float, dict[str, Any], list[str]]:
+    """An interrupted run: deviation from the plain loop, the summary's cache, reasons for none."""
+    case, extra = Case("vit", 2, TWO_RANKS, 2, cached=True), ["data.augment=basic", f"cache.views={views}"]
+    kept, _ = ranks.run(2, interrupted_run, case, str(folder), extra, None, False)[0]
     frozen_at = tuple((step, frozen) for step, frozen, _ in TWO_RANKS)
     weights, _ = plain_run("vit", frozen_at, (*case.overrides(""), *extra))
-    assert deviation(kept, weights) < 1e-10
-    lines = (tmp_path / "resumed" / "events.jsonl").read_text().splitlines()
+    lines = (folder / "resumed" / "events.jsonl").read_text().splitlines()
     declined = [event["reason"] for event in map(json.loads, lines) if event["event"] == "cache_declined"]
-    assert declined == ["augmented training inputs are not cached"]
-    cache = json.loads((tmp_path / "resumed" / "summary.json").read_text())["cache"]
+    return deviation(kept, weights), json.loads((folder / "resumed" / "summary.json").read_text())["cache"], declined
+
+
+def test_pictures_that_each_epoch_augments_anew_are_never_cached(ranks: RankPool, tmp_path: Path) -> None:
+    off, cache, declined = augmented_run(ranks, tmp_path, "null")
+    assert off < 1e-10
+    assert declined == ["training inputs are augmented anew at each epoch; cache.views would cycle a few of them"]
     assert cache == {"hits": 0, "misses": 0, "bytes": {"device": 0, "host": 0, "disk": 0}}
+
+
+def test_views_are_cached_each_for_itself(ranks: RankPool, tmp_path: Path) -> None:
+    """Three views over four epochs: the last epoch sees the first one's pictures."""
+    off, cache, declined = augmented_run(ranks, tmp_path, "3")
+    assert off < 1e-10 and not declined
+    assert cache["hits"] > 0 and cache["misses"] == 0

@@ -174,7 +174,7 @@ def test_augmentation_depends_on_seed_epoch_and_sample_alone(size: int) -> None:
         assert torch.equal(_pixels(train, ids, epoch=5), together[ids])
     assert not torch.equal(_pixels(train, np.arange(64), epoch=6), together)
     assert not torch.equal(_pixels(load(seed=4), np.arange(64), epoch=5), together)
-    assert train.augmented
+    assert train.views is None
 
 
 def test_augmentation_shifts_by_an_eighth_and_mirrors(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_augmentation_shifts_by_an_eighth_and_mirrors(tmp_path: Path) -> None:
     assert all(len(matches) == 1 for matches in found)
     assert len({match for matches in found for match in matches}) > 20
     assert {matches[0] >= 81 for matches in found} == {True, False}
-    assert not evaluation.augmented
+    assert evaluation.views == 1
 
 
 def test_image_fingerprint_follows_contents_and_preprocessing() -> None:

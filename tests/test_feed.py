@@ -22,7 +22,7 @@ LENGTH = 12
 class Texts(Dataset):
     """Three texts of 12, 7 and 3 tokens, and three of 12."""
 
-    kind, metric_names, augmented, fingerprint, num_tokens = "classes", ("accuracy",), False, "", None
+    kind, metric_names, fingerprint, num_tokens = "classes", ("accuracy",), "", None
 
     def __init__(self, whole: dict[str, torch.Tensor]) -> None:
         self._rows = {key: torch.cat([value, value[:1].repeat(3, 1)]) for key, value in whole.items()}

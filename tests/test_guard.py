@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from contextlib import AbstractContextManager
 from pathlib import Path
 from unittest import mock
 
@@ -149,7 +150,7 @@ def test_what_the_guard_kept_is_trusted() -> None:
 class Numbered(Dataset):
     """Samples whose labels are their numbers; inputs tell number and epoch."""
 
-    kind, metric_names, augmented, fingerprint, num_tokens = "classes", ("accuracy",), True, "numbered", None
+    kind, metric_names, views, fingerprint, num_tokens = "classes", ("accuracy",), None, "numbered", None
 
     def __init__(self, num_samples: int) -> None:
         self.labels, self.lengths = torch.arange(num_samples), np.full(num_samples, 8)
@@ -167,7 +168,7 @@ def test_samples_are_set_aside_and_nothing_is_in_both() -> None:
     train, aside = parts
     ids = [set(part.labels.tolist()) for part in parts]  # a sample's label is its number
     assert len(aside) == 20 and not ids[0] & ids[1] and len(ids[0] | ids[1]) == 205
-    assert train.augmented and not aside.augmented
+    assert (train.views, aside.views) == (None, 1)
     assert len({train.fingerprint, aside.fingerprint, data.fingerprint}) == 3
     rows = np.array([3, 0])
     assert aside.inputs(rows, length=8, epoch=2)["x"][:, 0].tolist() == aside.labels[rows].tolist()
@@ -188,6 +189,11 @@ def test_samples_of_a_group_go_together_and_few_leave_none() -> None:
 # Whole runs
 
 
+def frequent_guard() -> AbstractContextManager[object]:
+    """A pass every 2 steps, over 16 samples."""
+    return mock.patch("pipetransformer.run.job.guard_size", lambda *_, **__: GuardSize(2, 16))
+
+
 def guarded_run(
     world: World, folder: str, extra: list[str], undoes: bool
 ) -> tuple[Weights | None, list[tuple[int, int, int | None]], list[Verdict]]:
@@ -204,7 +210,7 @@ def guarded_run(
     overrides = [*Case("vit", world.size, STATIC[1]).overrides(""), *extra, f"run.dir={folder}", "run.id=guarded"]
     told = -1.0 if undoes else 100.0
     with (
-        mock.patch("pipetransformer.run.job.guard_size", lambda *_, **__: GuardSize(2, 16)),
+        frequent_guard(),
         mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, step: told),
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
@@ -225,5 +231,6 @@ def test_a_guarded_run_is_the_plain_loop_on_the_rest(undoes: bool, ranks: RankPo
     assert all(cached is None for step, _, cached in plans if step < 10), "nothing is cached before a freeze is kept"
     case = Case("vit", 2, tuple((step, frozen, 1) for step, frozen in frozen_at.items()))
     frozen = tuple((step, frozen) for step, frozen, _ in case.moves)
-    expected, _ = plain_run("vit", frozen, (*case.overrides(""), *GUARDED, "freeze.guard=true"))
+    with frequent_guard():  # the same samples are set aside
+        expected, _ = plain_run("vit", frozen, (*case.overrides(""), *GUARDED, "freeze.guard=true"))
     assert weights is not None and deviation(weights, expected) < 1e-10

@@ -9,9 +9,10 @@ from unittest import mock
 import pytest
 from laws import STATIC, Case, Weights, configuration, deviation, final_weights, plain_run
 from ranks import RankPool
+from test_guard import frequent_guard
 
 from pipetransformer.config import FreezeConfig
-from pipetransformer.freeze import GuardSize, Payoff, Policy, Signals, build_policy
+from pipetransformer.freeze import Payoff, Policy, Signals, build_policy
 from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.trainer import Trainer
@@ -86,7 +87,7 @@ def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None
     with (
         mock.patch("pipetransformer.trainer.boundary_scores", lambda *_, **__: (0.0, *[0.5] * 6)),
         mock.patch("pipetransformer.pipe.controller.AutoPipe.gains", lambda *_, **__: (10.0, 1.0)),
-        mock.patch("pipetransformer.run.job.guard_size", lambda *_, **__: GuardSize(2, 16)),
+        frequent_guard(),
         mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, step: told),
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
@@ -106,5 +107,6 @@ def test_a_run_is_the_plain_loop_with_its_freezes(undoes: bool, ranks: RankPool,
     assert moves[0] == (0, 3) and moves[1] == (8, 4), "four steps between decisions, and three passes before the first"
     assert (moves[2] == (12, 3)) == undoes, moves
     case = Case("vit", 2, tuple((step, frozen, 1) for step, frozen in moves))
-    expected, _ = plain_run("vit", tuple(moves), (*case.overrides(""), *SETTINGS))
+    with frequent_guard():  # the same samples are set aside
+        expected, _ = plain_run("vit", tuple(moves), (*case.overrides(""), *SETTINGS))
     assert weights is not None and deviation(weights, expected) < 1e-10

@@ -70,9 +70,9 @@ def test_the_timing_leaves_no_trace(ranks: RankPool) -> None:
     assert ratio > 0 and untouched and same_draws
 
 
-def past(world: World, folder: str, overrides: list[str]) -> str:
+def past(world: World, folder: str, overrides: list[str]) -> tuple[str, object]:
     found: Any = with_past_choices(configuration("vit", [AUTO, f"run.dir={folder}", *overrides]))
-    return found.train.precision
+    return found.train.precision, found.cache.views
 
 
 def past_stem(world: World, *overrides: str) -> bool:
@@ -92,19 +92,21 @@ def test_a_replayed_run_keeps_its_stem(ranks: RankPool, tmp_path: Path, recorded
 def test_a_resumed_or_replayed_run_keeps_its_own(ranks: RankPool, tmp_path: Path) -> None:
     run = tmp_path / "before"
     run.mkdir()
-    (run / "config.yaml").write_text(configuration("vit", ["train.precision=bfloat16"]).to_yaml())
-    recorded = {"new.jsonl": {"event": "run", "precision": "bfloat16"}, "old.jsonl": {"event": "run"}}
+    (run / "config.yaml").write_text(configuration("vit", ["train.precision=bfloat16", "cache.views=5"]).to_yaml())
+    new = {"event": "run", "precision": "bfloat16", "views": 5}
+    recorded = {"new.jsonl": new, "old.jsonl": {"event": "run"}}
     for name, event in recorded.items():
         (run / name).write_text(json.dumps(event) + "\n")
 
-    def told(*overrides: str) -> str:
+    def told(*overrides: str) -> tuple[str, object]:
         return ranks.run(1, past, str(tmp_path), list(overrides))[0]
 
-    assert told("run.id=before", "run.resume=true") == "bfloat16"
-    assert told("run.id=after", "run.resume=true") == "auto", "there is nothing to resume"
-    assert told(f"run.replay={run}/new.jsonl") == "bfloat16"
-    assert told(f"run.replay={run}/old.jsonl") == "float32", "a recording of before there was a choice"
-    assert told("run.id=before", "run.resume=true", "train.precision=float64") == "float64"
+    assert told("run.id=before", "run.resume=true") == ("bfloat16", 5)
+    assert told("run.id=after", "run.resume=true") == ("auto", "auto"), "there is nothing to resume"
+    assert told(f"run.replay={run}/new.jsonl") == ("bfloat16", 5)
+    assert told(f"run.replay={run}/old.jsonl") == ("float32", None), "a recording of before there was a choice"
+    assert told("run.id=before", "run.resume=true", "train.precision=float64") == ("float64", 5)
+    assert told(f"run.replay={run}/new.jsonl", "cache.views=2") == ("bfloat16", 2)
 
 
 def summary_of(world: World, folder: str, overrides: list[str]) -> dict[str, Any]:

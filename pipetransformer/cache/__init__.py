@@ -5,6 +5,7 @@ from pipetransformer.cache.controller import Advance, AutoCache
 from pipetransformer.cache.reader import BatchReader, read_ahead
 from pipetransformer.cache.shared import available_host_memory, open_cache
 from pipetransformer.cache.store import ActivationStore, StoreLayout
+from pipetransformer.cache.views import settle_views, view_numbers
 
 __all__ = [
     "ActivationStore",
@@ -16,4 +17,6 @@ __all__ = [
     "available_host_memory",
     "open_cache",
     "read_ahead",
+    "settle_views",
+    "view_numbers",
 ]

@@ -18,6 +18,7 @@ from pipetransformer.cache.kept import KeptStores, stores_folder
 from pipetransformer.cache.publisher import Publisher
 from pipetransformer.cache.shared import ActivationCache, Tier, disk_budget, open_cache, open_kept
 from pipetransformer.cache.store import ActivationStore, StoreLayout
+from pipetransformer.cache.views import in_views
 from pipetransformer.config import Config
 from pipetransformer.data import SET_ASIDE, Dataset, samples_of_nodes
 from pipetransformer.errors import UserError
@@ -70,15 +71,16 @@ class AutoCache:
     """
 
     def __init__(self, config: Config, *, chain: Chain, datasets: Mapping[str, Dataset], world: World) -> None:
-        self._config, self._chain, self._datasets, self._world = config, chain, datasets, world
+        self._config, self._chain, self._world = config, chain, world
+        self._samples, self._datasets = datasets, {split: in_views(data) for split, data in datasets.items()}
         self._cache: ActivationCache | None = None  # what is read
         self._next: ActivationCache | None = None  # what the next advance writes, if not the same
         self.boundary: int | None = None
         self.path: list[int] = []
         self.is_of_start = False
         self.declined = "" if config.cache.enabled else "cache.enabled is false"
-        if config.cache.enabled and datasets["train"].augmented:
-            self.declined = "augmented training inputs are not cached"
+        if config.cache.enabled and datasets["train"].views is None:
+            self.declined = "training inputs are augmented anew at each epoch; cache.views would cycle a few of them"
         self._kept = KeptStores(stores_folder())
         self._identity: Identity | None = None
         self._publisher = Publisher()
@@ -86,7 +88,7 @@ class AutoCache:
         freezes = config.freeze.policy != "none" or config.run.replay is not None
         self._keeps = freezes and not self.declined and config.cache.disk_budget is not None
         if self._keeps and world.local_rank == 0:  # all weights of the start are here now
-            self._identity = Identity(chain, datasets, rows=self._rows)
+            self._identity = Identity(chain, self._datasets, rows=self._rows)
 
     @property
     def _rows(self) -> int:
@@ -235,14 +237,16 @@ class AutoCache:
         return self._spill()[1] + taken
 
     def _layouts(self) -> dict[str, StoreLayout]:
-        return {split: self._layout(dataset) for split, dataset in self._datasets.items()}
+        return {split: self._layout(self._samples[split], dataset) for split, dataset in self._datasets.items()}
 
-    def _layout(self, dataset: Dataset) -> StoreLayout:
+    def _layout(self, samples: Dataset, dataset: Dataset) -> StoreLayout:
+        """Of the store of ``dataset``, which has the samples in all their views."""
         leaving = self._chain.boundary(0, rows=1, length=1)  # Note: the stem's: a last block may leave one row alone.
         computed = self._chain.boundary(self._chain.numbering.behind(1) - 1, rows=1, length=1)
         dtype = _DTYPES.get(self._config.cache.dtype, computed.dtype)
         world = self._world
-        own = samples_of_nodes(dataset.lengths, num_nodes=world.num_nodes) == world.rank // world.local_size
+        own = samples_of_nodes(samples.lengths, num_nodes=world.num_nodes) == world.rank // world.local_size
+        own = np.tile(own, len(dataset) // len(samples))
         slots = None if own.all() else np.where(own, np.cumsum(own) - 1, -1)
         is_text = dataset.num_tokens is not None
         positions = dataset.lengths if is_text else np.full(len(dataset), leaving.shape[1])

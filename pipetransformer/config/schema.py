@@ -100,7 +100,7 @@ class DataConfig(Section):
     )
     augment: Literal["none", "basic"] = Field(
         default="none",
-        description="`basic`: random crops and horizontal flips of training images, which are then not cached.",
+        description="`basic`: random crops and horizontal flips of training images (see `cache.views`).",
     )
     num_workers: CountOrZero = Field(
         default=0, description="Processes a rank that prepare batches; 0 prepares them in line."
@@ -224,6 +224,12 @@ class CacheConfig(Section):
         default="compute",
         description="Type of stored activations; `compute` stores what the step computes. `int8` has a scale for each "
         "position. A run says how far the stored numbers are off.",
+    )
+    views: Count | Literal["auto"] | None = Field(
+        default="auto",
+        description="Of augmented training inputs, so many views of each sample are taken in turn, so that they can be "
+        "cached; null draws new ones at each epoch, and caches none. `auto`: where blocks may freeze, one for four "
+        "epochs, at least 2, if the budget holds them, else null; a resumed or replayed run keeps its own.",
     )
     host_budget: NumBytes | Literal["auto"] = Field(
         default="auto",

@@ -2,7 +2,7 @@
 
 from pipetransformer.data.batches import Batch, Share, bucket_edges, epoch_batches, replica_share, samples_of_nodes
 from pipetransformer.data.dataset import IGNORED, SET_ASIDE, Dataset, Kind
-from pipetransformer.data.images import ImagePreprocessing, load_image_data
+from pipetransformer.data.images import ImageDataset, ImagePreprocessing, load_image_data
 from pipetransformer.data.info import DataInfo, channels_of, describe, known_classes
 from pipetransformer.data.loader import loader
 from pipetransformer.data.prepared import Lead, alone, cache_folder
@@ -16,6 +16,7 @@ __all__ = [
     "Batch",
     "DataInfo",
     "Dataset",
+    "ImageDataset",
     "ImagePreprocessing",
     "Kind",
     "Lead",

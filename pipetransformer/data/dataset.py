@@ -35,7 +35,8 @@ class Dataset(ABC):
             data; None where that is not kept.
         groups: number of the group of each sample ``[num_samples]``, whose samples tell of each other; None where each
             is alone.
-        augmented: whether ``inputs`` differ from epoch to epoch.
+        views: number of different inputs of each sample, which the epochs take in turn; 1 without augmentation, None
+            for new ones at each epoch.
         fingerprint: SHA-256, in hex, of everything that the samples' inputs and labels depend on.
     """
 
@@ -44,8 +45,8 @@ class Dataset(ABC):
     metric_names: tuple[str, ...]
     lengths: np.ndarray
     num_tokens: np.ndarray | None
-    augmented: bool
     fingerprint: str
+    views: int | None = 1
     predictions: dict[str, str] | None = None
     groups: np.ndarray | None = None
 

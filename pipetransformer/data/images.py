@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -81,7 +82,7 @@ class ImageDataset(Dataset):
         self.labels = torch.from_numpy(source.arrays["labels"].copy())
         self.lengths = np.full(len(self.labels), preprocessing.size, dtype=np.int64)
         self.fingerprint = hashlib.sha256(repr((source.digest, preprocessing, seed)).encode()).hexdigest()
-        self.augmented = seed is not None
+        self.views = 1 if seed is None else None
         self._pictures = source.arrays["pictures"]
         self._preprocessing = preprocessing
         self._seed = seed
@@ -90,6 +91,13 @@ class ImageDataset(Dataset):
         self._scale = (1 / (255 * std)).float()
         self._shift = (mean / std).float()
 
+    def with_views(self, views: int) -> ImageDataset:
+        """The same pictures, of which each epoch sees one of ``views`` augmentations in turn."""
+        found = copy(self)
+        found.views = views
+        found.fingerprint = hashlib.sha256(repr((self.fingerprint, views)).encode()).hexdigest()
+        return found
+
     def inputs(
         self, ids: np.ndarray, *, length: int, epoch: int | None, keys: Collection[str] | None = None
     ) -> dict[str, torch.Tensor]:
@@ -97,7 +105,8 @@ class ImageDataset(Dataset):
         assert length == size, (length, size)
         pictures = torch.from_numpy(self._pictures[ids])
         if self._seed is not None and epoch is not None:
-            pictures = _shifted_and_mirrored(pictures, self._draws(epoch)[ids])
+            view = epoch if self.views is None else epoch % self.views
+            pictures = _shifted_and_mirrored(pictures, self._draws(view)[ids])
         if pictures.shape[-2:] != (size, size):
             mode = self._preprocessing.interpolation
             # The whole picture, where timm's evaluation would crop the centre: these pictures' objects fill the frame.

@@ -34,7 +34,6 @@ class TokenDataset(Dataset):
     """
 
     num_tokens: np.ndarray
-    augmented = False
 
     def __init__(self, source: Prepared, reader: TokenReader, tokenizer: PreTrainedTokenizerFast) -> None:
         self.kind, self.metric_names = DATASETS[reader.data.name].kind, reader.metrics

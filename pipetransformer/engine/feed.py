@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pipetransformer.cache import ActivationStore, BatchReader, read_ahead
+from pipetransformer.cache import ActivationStore, BatchReader, read_ahead, view_numbers
 from pipetransformer.data import IGNORED, Batch, Dataset, Share, loader, replica_share
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.models import MASK, Chain
@@ -104,7 +104,8 @@ class Feed:
             labels[item.share.num_real :] = IGNORED
         hidden = None
         if self._reader is not None:
-            hidden = self._reader.read(ids, positions=self._stored_positions(item.length))
+            stored = view_numbers(dataset, ids, epoch=item.epoch)
+            hidden = self._reader.read(stored, positions=self._stored_positions(item.length))
         needs_main = self._is_first and hidden is None
         keys = chain.input_keys if needs_main or plan.first_active == 0 else chain.family.side_inputs
         raw: dict[str, Tensor] = {}

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from pipetransformer.cache import settle_views
 from pipetransformer.config import Config
 from pipetransformer.data import (
     SET_ASIDE,
     Batch,
     DataInfo,
     Dataset,
+    ImageDataset,
     Lead,
     describe,
     epoch_batches,
@@ -86,7 +89,6 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     info = lead(lambda: describe(config.data))
     built = build_model(config, info)
     datasets = _load_data(config, built, info=info, lead=lead)
-    guard = _set_aside(datasets, config)
     chain = Chain(
         built.model,
         name=config.model.name,
@@ -121,7 +123,9 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     if world.num_nodes > 1:
         _check_agreement(chain, datasets, world=world)
     torch.set_float32_matmul_precision(config.train.float32_matmul)  # Note: the proofs above want the whole one.
-    settled = config.with_overrides({"train.precision": precision.name})
+    views = _settle_views(datasets, config, chain=chain, world=world)
+    guard = _set_aside(datasets, config)
+    settled = config.with_overrides({"train.precision": precision.name, "cache.views": views})
     return Job(built, chain, dict(datasets), settled, precision, world.num_nodes, guard)
 
 
@@ -136,6 +140,19 @@ def _load_data(
     if config.task == "question_answering":
         return load_squad(config.data, tokenizer=built.tokenizer, lead=lead)
     return load_text_data(config.data, info=info, tokenizer=built.tokenizer, lead=lead)
+
+
+def _settle_views(
+    datasets: dict[str, Dataset], config: Config, *, chain: Chain, world: World
+) -> int | Literal["auto"] | None:
+    """Collective. Gives the training data its views, and ``cache.views`` as it is settled."""
+    train = datasets["train"]
+    if not isinstance(train, ImageDataset) or train.views == 1:
+        return config.cache.views
+    views = settle_views(train, config, chain=chain, nodes=world.num_nodes)
+    if views is not None:
+        datasets["train"] = train.with_views(views)
+    return views
 
 
 def _set_aside(datasets: dict[str, Dataset], config: Config) -> GuardSize | None:

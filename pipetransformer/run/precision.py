@@ -49,13 +49,14 @@ class Precision:
 
 
 def with_past_choices(config: Config) -> Config:
-    """Collective. ``train.precision: auto`` becomes what the run that is resumed or replayed was trained with, if there
-    is one, and ``freeze.stem`` what was replayed: a replay's plans hold it. (A checkpoint refuses another stem.)"""
+    """Collective. What is ``auto`` in ``train.precision`` and ``cache.views`` becomes what the run that is resumed or
+    replayed was trained with, if there is one, and ``freeze.stem`` what was replayed: a replay's plans hold it. (A
+    checkpoint refuses another stem.)"""
     if not (config.run.resume or config.run.replay):
         return config
     found = led_by(0, lambda: _past(config))
-    if config.train.precision != "auto":
-        found.pop("train.precision", None)
+    given = {"train.precision": config.train.precision, "cache.views": config.cache.views}
+    found = {key: value for key, value in found.items() if given.get(key, "auto") == "auto"}
     return config.with_overrides(found) if found else config
 
 
@@ -64,13 +65,17 @@ def _past(config: Config) -> dict[str, object]:
     run = config.run
     if run.resume and run.id is not None:
         kept = Path(run.dir).expanduser() / run.id / "config.yaml"
-        return {"train.precision": load_config(kept, is_past=True).train.precision} if kept.is_file() else {}
+        if not kept.is_file():
+            return {}
+        past = load_config(kept, is_past=True)
+        return {"train.precision": past.train.precision, "cache.views": past.cache.views}
     found: dict[str, object] = {}
     if run.replay is not None:
         with suppress(UserError):  # it is told when the plans are read
             for event in read_events(Path(run.replay)):
                 if event["event"] == "run":
                     found["train.precision"] = event.get("precision", "float32")
+                    found["cache.views"] = event.get("views")
                 elif event["event"] == "plan" and isinstance(event.get("plan"), dict):
                     found["freeze.stem"] = event["plan"].get("stem_frozen", False)
     return found

@@ -141,6 +141,7 @@ class Report:
             plan=plan,
             total_steps=self._total_steps,
             precision=config.train.precision,
+            views=config.cache.views,
             resumed_from=self.resumed_from,
         )
         self._tracker.line(
@@ -266,11 +267,10 @@ class Report:
     @hear.register
     def _cache_declined(self, event: events.CacheDeclined) -> None:
         """Records the first such event only."""
-        if self._has_declined:
-            return
-        self._has_declined = True
-        self._tracker.event("cache_declined", **asdict(event))
-        self._tracker.line(f"step {event.step}: no cache: {event.reason}; frozen blocks are computed in each step")
+        if not self._has_declined:
+            self._has_declined = True
+            self._tracker.event("cache_declined", **asdict(event))
+            self._tracker.line(f"step {event.step}: no cache: {event.reason}; frozen blocks are computed in each step")
 
     @hear.register
     def _decision_ends(self, event: events.DecisionEnds) -> None:
