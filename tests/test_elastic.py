@@ -8,16 +8,35 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch
+from tiny import tiny_bert
+from transformers import AutoModel
 
 import benchmarks.elastic.__main__ as elastic
 from benchmarks.elastic import cells as cells_module
 from benchmarks.elastic.cells import Cell, Figures
-from benchmarks.elastic.tasks import BASELINE, DEFAULT, PEER, ROWS, TUNED, Task, pictures, questions, texts
+from benchmarks.elastic.tasks import (
+    BASELINE,
+    DEFAULT,
+    INVERTED,
+    PEER,
+    REDRAWN,
+    ROWS,
+    TOO_DEEP,
+    TUNED,
+    Task,
+    pictures,
+    questions,
+    redraw,
+    texts,
+)
 from benchmarks.support.kept import KeptRows
 from pipetransformer.config import load_config
 from pipetransformer.errors import UserError
+from pipetransformer.freeze import guard
 
 ROW = {row.name: row for row in ROWS}
 
@@ -60,6 +79,41 @@ def test_a_cell_has_the_recipe_and_its_own_settings(task: Task) -> None:
     assert of(TUNED).index("train.lr=1e-4") > of(TUNED).index("train.lr=5e-5"), "what is tuned comes last"
     assert "freeze.max_frozen=6" in of("policy static, half")
     assert set(of(PEER)) == set(of(BASELINE)), "the peer has the same recipe"
+
+
+def test_faults_are_planted_in_the_longer_runs(tmp_path: Path) -> None:
+    names = {
+        blocks: texts(tmp_path / "SST-2", tmp_path / "m", num_blocks=blocks, num_phrases=8000) for blocks in (6, 12)
+    }
+    assert [row.name for row in elastic.rows_of(names[6], None)] == [BASELINE, PEER, DEFAULT, INVERTED]
+    task = names[12]
+    rows = {row.name: Cell(task, row, 0, 2, "float32").settings for row in elastic.rows_of(task, None)}
+    assert list(rows) == [BASELINE, PEER, DEFAULT, REDRAWN, TOO_DEEP]
+    assert rows[REDRAWN][-3:] == (f"model.name={tmp_path}/redrawn", "train.seed=0", "train.precision=float32")
+    deep = load_config(task.config, rows[TOO_DEEP])
+    assert (deep.freeze.policy, deep.freeze.max_frozen, deep.freeze.guard) == ("static", 11, True)
+    assert str(deep.train.eval_every) == "120 steps"
+
+
+def test_half_of_the_blocks_are_redrawn(tmp_path: Path) -> None:
+    tiny_bert(tmp_path / "bert", layers=4)
+    redraw(tmp_path / "bert", tmp_path / "redrawn", num_blocks=2)
+    old, new = (AutoModel.from_pretrained(tmp_path / name).state_dict() for name in ("bert", "redrawn"))
+    matrices = [name for name in old if name.endswith("query.weight")]
+    assert [torch.equal(old[name], new[name]) for name in matrices] == [False, False, True, True]
+    assert all(torch.equal(old[name], new[name]) for name in old if "encoder" not in name)
+
+
+def test_an_inverted_guard_keeps_what_it_should_undo() -> None:
+    """As it is run: the module's own lines, on a job that does nothing but judge."""
+    from benchmarks.elastic import inverted_guard
+
+    judged: list[bool] = []
+    source = Path(inverted_guard.__file__).read_text()
+    with mock.patch("pipetransformer.launch.entry.main", lambda task: judged.append(guard.is_worse(2.0, 1.0, 0.1))):
+        with pytest.raises(SystemExit):
+            exec(compile(source, "inverted_guard.py", "exec"), {"__name__": "__main__"})
+    assert judged == [False] and guard.is_worse(2.0, 1.0, 0.1) and not guard.is_worse(1.05, 1.0, 0.1)
 
 
 def test_recipes_are_chosen_by_other_data_and_seeds(tmp_path: Path) -> None:

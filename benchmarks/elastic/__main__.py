@@ -45,12 +45,15 @@ from benchmarks.elastic.tasks import (
     NUM_HELD_OUT,
     NUM_PHRASES,
     PEER,
+    PLANTED,
+    REDRAWN,
     ROWS,
     TUNED,
     Row,
     Task,
     pictures,
     questions,
+    redraw,
     texts,
     tuning_rows,
 )
@@ -65,7 +68,7 @@ from pipetransformer.launch.entry import run_guarded
 from pipetransformer.process.device import has_bfloat16
 
 TASKS = ("sst2", "cifar100", "squad")
-ALL_ROWS = (*ROWS, *tuning_rows())
+ALL_ROWS = (*ROWS, *PLANTED, *tuning_rows())
 NAMES = [row.name for row in ALL_ROWS]
 _TUNING_SEED = 100  # the first of --tune, so that nothing is chosen by what it is judged by
 
@@ -148,6 +151,8 @@ def make_task(chosen: str, arguments: Namespace, *, precision: str, scratch: Pat
     data = scratch / "SST-2"
     task = texts(data, arguments.model, num_blocks=num_blocks, num_phrases=num_phrases, tunes=tunes)
     part: Part = "tuned" if tunes else "judged"
+    if REDRAWN in task.row_names:
+        redraw(arguments.model, scratch / "redrawn", num_blocks=num_blocks // 2)
     hold_out(arguments.sst2, data, num_train=num_phrases, num_held_out=NUM_HELD_OUT, part=part)
     return task
 

@@ -24,7 +24,7 @@ __all__ = ["Cell", "Figures"]
 # a new recipe of one task leaves the cells of the others.
 CODE = (
     *("pipetransformer/**/*.py", "main_*.py", "config/*.yaml", "benchmarks/support/sst2.py"),
-    *("benchmarks/elastic/cells.py", "benchmarks/elastic/processes.py"),
+    *(f"benchmarks/elastic/{name}.py" for name in ("cells", "processes", "inverted_guard")),
     *("benchmarks/peers/hf_trainer.py", "benchmarks/peers/timm_train.py"),
 )
 _ENTRIES = {
@@ -153,8 +153,8 @@ class Cell:
         config = load_config(self.task.config, self.settings)
         with tempfile.TemporaryDirectory() as folder:
             place = (f"run.dir={folder}", "run.id=cell")
-            script = [str(ROOT / _ENTRIES[config.task]), str(self.task.config)]
-            launch([*script, *self.settings, *place], ranks=self.ranks, name=self.name)
+            entry = [str(ROOT / _ENTRIES[config.task])] if self.row.script is None else ["-m", self.row.script]
+            launch([*entry, str(self.task.config), *self.settings, *place], ranks=self.ranks, name=self.name)
             summary = json.loads((Path(folder) / "cell" / "summary.json").read_text())
             lines = (Path(folder) / "cell" / "events.jsonl").read_text().splitlines()
         told = [json.loads(line) for line in lines]

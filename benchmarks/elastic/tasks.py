@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from benchmarks.support.measure import CONFIGS
 from pipetransformer.errors import UserError
 
 __all__ = [
-    *("BASELINE", "DEFAULT", "NUM_HELD_OUT", "NUM_PHRASES", "PEER", "ROWS", "TUNED"),
-    *("Row", "Task", "pictures", "questions", "texts", "tuning_rows"),
+    *("BASELINE", "DEFAULT", "NUM_HELD_OUT", "NUM_PHRASES", "PEER", "PLANTED", "REDRAWN", "ROWS", "TUNED"),
+    *("Row", "Task", "pictures", "questions", "redraw", "texts", "tuning_rows"),
 ]
 
 BASELINE, TUNED, DEFAULT, PEER = "no freeze", "no freeze, tuned", "default", "the peer"
@@ -28,11 +30,13 @@ class Row:
         name: its name.
         overrides: settings beside those of the task.
         seeds: number of runs, with the seeds 0, 1, ...
+        script: the module that is run instead of the task's entry.
     """
 
     name: str
     overrides: tuple[str, ...]
     seeds: int
+    script: str | None = None
 
 
 _OFF = ("pipe.enabled=false", "dp.enabled=false", "cache.enabled=false")
@@ -48,6 +52,13 @@ ROWS = (
     Row("+ AutoDP", _OFF[2:], 3),
     *(Row(f"policy {name}", (f"freeze.policy={name}",), 3) for name in ("schedule", "paper", "percentile")),
     Row(_HALF, ("freeze.policy=static", "freeze.max_frozen=HALF"), 3),
+)
+# Faults, planted in the settings of the default: what must become of them stands in docs/results.md.
+INVERTED, REDRAWN, TOO_DEEP = "planted: guard inverted", "planted: half redrawn", "planted: all but one frozen"
+PLANTED = (
+    Row(INVERTED, (), 1, "benchmarks.elastic.inverted_guard"),
+    Row(REDRAWN, ("model.name=REDRAWN",), 1),
+    Row(TOO_DEEP, ("freeze.policy=static", "freeze.max_frozen=ALL_BUT_ONE"), 1),
 )
 _ALL, _FEW = tuple(row.name for row in ROWS), (BASELINE, TUNED, PEER, DEFAULT, _HALF)
 
@@ -70,6 +81,7 @@ class Task:
         margin: how far below the baseline's mean final metric the target lies, in the metric's unit; None: there is no
             target, the metric is told and not judged.
         timm: timm's train.py, where that is the peer; else it is Hugging Face's Trainer.
+        redrawn: folder of the model with the leading half of its blocks drawn anew.
     """
 
     name: str
@@ -84,17 +96,21 @@ class Task:
     metric: str = "accuracy"
     margin: float | None = 0.003
     timm: Path | None = None
+    redrawn: Path | None = None
 
     def settings(self, row: Row, *, seed: int) -> tuple[str, ...]:
         """All settings of a cell."""
-        own = tuple(each.replace("HALF", str(self.num_blocks // 2)) for each in row.overrides)
+        numbers = {"HALF": self.num_blocks // 2, "ALL_BUT_ONE": self.num_blocks - 1, "REDRAWN": self.redrawn}
+        own = row.overrides
+        for word, value in numbers.items():
+            own = tuple(each.replace(word, str(value)) for each in own)
         return (*self.overrides, *(self.tuned if row.name == TUNED else ()), *own, f"train.seed={seed}")
 
 
 # What an earlier cell has left on disk would be found.
 _COMMON = ("log.wandb=disabled", "checkpoint.every=null", "log.every=1000", "cache.disk_budget=null")
 _TEXTS = (
-    *("train.epochs=3", "train.batch_size=32", "train.eval_every=30 steps", "train.warmup_ratio=0.1"),
+    *("train.epochs=3", "train.batch_size=32", "train.warmup_ratio=0.1"),
     *("train.head_lr_scale=10", "data.max_length=128"),
 )
 # Learning rate of the recipe; what is tuned; rows.
@@ -116,6 +132,19 @@ def tuning_rows() -> tuple[Row, ...]:
     )
 
 
+def redraw(model: Path, target: Path, *, num_blocks: int) -> None:
+    """Writes an encoder to ``target`` with new random weights in its leading ``num_blocks`` blocks."""
+    from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+    torch.manual_seed(0)
+    fresh = AutoModel.from_config(AutoConfig.from_pretrained(model))
+    whole = AutoModel.from_pretrained(model, dtype=torch.float32)
+    for old, new in zip(whole.encoder.layer[:num_blocks], fresh.encoder.layer):
+        old.load_state_dict(new.state_dict())
+    whole.save_pretrained(target)
+    AutoTokenizer.from_pretrained(model).save_pretrained(target)
+
+
 def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PHRASES, tunes: bool = False) -> Task:
     """SST-2 by ``data`` (``support/sst2.py``), with the model in a folder.
 
@@ -129,15 +158,19 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
     if num_blocks not in _TEXT_MODELS:
         raise UserError(f"--model: {model} has {num_blocks} blocks; give an encoder of 6 or 12")
     lr, tuned, row_names = _TEXT_MODELS[num_blocks]
-    own = (f"data.path={data}", f"model.name={model.resolve()}", f"train.lr={lr}")
     about = (
         f"{num_phrases:,} phrases; judged on the dev set and {NUM_HELD_OUT:,} full sentences of which no phrase is "
         "trained on."
     )
     name = f"sst2-{model.name}" + (f"-{num_phrases}" if num_phrases != NUM_PHRASES else "")
+    every = 30 * num_phrases // NUM_PHRASES  # so often is a good part of a run
+    if num_phrases != NUM_PHRASES:
+        row_names = (BASELINE, PEER, DEFAULT, *((INVERTED,) if num_blocks == 6 else (REDRAWN, TOO_DEEP)))
     if tunes:
         name, row_names = f"{name}-tuning", tuple(row.name for row in tuning_rows())
         about = f"{about} Phrases and sentences are none of those that the other tables are trained and judged on."
+    places = (f"data.path={data}", f"model.name={model.resolve()}")
+    own = (*places, f"train.lr={lr}", f"train.eval_every={every} steps")
     return Task(
         name,
         CONFIGS / "train_config_sst2_all_in_one.yaml",
@@ -148,6 +181,7 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
         3,
         row_names,
         origin=(f"{num_phrases} phrases", f"{NUM_HELD_OUT} sentences", "tuned" if tunes else "judged"),
+        redrawn=data.parent / "redrawn",
     )
 
 

@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers.trainer_pt_utils import get_parameter_names
 
-from pipetransformer.config import TrainConfig, load_config
+from pipetransformer.config import Config, TrainConfig, load_config
 from pipetransformer.data import alone, load_text_data
 from pipetransformer.data.info import describe
 from pipetransformer.process.device import peak_memory_bytes
@@ -94,6 +94,14 @@ def optimizer_of(model: torch.nn.Module, train: TrainConfig) -> torch.optim.Opti
     )
 
 
+def freeze_like(config: Config, model: torch.nn.Module) -> None:
+    """Freezes the embeddings and the blocks that policy ``static`` would."""
+    if config.freeze.policy == "static" and config.freeze.max_frozen:
+        encoder = model.base_model
+        for module in (encoder.embeddings, *encoder.encoder.layer[: config.freeze.max_frozen]):
+            module.requires_grad_(False)
+
+
 def main(workers: int, config_path: str, result: str, overrides: list[str]) -> None:
     began = perf_counter()
     config = load_config(config_path, overrides)
@@ -105,6 +113,7 @@ def main(workers: int, config_path: str, result: str, overrides: list[str]) -> N
     model = AutoModelForSequenceClassification.from_pretrained(
         config.model.name, num_labels=len(info.label_names), dtype=torch.float32
     )
+    freeze_like(config, model)
     clock, data = Clock(), Texts(splits["train"])
     per_epoch = -(-len(data) // train.batch_size)
     every, total = train.eval_every.steps(per_epoch), per_epoch * train.epochs

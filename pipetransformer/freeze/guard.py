@@ -136,7 +136,7 @@ class Guard:
             return Verdict(step, loss, self.most(step), flat=flat)
         predicted = predicted_loss(self._curve(tentative.step), step=step)
         error = paired_error(losses, tentative.losses)
-        undone = loss > predicted + error
+        undone = is_worse(loss, predicted, error)
         if undone:
             self._cap, self._cap_until = tentative.before, step + self._wait * self.every
             self._wait *= 2
@@ -189,6 +189,11 @@ def guard_size(num_samples: int, *, batch_size: int, epochs: int) -> GuardSize |
     most = int(min(_MOST_SAMPLES, _MOST_SHARE * num_samples, 3 * _MOST_COST * batch_size * every))
     passes = (per_epoch * epochs - 1) // every
     return None if most < 2 or passes < _FEWEST_FITTED + _TENTATIVE else GuardSize(every, most)
+
+
+def is_worse(loss: float, predicted: float, error: float) -> bool:
+    """Whether a loss lies more than its error above what was predicted."""
+    return loss > predicted + error
 
 
 def predicted_loss(passes: Sequence[Pass], *, step: int) -> float:
