@@ -82,11 +82,9 @@ def test_a_cell_has_the_recipe_and_its_own_settings(task: Task) -> None:
 
 
 def test_faults_are_planted_in_the_longer_runs(tmp_path: Path) -> None:
-    names = {
-        blocks: texts(tmp_path / "SST-2", tmp_path / "m", num_blocks=blocks, num_phrases=8000) for blocks in (6, 12)
-    }
-    assert [row.name for row in elastic.rows_of(names[6], None)] == [BASELINE, PEER, DEFAULT, INVERTED]
-    task = names[12]
+    data, model = tmp_path / "SST-2", tmp_path / "model"
+    six, task = (texts(data, model, num_blocks=blocks, num_phrases=8000) for blocks in (6, 12))
+    assert [row.name for row in elastic.rows_of(six, None)] == [BASELINE, PEER, DEFAULT, INVERTED]
     rows = {row.name: Cell(task, row, 0, 2, "float32").settings for row in elastic.rows_of(task, None)}
     assert list(rows) == [BASELINE, PEER, DEFAULT, REDRAWN, TOO_DEEP]
     assert rows[REDRAWN][-3:] == (f"model.name={tmp_path}/redrawn", "train.seed=0", "train.precision=float32")
@@ -110,9 +108,9 @@ def test_an_inverted_guard_keeps_what_it_should_undo() -> None:
 
     judged: list[bool] = []
     source = Path(inverted_guard.__file__).read_text()
-    with mock.patch("pipetransformer.launch.entry.main", lambda task: judged.append(guard.is_worse(2.0, 1.0, 0.1))):
-        with pytest.raises(SystemExit):
-            exec(compile(source, "inverted_guard.py", "exec"), {"__name__": "__main__"})
+    told = mock.patch("pipetransformer.launch.entry.main", lambda task: judged.append(guard.is_worse(2.0, 1.0, 0.1)))
+    with told, pytest.raises(SystemExit):
+        exec(compile(source, "inverted_guard.py", "exec"), {"__name__": "__main__"})
     assert judged == [False] and guard.is_worse(2.0, 1.0, 0.1) and not guard.is_worse(1.05, 1.0, 0.1)
 
 

@@ -152,6 +152,13 @@ def test_no_policy_is_never_due() -> None:
     assert not any(controller.due(step) for step in range(10))
 
 
+@pytest.mark.parametrize(("max_frozen", "expected"), [(None, [10, 8, 6, 4, 2, 0, 0]), (5, [5, 3, 1, 0, 0, 0, 0])])
+def test_top_down_thaws_a_sixth_at_a_time(max_frozen: int | None, expected: list[int]) -> None:
+    built = policy("top_down", max_frozen=max_frozen)
+    controller = AutoFreeze(built, every_steps=1, warmup_steps=0, max_frozen=12)
+    assert controller.may_unfreeze and frozen_by_step(controller, num_steps=7) == expected
+
+
 def test_a_policy_that_may_not_unfreeze_never_does() -> None:
     controller = AutoFreeze(policy("static", max_frozen=2), every_steps=1, warmup_steps=0, max_frozen=12)
     assert controller.decide(1, frozen=5).frozen == 5
