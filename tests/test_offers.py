@@ -58,6 +58,12 @@ def test_a_cache_at_block_2_goes_on_from_there(autocache: AutoCache) -> None:
     }
 
 
+def test_what_thaws_must_be_cached_anew(autocache: AutoCache) -> None:
+    autocache.boundary = 4
+    found = works(autocache.offers(2, evaluations=EVALUATIONS))
+    assert found == {None: [rest(0, 3)], 2: sorted([rest(3, 3), *passed(0, 3)], key=repr)}
+
+
 def test_a_cache_that_was_declined_is_not_offered(autocache: AutoCache) -> None:
     autocache.declined = "no memory"
     assert works(autocache.offers(2, evaluations=EVALUATIONS)) == {None: [rest(0, 3)]}
@@ -66,7 +72,7 @@ def test_a_cache_that_was_declined_is_not_offered(autocache: AutoCache) -> None:
 def test_the_bytes_of_a_step_are_those_of_its_samples(autocache: AutoCache) -> None:
     """17 tokens of 16 numbers of 8 bytes a picture; nothing before there is a store."""
     assert autocache.read_bytes(np.arange(5)) == 0 and autocache.num_bytes == 0
-    layout = autocache._layout(autocache._datasets["train"])
+    layout = autocache._layouts()["train"]
     autocache._cache = ActivationCache({"train": ActivationStore.reserve(layout)})
     autocache.boundary = 2
     assert autocache.read_bytes(np.arange(5)) == 5 * 17 * 16 * 8

@@ -176,7 +176,7 @@ class Guard:
 
 
 def guard_size(num_samples: int, *, batch_size: int, epochs: int) -> GuardSize | None:
-    """A pass every eighth of an epoch, and at least every 50 steps, over as many samples as keep all of them cheap.
+    """A pass every eighth of an epoch, or every 50 steps where that is longer, over so few samples that all are cheap.
 
     Args:
         num_samples: training samples, before any are set aside.
