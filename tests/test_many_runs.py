@@ -75,7 +75,7 @@ def test_bounds_are_shares_of_the_row_without_freezing() -> None:
     own = rows[OURS, 9]
     assert (own["seconds"], own["bound, s"], own["x Trainer"], own["stores found"]) == (18.0, 15.0, 4.0, 1)
     assert own["bound over seconds"] == pytest.approx(15 / 18)
-    assert rows[PEER, 9]["bound, s"] == 30.0 and rows[OURS, 6]["x Trainer"] is None
+    assert rows[PEER, 9]["bound, s"] == 45.0 and rows[OURS, 6]["x Trainer"] is None
 
 
 def test_the_peer_freezes_the_same_blocks(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def boundary_scores(chain: Chain, dataset: Dataset, *, world: World, rows: int) 
     batches = epoch_batches(dataset.lengths[ids], batch_size=rows, seed=0, epoch=0, shuffle=False)
     chain.train(False)
     with torch.inference_mode():
-        mine = [_pooled(chain, dataset, ids[b.ids], length=b.length) for b in batches[world.rank :: world.size]]
+        mine = [pooled(chain, dataset, ids[b.ids], length=b.length) for b in batches[world.rank :: world.size]]
     chain.train()
     order = np.concatenate([ids[batch.ids] for rank in range(world.size) for batch in batches[rank :: world.size]])
     targets, scores = _targets(dataset)[order], {}
@@ -79,7 +79,7 @@ def explained(features: np.ndarray, targets: np.ndarray) -> float:
     return max(0.0, 1.0 - least / variance)
 
 
-def _pooled(chain: Chain, dataset: Dataset, ids: np.ndarray, *, length: int) -> list[np.ndarray]:
+def pooled(chain: Chain, dataset: Dataset, ids: np.ndarray, *, length: int) -> list[np.ndarray]:
     """Mean activations of each sample over its positions, without padding, at every boundary [samples, width]."""
     raw = {key: v.to(chain.device) for key, v in dataset.inputs(ids, length=length, epoch=None).items()}
     hidden, side = raw[chain.family.main_input], {key: raw[key] for key in chain.input_keys if key in raw}

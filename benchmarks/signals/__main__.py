@@ -1,0 +1,199 @@
+"""Which signal tells how deep freezing is safe? The number of blocks that each one's rule names, and the safe one.
+
+    pipetransformer bench signals --sst2 FOLDER --models FOLDER [FOLDER ...] [--cifar100 FOLDER] [--seeds N]
+                                  [--minutes M]
+
+Tasks and recipes are those of `bench elastic`; a model of 12 blocks comes again with half of its blocks drawn anew,
+which no rule may freeze. Safe: the most sixths of the blocks, frozen from the first step on and cached, whose mean
+final metric is at most half a point below that of no freezing, and so that of all fewer. Signals are of a run without
+freezing, of its steps 50 to 100; the linear probe's is of the time before training.
+
+Each run is kept in signals-runs.json when it ends: the command given again does what is missing. --minutes ends it
+before the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from time import monotonic
+
+import torch
+from matplotlib.figure import Figure
+
+from benchmarks.elastic.__main__ import blocks_of, split_pictures
+from benchmarks.elastic.cells import Cell
+from benchmarks.elastic.processes import launch
+from benchmarks.elastic.tasks import BASELINE, NUM_HELD_OUT, NUM_PHRASES, ROWS, Row, Task, redraw, texts
+from benchmarks.support.command_line import add_output, bench_parser
+from benchmarks.support.kept import KeptRows, key_of
+from benchmarks.support.sst2 import hold_out
+from benchmarks.support.table import Row as TableRow
+from benchmarks.support.table import write_table
+from pipetransformer.errors import UserError
+from pipetransformer.launch.arguments import Parser, count
+from pipetransformer.launch.entry import run_guarded
+from pipetransformer.process.device import has_bfloat16
+
+SIXTHS = (1, 2, 3, 4, 5)
+_SAFE = 0.005  # of the metric
+CODE = ("benchmarks/signals/collect.py", "benchmarks/signals/rules.py")
+
+
+def static_row(blocks: int) -> Row:
+    """So many blocks frozen from the first step on."""
+    return Row(f"static {blocks}", ("freeze.policy=static", f"freeze.max_frozen={blocks}", "freeze.guard=false"), 8)
+
+
+def make_parser() -> Parser:
+    parser = bench_parser("signals", description=__doc__)
+    parser.add_argument("--sst2", type=Path, required=True, metavar="FOLDER", help="SST-2's train.tsv and dev.tsv")
+    parser.add_argument("--models", type=Path, nargs="+", required=True, metavar="FOLDER", help="saved encoders")
+    parser.add_argument("--cifar100", type=Path, metavar="FOLDER", help="its parquet files; pre-trains a model once")
+    parser.add_argument("--seeds", type=count, default=3, help="runs of each kind (default 3)")
+    parser.add_argument("--minutes", type=count, default=None, help="begin no run after so long")
+    add_output(parser)
+    return parser
+
+
+def main() -> None:
+    arguments = make_parser().parse_args()
+    stop = math.inf if arguments.minutes is None else monotonic() + 60 * arguments.minutes
+    precision = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
+    kept = KeptRows(arguments.output / "signals-runs.json")
+    rows, missing = list[TableRow](), list[str]()
+    with tempfile.TemporaryDirectory() as folder:
+        for task in tasks(arguments, precision=precision, scratch=Path(folder)):
+            seeds = range(arguments.seeds)
+            finals, away = measured(task, seeds, kept=kept, stop=stop, precision=precision)
+            told = [signals(task, seed, kept=kept, stop=stop, precision=precision) for seed in seeds]
+            missing += [*away, *(f"{task.name}, signals, seed {seed}" for seed in seeds if told[seed] is None)]
+            rows += table(task, finals, [each for each in told if each is not None])
+    if not rows:
+        raise UserError("--minutes: no task has ended; give more")
+    notes = [
+        "Numbers of blocks; of a rule, one for each seed. Off: mean distance from the safe number, in sixths of the "
+        "blocks; above 0 where too many would freeze.",
+        f"Missing: {'; '.join(missing)}." if missing else "No run is missing.",
+    ]
+    title = "How deep is safe, and what tells it"
+    write_table("signals", rows, title=title, notes=notes, draw=partial(draw, rows=rows), folder=arguments.output)
+
+
+def tasks(arguments: Namespace, *, precision: str, scratch: Path) -> list[Task]:
+    data, found = scratch / "SST-2", list[Task]()
+    hold_out(arguments.sst2, data, num_train=NUM_PHRASES, num_held_out=NUM_HELD_OUT, part="judged")
+    for model in arguments.models:
+        num_blocks = blocks_of(model)
+        found.append(texts(data, model, num_blocks=num_blocks))
+        if num_blocks == 12:
+            other = scratch / f"{model.name}-redrawn"
+            redraw(model, other, num_blocks=num_blocks // 2)
+            found.append(texts(data, other, num_blocks=num_blocks))
+    if arguments.cifar100 is not None:
+        found.append(split_pictures(arguments.cifar100, timm=None, precision=precision, scratch=scratch))
+    return found
+
+
+def measured(
+    task: Task, seeds: Sequence[int], *, kept: KeptRows, stop: float, precision: str
+) -> tuple[dict[int, list[float]], list[str]]:
+    """Final metrics by the number of blocks frozen, and the names of the runs that are missing."""
+    rows = {0: next(row for row in ROWS if row.name == BASELINE)}
+    rows |= {n: static_row(n) for n in (task.num_blocks * sixth // 6 for sixth in SIXTHS)}
+    finals: dict[int, list[float]] = {n: [] for n in rows}
+    missing = list[str]()
+    for seed in seeds:
+        for blocks, row in rows.items():
+            cell = Cell(task, row, seed, 2, precision)
+            figures = cell.found(kept)
+            if figures is None and monotonic() < stop:
+                figures = cell.measure(kept)
+                print(f"{cell.name}: {figures.final:.4f} in {figures.train_s:.1f} s", flush=True)
+            if figures is None:
+                missing.append(cell.name)
+            else:
+                finals[blocks].append(figures.final)
+    return finals, missing
+
+
+def signals(
+    task: Task, seed: int, *, kept: KeptRows, stop: float, precision: str
+) -> Mapping[str, Mapping[str, int]] | None:
+    """What one run's signals say; None where it is missing."""
+    baseline = Cell(task, next(row for row in ROWS if row.name == BASELINE), seed, 2, precision)
+    name, key = f"{task.name}, signals, seed {seed}", key_of(baseline.key, code=CODE)
+    row = kept.row(key)
+    if row is None and monotonic() < stop:
+        with tempfile.TemporaryDirectory() as folder:
+            result = Path(folder) / "result.json"
+            place = ("pipe.measure=false", f"run.dir={folder}", "run.id=signals", "train.eval_every=1000 epochs")
+            script = ["-m", "benchmarks.signals.collect", str(task.config), str(result)]
+            launch([*script, *baseline.settings, *place], ranks=1, name=name)
+            kept.keep(name, key, json.loads(result.read_text()))
+        row = kept.row(key)
+        print(f"{name}: {row['depths'] if row else None}", flush=True)
+    return row  # type: ignore[return-value]
+
+
+def safe_depth(finals: Mapping[int, Sequence[float]]) -> int | None:
+    """The most blocks whose mean final metric, and that of all fewer, is hardly below that of none; None where a number
+    was not measured.
+    """
+    if not all(finals.values()):
+        return None
+    means = {blocks: mean(values) for blocks, values in sorted(finals.items())}
+    safe = 0
+    for blocks, found in means.items():
+        if found < means[0] - _SAFE:
+            break
+        safe = blocks
+    return safe
+
+
+def table(
+    task: Task, finals: Mapping[int, Sequence[float]], told: Sequence[Mapping[str, Mapping[str, int]]]
+) -> list[TableRow]:
+    safe, sixth = safe_depth(finals), task.num_blocks / 6
+    found = {f"metric at {k}/6": finals[task.num_blocks * k // 6] for k in (0, *SIXTHS)}
+    metrics = {name: mean(values) if values else None for name, values in found.items()}
+    rows: list[TableRow] = []
+    for name in told[0]["depths"] if told else ():
+        depths = [each["depths"][name] for each in told]
+        off = None if safe is None else mean((depth - safe) / sixth for depth in depths)
+        rows.append(
+            {
+                "task": task.name,
+                "signal": name,
+                "says": " ".join(map(str, depths)),
+                "safe": safe,
+                "off": off,
+                **metrics,
+            }
+        )
+    return rows
+
+
+def draw(figure: Figure, *, rows: Sequence[TableRow]) -> None:
+    axes = figure.subplots()
+    names = list(dict.fromkeys(str(row["signal"]) for row in rows))
+    of_tasks = list(dict.fromkeys(str(row["task"]) for row in rows))
+    for place, task in enumerate(of_tasks):
+        own = {str(row["signal"]): row["off"] for row in rows if row["task"] == task and row["off"] is not None}
+        at = [number + 0.8 * place / len(of_tasks) for number, name in enumerate(names) if name in own]
+        axes.barh(at, [float(str(own[name])) for name in names if name in own], height=0.7 / len(of_tasks), label=task)
+    axes.set_yticks([number + 0.3 for number in range(len(names))], names)
+    axes.axvline(0, color="black", linewidth=1)
+    axes.set_xlabel("sixths of the blocks too many (right) or too few (left)")
+    axes.legend(fontsize=8)
+
+
+if __name__ == "__main__":
+    sys.exit(run_guarded(main))

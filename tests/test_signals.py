@@ -1,0 +1,70 @@
+"""The benchmark of signals: each rule on plain numbers, a run that notes them all, and the safe depth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from laws import REPOSITORY
+from tiny import tiny_bert, tiny_sst2
+
+from benchmarks.elastic.processes import launch
+from benchmarks.elastic.tasks import texts
+from benchmarks.signals import __main__ as signals
+from benchmarks.signals import rules
+
+
+def test_each_rule_names_a_number_of_leading_blocks() -> None:
+    assert rules.by_norm([3.0, 2.0, 0.5, 1.0]) == 2
+    assert rules.by_change([1.0, 2.0, 6.0, 4.0], [1.0, 2.1, 4.0, 3.9]) == 1, "changes 0, 0.05, 0.5 and 0.03"
+    assert rules.by_agreement([-0.2, 0.05, 0.5, 0.0]) == 2 and rules.by_agreement([0.0, 0.0]) == 2
+    assert rules.by_plasticity([1.0, 1.0, 1.0], [0.1, 0.6, 0.1]) == 1
+    # Progress for the blocks that train: 12 / 4, 12 / 3, 9 / 2, 4 / 1.
+    assert rules.by_progress([0.0, 3.0, 5.0, 4.0]) == 2
+
+
+def test_similarities_change_with_directions_and_not_with_sizes() -> None:
+    features = np.random.default_rng(0).normal(size=(6, 4))
+    assert rules.similarity_change(features * 3, features) == pytest.approx(0)
+    turned = features @ np.linalg.qr(np.random.default_rng(1).normal(size=(4, 4)))[0]
+    assert rules.similarity_change(turned, features) == pytest.approx(0), "all samples turn alike"
+    assert rules.similarity_change(features[::-1].copy(), features) > 0.01
+
+
+def test_safe_is_the_last_before_the_first_loss() -> None:
+    assert signals.safe_depth({0: [0.9, 0.8], 1: [0.846], 2: [0.86], 3: [0.84], 4: [0.9]}) == 2
+    assert signals.safe_depth({0: [0.9], 1: []}) is None
+
+
+def test_the_table_tells_how_far_each_rule_is_off(tmp_path: Path) -> None:
+    task = texts(tmp_path, tmp_path / "e5", num_blocks=12)
+    finals = {0: [0.86], 2: [0.86], 4: [0.859], 6: [0.858], 8: [0.84], 10: [0.8]}
+    told = [{"depths": {"norm": 11, "linear probe": 6}}, {"depths": {"norm": 11, "linear probe": 4}}]
+    rows = {row["signal"]: row for row in signals.table(task, finals, told)}
+    assert (rows["norm"]["safe"], rows["norm"]["off"], rows["linear probe"]["off"]) == (6, 2.5, -0.5)
+    assert rows["norm"]["says"] == "11 11" and rows["norm"]["metric at 4/6"] == 0.84
+
+
+def test_a_run_notes_all_signals(tmp_path: Path) -> None:
+    tiny_bert(tmp_path / "bert", layers=6)
+    tiny_sst2(tmp_path / "sst2", 60, num_eval_samples=8)
+    config = REPOSITORY / "config" / "train_config_sst2_no_freeze.yaml"
+    keys = (
+        f"model.name={tmp_path / 'bert'}",
+        f"data.path={tmp_path / 'sst2'}",
+        "train.epochs=26",
+        "train.batch_size=15",
+    )
+    place = (f"run.dir={tmp_path}", "run.id=x", "log.wandb=disabled", "checkpoint.every=null", "pipe.measure=false")
+    result = tmp_path / "result.json"
+    script = ["-m", "benchmarks.signals.collect", str(config), str(result)]
+    launch([*script, *keys, *place, "train.eval_every=1000 epochs"], ranks=1, name="signals")
+    told = json.loads(result.read_text())
+    assert set(told["depths"]) == {
+        *("norm", "change of norm", "agreement", "progress per cost", "plasticity", "linear probe"),
+    }
+    assert all(0 <= depth <= 6 for depth in told["depths"].values()) and len(told["scores"]) == 7
+    assert all(len(values) == 6 and np.isfinite(values).all() for values in told["values"].values())
+    assert min(told["values"]["norm"]) > 0 and max(np.abs(told["values"]["agreement"])) <= 1 + 1e-9
