@@ -11,6 +11,7 @@ from time import perf_counter
 
 from benchmarks.elastic.processes import launch
 from benchmarks.elastic.tasks import PEER, Row, Task
+from benchmarks.peers import timm_ranks
 from benchmarks.peers.timm_train import arguments_of, curve_of, write_class_folders
 from benchmarks.support.git import ROOT
 from benchmarks.support.kept import KeptRows, key_of
@@ -25,7 +26,7 @@ __all__ = ["Cell", "Figures"]
 CODE = (
     *("pipetransformer/**/*.py", "main_*.py", "config/*.yaml", "benchmarks/support/sst2.py"),
     *(f"benchmarks/elastic/{name}.py" for name in ("cells", "processes", "inverted_guard")),
-    *("benchmarks/peers/hf_trainer.py", "benchmarks/peers/timm_train.py"),
+    *(f"benchmarks/peers/{name}.py" for name in ("hf_trainer", "timm_train", "timm_ranks")),
 )
 _ENTRIES = {
     "text_classification": "main_tc.py",
@@ -188,7 +189,8 @@ class Cell:
             write_class_folders(config, data)
             given = arguments_of(config, data=data, ranks=self.ranks, output=output, workers=0, by_step=True)
             begun = perf_counter()
-            printed = launch([str(script.resolve()), *given], ranks=self.ranks, name=self.name)
+            command = [timm_ranks.__file__, str(script.resolve()), *given]
+            printed = launch(command, ranks=self.ranks, name=self.name)
             wall_s = perf_counter() - begun
             curve = curve_of(printed, output=output)
         return Figures(curve, train_s=curve[-1][0], wall_s=wall_s, floor_s=None)
