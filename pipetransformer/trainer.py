@@ -143,7 +143,7 @@ class Trainer:
 
     def _decide_live(self, current: ParallelPlan) -> None:
         autofreeze = self.autofreeze
-        was_tentative = autofreeze.is_tentative
+        was_tentative = autofreeze.tentative_from is not None
         if autofreeze.guard_is_due(self.step):
             self._watch()
         offers = partial(
@@ -158,12 +158,14 @@ class Trainer:
         if is_trial and not autofreeze.guard_is_due(self.step):
             self._watch()
         self._tell(events.Decided(decision))
+        tentative_from = current.frozen if is_trial else autofreeze.tentative_from
         settled = self.autopipe.settle(
             decision.frozen,
             step=self.step,
             current=current,
-            offers=partial(offers, may_advance=not (is_trial or autofreeze.is_tentative)),
-            is_confirmed=was_tentative and not autofreeze.is_tentative,
+            offers=partial(offers, may_advance=tentative_from is None),
+            tentative_from=tentative_from,
+            is_confirmed=was_tentative and autofreeze.tentative_from is None,
         )
         if is_trial and settled.frozen > current.frozen:
             autofreeze.froze(self.step, before=current.frozen)
@@ -172,6 +174,8 @@ class Trainer:
         if settled.choice is not None:
             reason: str = self.config.freeze.policy if settled.frozen != current.frozen else "measured"
             self._enter(settled.choice.plan, reason=reason, choice=settled.choice)
+        if was_tentative and not autofreeze.needs_frozen_state:
+            self.autodp.let_go(self.engine.plan)
 
     def _watch(self) -> None:
         """Looks at the samples set aside, for the guard."""

@@ -102,7 +102,7 @@ def test_static_freezes_its_count(max_frozen: int, expected: int) -> None:
 )
 def test_intervals_warmup_and_cap(name: str, every: int, warmup: int, max_frozen: int, expected: list[int]) -> None:
     built = policy(name, max_frozen=max_frozen)
-    controller = AutoFreeze(built, every_steps=every, warmup_steps=warmup, max_frozen=max_frozen)
+    controller = AutoFreeze(built, every_steps=every, warmup_steps=warmup, num_blocks=12, max_frozen=max_frozen)
     assert frozen_by_step(controller, num_steps=len(expected)) == expected
 
 
@@ -130,7 +130,7 @@ def test_a_run_that_ends_before_anything_can_freeze_is_told_so(name: str, warmup
 
     def controller_of(total_steps: int) -> AutoFreeze:
         built = policy(name, max_frozen=3)
-        return AutoFreeze(built, every_steps=10, warmup_steps=warmup, max_frozen=12, total_steps=total_steps)
+        return AutoFreeze(built, every_steps=10, warmup_steps=warmup, num_blocks=12, total_steps=total_steps)
 
     controller = controller_of(last + 1)
     assert controller_of(last).never_freezes() and not controller.never_freezes()
@@ -148,24 +148,24 @@ def test_a_run_that_ends_before_anything_can_freeze_is_told_so(name: str, warmup
 
 def test_no_policy_is_never_due() -> None:
     built = build_policy(FreezeConfig(policy="none"), num_blocks=12)
-    controller = AutoFreeze(built, every_steps=1, warmup_steps=0, max_frozen=12)
+    controller = AutoFreeze(built, every_steps=1, warmup_steps=0, num_blocks=12)
     assert not any(controller.due(step) for step in range(10))
 
 
 @pytest.mark.parametrize(("max_frozen", "expected"), [(None, [10, 8, 6, 4, 2, 0, 0]), (5, [5, 3, 1, 0, 0, 0, 0])])
 def test_top_down_thaws_a_sixth_at_a_time(max_frozen: int | None, expected: list[int]) -> None:
     built = policy("top_down", max_frozen=max_frozen)
-    controller = AutoFreeze(built, every_steps=1, warmup_steps=0, max_frozen=12)
+    controller = AutoFreeze(built, every_steps=1, warmup_steps=0, num_blocks=12)
     assert controller.may_unfreeze and frozen_by_step(controller, num_steps=7) == expected
 
 
 def test_a_policy_that_may_not_unfreeze_never_does() -> None:
-    controller = AutoFreeze(policy("static", max_frozen=2), every_steps=1, warmup_steps=0, max_frozen=12)
+    controller = AutoFreeze(policy("static", max_frozen=2), every_steps=1, warmup_steps=0, num_blocks=12)
     assert controller.decide(1, frozen=5).frozen == 5
 
 
 def test_norms_are_the_mean_over_the_interval_and_start_anew_with_the_next() -> None:
-    controller = AutoFreeze(policy("paper", num_blocks=3), every_steps=4, warmup_steps=0, max_frozen=3)
+    controller = AutoFreeze(policy("paper", num_blocks=3), every_steps=4, warmup_steps=0, num_blocks=3)
     controller.observe([1.0, 2.0, 30.0], num_steps=1)
     controller.observe([7.0, 4.0, 6.0], num_steps=3)
     assert controller.decide(4, frozen=0).norms == (2.0, 1.5, 9.0)
@@ -175,7 +175,7 @@ def test_norms_are_the_mean_over_the_interval_and_start_anew_with_the_next() -> 
 
 def test_a_restored_controller_decides_alike() -> None:
     def fresh() -> AutoFreeze:
-        return AutoFreeze(policy("paper", num_blocks=3), every_steps=4, warmup_steps=0, max_frozen=3)
+        return AutoFreeze(policy("paper", num_blocks=3), every_steps=4, warmup_steps=0, num_blocks=3)
 
     undisturbed, before, after = fresh(), fresh(), fresh()
     for controller in (undisturbed, before):
@@ -191,7 +191,7 @@ def test_a_restored_percentile_knows_the_interval_before() -> None:
 
     def fresh() -> AutoFreeze:
         built = policy("percentile", num_blocks=4, percentile=60)
-        return AutoFreeze(built, every_steps=4, warmup_steps=0, max_frozen=4, patience=2)
+        return AutoFreeze(built, every_steps=4, warmup_steps=0, num_blocks=4, patience=2)
 
     before, after = fresh(), fresh()
     for step, norms in ((4, [1.0, 2.0, 4.0, 8.0]), (8, [1.0, 2.0, 8.0, 4.0])):
@@ -290,7 +290,7 @@ class Dictated:
 )
 def test_hysteresis(patience: int, answers: list[int], expected: list[int]) -> None:
     def controller() -> AutoFreeze:
-        return AutoFreeze(Dictated(answers), every_steps=1, warmup_steps=0, max_frozen=6, patience=patience)
+        return AutoFreeze(Dictated(answers), every_steps=1, warmup_steps=0, num_blocks=6, patience=patience)
 
     one, frozen, found = controller(), 0, []
     for step in range(1, len(answers) + 1):

@@ -111,15 +111,18 @@ def test_passes_are_cheap(num_samples: int, batch_size: int, epochs: int, expect
 SCORES = (0.0, *[0.5] * 12)  # for 6 of 12 blocks
 
 
-def decided(means: list[float], *, frozen: int, scores: tuple[float, ...] | None = SCORES) -> list[tuple[int, str]]:
+def decided(
+    means: list[float], *, frozen: int, scores: tuple[float, ...] | None = SCORES, learns: bool = True
+) -> list[tuple[int, str]]:
     """Decisions of a run of 200 steps with ``frozen`` blocks from the first step on, a pass each 10 steps."""
     built = build_policy(FreezeConfig(policy="static", max_frozen=frozen), num_blocks=12)
     controller = AutoFreeze(
-        *(built,), every_steps=EVERY, warmup_steps=0, max_frozen=12, guard=Guard(EVERY), total_steps=200
+        *(built,), every_steps=EVERY, warmup_steps=0, num_blocks=12, guard=Guard(EVERY), total_steps=200
     )
     controller.probed(scores)
     now, found = controller.decide(0, frozen=0).frozen, list[tuple[int, str]]()
     for number, mean in enumerate(means, start=1):
+        controller.trained(1 / number if learns else 1.0, num_steps=EVERY)
         controller.watch(number * EVERY, losses(mean, noise=0.01 * number), frozen=now)
         decision = controller.decide(number * EVERY, frozen=now)
         now = decision.frozen
@@ -134,7 +137,8 @@ def test_blocks_that_no_evidence_is_for_thaw_once_the_loss_stays() -> None:
     assert "evidence is for 6 alone" in found[4][1] and found[5][1] == "these blocks thawed before"
     assert {frozen for frozen, _ in decided([0.9, 0.6, 0.5, 0.4, 0.3, 0.2], frozen=11)} == {11}, "the loss falls"
     assert {frozen for frozen, _ in decided(stays, frozen=6)} == {6}
-    assert {frozen for frozen, _ in decided(stays, frozen=11, scores=None)} == {11}, "questions have no probe"
+    assert {frozen for frozen, _ in decided(stays, frozen=11, learns=False)} == {11}, "nothing learns any more"
+    assert [frozen for frozen, _ in decided(stays, frozen=11, scores=None)][-1] == 2, "questions have no probe: a sixth"
 
 
 def test_what_the_guard_kept_is_trusted() -> None:

@@ -124,7 +124,7 @@ def test_a_run_that_asks_for_it_is_told_once(ranks: RankPool, tmp_path: Path) ->
 
 def test_scores_are_part_of_a_checkpoint() -> None:
     def controller() -> AutoFreeze:
-        return AutoFreeze(None, every_steps=1, warmup_steps=0, max_frozen=6)
+        return AutoFreeze(None, every_steps=1, warmup_steps=0, num_blocks=6)
 
     one, other = controller(), controller()
     one.probed((0.1, 0.2))

@@ -230,7 +230,7 @@ def test_a_mistake_in_a_policy_gets_one_clear_line(
 def test_an_answer_that_is_no_count_is_a_mistake(answer: object) -> None:
     policy = ModuleType("policy")
     vars(policy).update(may_unfreeze=True, needs_norms=False, decide=lambda signals: answer)
-    autofreeze = AutoFreeze(policy, every_steps=1, warmup_steps=0, max_frozen=4)  # type: ignore[arg-type]
+    autofreeze = AutoFreeze(policy, every_steps=1, warmup_steps=0, num_blocks=4)  # type: ignore[arg-type]
     with pytest.raises(
         UserError, match=r"^freeze\.policy: it answers .* at step 3; give a whole number of at least 0$"
     ):

@@ -37,18 +37,22 @@ class Part(Dataset):
 
 
 def set_aside(data: Dataset, *, most: int) -> tuple[Dataset, Dataset] | None:
-    """Draws ``most`` samples of ``data``, or fewer where samples of one group go together.
+    """Draws ``most`` samples of ``data``, or fewer where samples of one group go together: groups that fit, in turn.
 
     Whatever the job's seed, the same ones: so that jobs of several seeds train on the same rest, and share its cache.
 
     Returns:
-        What is left to train on, and the samples set aside; None where the first group is too large.
+        What is left to train on, and the samples set aside; None where hardly any group is small enough.
     """
     groups = np.arange(len(data)) if data.groups is None else data.groups
     names, sizes = np.unique(groups, return_counts=True)
     order = np.random.default_rng(len(data)).permutation(len(names))
-    taken = order[np.cumsum(sizes[order]) <= most]
-    if not len(taken):
+    taken, room = list[int](), most
+    for group in order.tolist():
+        if sizes[group] <= room:
+            taken.append(group)
+            room -= int(sizes[group])
+    if most - room < 2:  # of one sample there is no error
         return None
     is_aside = np.isin(groups, names[taken])
     return Part(data, np.flatnonzero(~is_aside), trains=True), Part(data, np.flatnonzero(is_aside), trains=False)

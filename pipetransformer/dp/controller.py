@@ -115,6 +115,12 @@ class AutoDP:
             self._mesh = Mesh.build(pp=plan.pp, world_size=self._world.size, timeout=self._world.timeout)
         return Arrival(self._mesh, state, num_bytes)
 
+    def let_go(self, plan: ParallelPlan) -> None:
+        """Deletes the optimizer state of the units that are frozen under ``plan``: they will not thaw."""
+        active = plan.ranks_by_unit()
+        self._state = {unit: ranks for unit, ranks in self._state.items() if unit in active}
+        self.parked = {}
+
     def close(self) -> None:
         """Frees the groups. Every rank must call it, and none may use the groups any longer."""
         if self._mesh is not None:

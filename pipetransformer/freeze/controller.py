@@ -22,23 +22,23 @@ class FreezeDecision:
         step: optimizer steps done when it was taken.
         interval: intervals since the warm-up (T).
         frozen: the wanted number of frozen blocks (n).
-        asked: the number that the policy asks for; the same, but for ``freeze.max_frozen`` and the guard.
+        asked: the number that the policy asks for; None where the guard alone was due.
         norms: mean gradient norm of every block over the interval; None if there is none.
         payoffs: (frozen blocks, predicted seconds saved, seconds spent) for each number that the policy asked about.
-        reason: the guard's reason for another number than the policy's, in words; empty for none.
+        reason: the reason for another number than the policy's, in words; empty for none.
     """
 
     step: int
     interval: int
     frozen: int
-    asked: int
+    asked: int | None
     norms: tuple[float, ...] | None
     payoffs: tuple[tuple[int, float, float], ...] = ()
     reason: str = ""
 
 
 class AutoFreeze:
-    """Asks ``policy`` every ``every_steps`` steps after ``warmup_steps`` steps; n never passes ``max_frozen``.
+    """Asks ``policy`` every ``every_steps`` steps after ``warmup_steps`` steps; n never passes ``max_frozen``, if given.
 
     Args:
         patience: hysteresis: a block freezes, or thaws, only where so many answers in a row agree that it should.
@@ -53,7 +53,8 @@ class AutoFreeze:
         *,
         every_steps: int,
         warmup_steps: int,
-        max_frozen: int,
+        num_blocks: int,
+        max_frozen: int | None = None,
         patience: int = 1,
         guard: Guard | None = None,
         is_pretrained: bool = True,
@@ -63,12 +64,16 @@ class AutoFreeze:
         self.policy = policy
         self._every = every_steps
         self._warmup = warmup_steps
-        self._max_frozen = max_frozen
+        self._num_blocks = num_blocks
+        self._max_frozen = num_blocks if max_frozen is None else max_frozen
         self._patience = patience
         self._is_pretrained = is_pretrained
         self._total_steps = total_steps
         self.guard = guard
-        self._is_flat = False
+        if guard is not None and not is_pretrained:
+            guard.trusted = 0
+        self._verdict: Verdict | None = None
+        self._loss_sum, self._loss_steps = 0.0, 0
         self._norm_sums: list[float] = []
         self._norm_steps = 0
         self._before: tuple[float, ...] | None = None
@@ -88,7 +93,8 @@ class AutoFreeze:
             build_policy(freeze, num_blocks=num_blocks),
             every_steps=every_steps,
             warmup_steps=freeze.warmup.steps(batches_per_epoch),
-            max_frozen=num_blocks if freeze.max_frozen is None else freeze.max_frozen,
+            num_blocks=num_blocks,
+            max_frozen=freeze.max_frozen,
             patience=freeze.patience,
             guard=None if guard is None else Guard(guard.every),
             is_pretrained=config.model.pretrained,
@@ -101,8 +107,20 @@ class AutoFreeze:
 
     @property
     def needs_probe(self) -> bool:
-        # A class of a user's own may do without it.
-        return self.guard is not None or (self.policy is not None and getattr(self.policy, "needs_probe", False))
+        # Of blocks that freeze unwatched, the guard trusts what a probe shows. A class of a user's own may do without.
+        watched = self.guard is not None and self._is_pretrained and self._may_freeze_at_start
+        return watched or (self.policy is not None and getattr(self.policy, "needs_probe", False))
+
+    @property
+    def _may_freeze_at_start(self) -> bool:
+        return self.policy is not None and not self._warmup and not self._first_interval
+
+    @property
+    def _first_interval(self) -> int:
+        """The first interval whose answer may freeze anything."""
+        # A class of a user's own may do without these.
+        first, fewest = getattr(self.policy, "first_interval", 0), getattr(self.policy, "fewest_norms", 0)
+        return max(first, fewest - (self._warmup > 0))
 
     @property
     def may_unfreeze(self) -> bool:
@@ -124,12 +142,13 @@ class AutoFreeze:
         """Whether the run has too few decisions to freeze anything."""
         if self.policy is None:
             return False
-        # A class of a user's own may do without these.
-        first, fewest = getattr(self.policy, "first_interval", 0), getattr(self.policy, "fewest_norms", 0)
-        first = max(first, fewest - (self._warmup > 0))
         steps = range(int(self._total_steps))
-        counting = (step for step in steps if self._policy_is_due(step) and self._interval(step) >= first)
-        return sum(1 for _ in counting) < self._patience
+        counting = [s for s in steps if self._policy_is_due(s) and self._interval(s) >= self._first_interval]
+        return not any(self._can_judge(step) for step in counting[self._patience - 1 :])
+
+    def _can_judge(self, step: int) -> bool:
+        """Whether a freeze at ``step`` can be judged, or need not."""
+        return self.guard is None or step == 0 or self.guard.can_judge(step, total_steps=self._total_steps)
 
     def schedule(self) -> tuple[tuple[int, int], ...] | None:
         """The (step, frozen blocks) of each change to come, where the policy looks at nothing but the interval; else
@@ -137,16 +156,16 @@ class AutoFreeze:
         """
         if self.policy is None or not getattr(self.policy, "is_schedule", False):
             return None
-        changes, frozen = list[tuple[int, int]](), 0
+        changes, frozen, decided = list[tuple[int, int]](), 0, 0
         for number, step in enumerate(step for step in range(int(self._total_steps)) if self._policy_is_due(step)):
             if number + 1 < self._patience:
                 continue
             # Note: by now as many answers agree, because such an n never falls.
             interval = self._interval(step) - (self._patience - 1)
-            wanted = min(self.policy.decide(Signals(interval, frozen)), self._max_frozen)
-            if wanted != frozen:
+            wanted = min(_whole(self.policy.decide(Signals(interval, frozen)), step=step), self._max_frozen)
+            if wanted != frozen and step >= decided and self._can_judge(step):
                 changes.append((step, wanted))
-                frozen = wanted
+                frozen, decided = wanted, self.guard.judged_at(step) if self.guard is not None and step else 0
         return tuple(changes)
 
     def _interval(self, step: int) -> int:
@@ -162,18 +181,26 @@ class AutoFreeze:
         self._norm_sums = [total + more for total, more in zip(before, norm_sums, strict=True)]
         self._norm_steps += num_steps
 
+    def trained(self, loss: float, *, num_steps: int) -> None:
+        """Adds the mean loss of the samples of ``num_steps`` steps."""
+        self._loss_sum += loss * num_steps
+        self._loss_steps += num_steps
+
     def probed(self, scores: Sequence[float] | None) -> None:
         """Takes note of the scores of the linear probe [blocks + 1]; None where there can be none."""
         self._scores = None if scores is None else tuple(scores)
-        if self.guard is not None and scores is not None and self._is_pretrained:
-            self.guard.trusted = blocks_at_start(scores, num_blocks=len(scores) - 1, is_pretrained=True)
+        if self.guard is not None:
+            num_blocks, is_pretrained = self._num_blocks, self._is_pretrained
+            self.guard.trusted = blocks_at_start(scores, num_blocks=num_blocks, is_pretrained=is_pretrained)
 
     def watch(self, step: int, losses: Sequence[float], *, frozen: int) -> Verdict:
         """Gives the guard the losses of the samples set aside, in their order [samples]."""
         assert self.guard is not None
-        verdict = self.guard.observe(step, losses, frozen=frozen)
-        self._is_flat = verdict.flat
-        return verdict
+        loss = self._loss_sum / self._loss_steps if self._loss_steps else math.inf
+        self._verdict = self.guard.observe(step, losses, frozen=frozen, trained=loss)
+        if self.guard.due(step):
+            self._loss_sum, self._loss_steps = 0.0, 0
+        return self._verdict
 
     def froze(self, step: int, *, before: int) -> None:
         """Takes note of a freeze from ``before`` blocks on, of which the guard has seen the losses before."""
@@ -181,9 +208,15 @@ class AutoFreeze:
             self.guard.froze(step, before=before)
 
     @property
-    def is_tentative(self) -> bool:
-        """Whether the last freeze may still be undone."""
-        return self.guard is not None and self.guard.tentative is not None
+    def tentative_from(self) -> int | None:
+        """The number of frozen blocks before the last freeze, where it may still be undone; else None."""
+        return None if self.guard is None or self.guard.tentative is None else self.guard.tentative.before
+
+    @property
+    def needs_frozen_state(self) -> bool:
+        """Whether blocks that were trained and are frozen now may thaw."""
+        # Note: what the guard thaws beyond an undone freeze was frozen from the first step on and has no state.
+        return self.tentative_from is not None or (self.policy is not None and self.policy.may_unfreeze)
 
     def decide(self, step: int, *, frozen: int, payoff: Callable[[int], Payoff] | None = None) -> FreezeDecision:
         """The number of blocks to be frozen after ``step`` steps, where ``frozen`` are now.
@@ -192,7 +225,8 @@ class AutoFreeze:
             payoff: gives the predicted payoff of so many frozen blocks; None where nothing is predicted.
         """
         assert self.policy is not None
-        interval, norms, answer = self._interval(step), None, frozen
+        interval, norms = self._interval(step), None
+        asks: int | None = None
         asked: list[tuple[int, float, float]] = []
 
         def ask(wanted: int) -> Payoff:
@@ -203,7 +237,7 @@ class AutoFreeze:
 
         if self._policy_is_due(step):
             norms = tuple(total / self._norm_steps for total in self._norm_sums) if self._norm_steps else None
-            answer = self._answered(
+            asks = self._answered(
                 Signals(
                     *(interval, frozen, norms, self._before, self._scores, self._is_pretrained),
                     is_watched=self.guard is not None,
@@ -211,8 +245,11 @@ class AutoFreeze:
                 ),
                 step=step,
             )
-        allowed, reason = self._allowed(min(answer, self._max_frozen), step=step, frozen=frozen)
-        return FreezeDecision(step, interval, allowed, answer, norms, tuple(asked), reason)
+        answer = frozen if asks is None else min(asks, self._max_frozen)
+        allowed, reason = self._allowed(answer, step=step, frozen=frozen)
+        if not reason and asks is not None and asks > allowed:
+            reason = f"freeze.max_frozen is {self._max_frozen}"
+        return FreezeDecision(step, interval, allowed, asks, norms, tuple(asked), reason)
 
     def _allowed(self, answer: int, *, step: int, frozen: int) -> tuple[int, str]:
         """The number of blocks that the guard allows, and its reason for another one than ``answer``."""
@@ -222,12 +259,14 @@ class AutoFreeze:
         if guard.tentative is not None:
             return min(answer, frozen), "the last freeze is tentative still" if answer > frozen else ""
         trusted, can_judge = guard.trusted, guard.can_judge(step, total_steps=self._total_steps)
-        if trusted is not None and frozen > trusted and self._is_flat and self.guard_is_due(step) and can_judge:
+        verdict = self._verdict if self._verdict is not None and self._verdict.step == step else None
+        if trusted is not None and frozen > trusted and verdict is not None and verdict.flat and can_judge:
             guard.thaw()
             return min(answer, trusted), f"the loss of the samples set aside stays, and evidence is for {trusted} alone"
         most = guard.most(step)
         if most is not None and answer > most:
-            return most, "these blocks thawed before"
+            is_undone = verdict is not None and verdict.undone
+            return most, "the guard undoes the last freeze" if is_undone else "these blocks thawed before"
         if answer > frozen and step > 0 and not can_judge:
             return frozen, "the guard could not judge a freeze here"
         return answer, ""
@@ -250,6 +289,7 @@ class AutoFreeze:
         return {
             "norm_sums": list(self._norm_sums),
             "norm_steps": self._norm_steps,
+            "losses": [self._loss_sum, self._loss_steps],
             "before": self._before,
             "answers": list(self._answers),
             "scores": self._scores,
@@ -259,6 +299,7 @@ class AutoFreeze:
     def load_state_dict(self, state: dict[str, object]) -> None:
         self._norm_sums = list(state["norm_sums"])  # type: ignore[call-overload]
         self._norm_steps = int(state["norm_steps"])  # type: ignore[call-overload]
+        self._loss_sum, self._loss_steps = state["losses"]  # type: ignore[misc]
         self._before = None if state["before"] is None else tuple(state["before"])  # type: ignore[arg-type]
         self._answers = list(state["answers"])  # type: ignore[call-overload]
         self.probed(state.get("scores"))  # type: ignore[arg-type]

@@ -4,7 +4,8 @@ No statistic of gradients tells how deep freezing is safe, so its cost is watche
 intervals. Then the loss of the samples set aside is compared with what the intervals before the freeze predict; if it
 lies more than one paired standard error above that, the blocks thaw, and wait twice as long as before until they may
 freeze again. Blocks that are frozen from the first step on, where there is nothing to predict from, thaw as far as no
-evidence is for them, once the loss stays where it is. A pure function of plain numbers, the same on every rank.
+evidence is for them, once the loss stays where it is while that of the training samples falls. A pure function of plain
+numbers, the same on every rank.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Verdict:
         most: the most blocks that may be frozen now; None for any number.
         judged: whether a tentative freeze was decided by this pass.
         undone: whether it was undone.
-        flat: whether the loss is not lower than two passes ago, by one paired standard error.
+        flat: whether the loss is not lower than two passes ago, by one paired standard error, while that of the
+            training samples is.
         predicted: the loss that the passes before the freeze predict; None where nothing is judged.
         error: standard error of the mean of the samples' differences since the freeze; None likewise.
     """
@@ -107,7 +109,9 @@ class Guard:
     tentative: Tentative | None = None
     trusted: int | None = None
     _passes: list[Pass] = field(default_factory=list)
-    _latest: list[tuple[float, ...]] = field(default_factory=list)  # losses of the samples, of the last passes
+    _latest: list[tuple[float, ...]] = field(default_factory=list)  # losses of the samples, of the last due passes
+    _trained: list[float] = field(default_factory=list)  # mean training loss before each of these
+    _now: tuple[float, ...] = ()  # losses of the samples, of the last pass
     _cap: int | None = None  # no more blocks freeze before ``_cap_until``
     _cap_until: int = 0
     _wait: int = _TENTATIVE  # intervals, of the next undone freeze
@@ -118,19 +122,27 @@ class Guard:
 
     def can_judge(self, step: int, *, total_steps: float) -> bool:
         """Whether a freeze at ``step`` can be judged: there is a curve before it, and time left behind it."""
-        judged_at = (-(-step // self.every) + _TENTATIVE) * self.every
-        return len(self._curve(step)) >= _FEWEST_FITTED and judged_at < total_steps
+        return step // self.every >= _FEWEST_FITTED and self.judged_at(step) < total_steps
 
-    def observe(self, step: int, losses: Sequence[float], *, frozen: int = 0) -> Verdict:
+    def judged_at(self, step: int) -> int:
+        """The step at which a freeze at ``step`` is decided."""
+        return (-(-step // self.every) + _TENTATIVE) * self.every
+
+    def observe(self, step: int, losses: Sequence[float], *, frozen: int = 0, trained: float = math.inf) -> Verdict:
         """Takes note of a pass, and decides a tentative freeze that is old enough.
 
         Args:
             losses: loss of every sample set aside, in their order [samples].
             frozen: number of frozen blocks.
+            trained: mean loss of the training samples since the last due pass.
         """
         loss, tentative = float(np.mean(losses)), self.tentative
-        self._latest = [*self._latest[-_TENTATIVE:], tuple(losses)]
-        flat = len(self._latest) > _TENTATIVE and _is_flat(losses, before=self._latest[0])
+        self._now, flat = tuple(losses), False
+        if self.due(step):
+            self._latest = [*self._latest[-_TENTATIVE:], self._now]
+            self._trained = [*self._trained[-_TENTATIVE:], trained]
+            learns = self._trained[-1] < self._trained[0]
+            flat = learns and len(self._latest) > _TENTATIVE and _is_flat(losses, before=self._latest[0])
         if tentative is None or step < tentative.step + _TENTATIVE * self.every:
             self._passes.append(Pass(step, loss))
             return Verdict(step, loss, self.most(step), flat=flat)
@@ -149,7 +161,7 @@ class Guard:
     def froze(self, step: int, *, before: int) -> None:
         """Takes note of a freeze from ``before`` blocks on, behind a pass at the same step."""
         if self.tentative is None:
-            self.tentative = Tentative(step, before, self._latest[-1])
+            self.tentative = Tentative(step, before, self._now)
 
     def thaw(self) -> None:
         """Lets no more blocks than the trusted ones be frozen from now on."""
@@ -171,7 +183,8 @@ class Guard:
         self.tentative = None if tentative is None else Tentative(**{**tentative, "losses": tuple(tentative["losses"])})
         self.trusted = state["trusted"]
         self._passes = [Pass(**each) for each in state["_passes"]]
-        self._latest = [tuple(each) for each in state["_latest"]]
+        self._latest, self._now = [tuple(each) for each in state["_latest"]], tuple(state["_now"])
+        self._trained = list(state["_trained"])
         self._cap, self._cap_until, self._wait = state["_cap"], state["_cap_until"], state["_wait"]
 
 
@@ -187,7 +200,7 @@ def guard_size(num_samples: int, *, batch_size: int, epochs: int) -> GuardSize |
     per_epoch = -(-num_samples // batch_size)
     every = max(_LEAST_EVERY, -(-per_epoch // 8))
     most = int(min(_MOST_SAMPLES, _MOST_SHARE * num_samples, 3 * _MOST_COST * batch_size * every))
-    passes = (per_epoch * epochs - 1) // every
+    passes = (-(-(num_samples - most) // batch_size) * epochs - 1) // every
     return None if most < 2 or passes < _FEWEST_FITTED + _TENTATIVE else GuardSize(every, most)
 
 

@@ -6,7 +6,7 @@ The pure ``Planner`` is in ``pipe/planner/choice.py``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -164,7 +164,14 @@ class AutoPipe:
         return self._planner.first_plan(self.profile.job, self.lines())
 
     def settle(
-        self, wanted: int, *, step: int, current: ParallelPlan, offers: Offers, is_confirmed: bool = False
+        self,
+        wanted: int,
+        *,
+        step: int,
+        current: ParallelPlan,
+        offers: Offers,
+        tentative_from: int | None = None,
+        is_confirmed: bool = False,
     ) -> Settled:
         """Collective. Decides how many of the ``wanted`` blocks freeze, and the plan for the rest of the run.
 
@@ -175,14 +182,19 @@ class AutoPipe:
             step: number of steps done.
             current: the present plan.
             offers: gives the possible boundaries of the cache for a number of frozen blocks, each with its forwards.
+            tentative_from: number of blocks before a freeze that may yet be undone, whose optimizer state stays; None
+                where there is none.
             is_confirmed: whether a tentative freeze was kept, so that the cache may advance now.
         """
+        parked_from = None
+        if tentative_from is not None:
+            parked_from = max(current.numbering.behind(tentative_from), int(current.stem_frozen))
         has_news = self._remeasure(current)
         return self._planner.settle(
             wanted,
             current=current,
             options=partial(self._options, offers),
-            outlook=self._outlook(step),
+            outlook=self._outlook(step, parked_from=parked_from),
             has_news=has_news,
             is_confirmed=is_confirmed,
         )
@@ -197,11 +209,11 @@ class AutoPipe:
     def _options(self, offers: Offers, frozen: int) -> Mapping[int | None, float]:
         return {cached: self._seconds(work) for cached, work in offers(frozen).items()}
 
-    def _outlook(self, step: int) -> Outlook:
+    def _outlook(self, step: int, *, parked_from: int | None = None) -> Outlook:
         """The rest of the run behind ``step`` steps."""
         layouts = self.layouts
         return Outlook(
-            self.profile.job,
+            replace(self.profile.job, parked_from=parked_from),
             self._calendar.total_steps - step,
             self.lines(),
             fixed_seconds=layouts.fastest_move,

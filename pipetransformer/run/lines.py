@@ -42,10 +42,15 @@ def of_probe(scores: Sequence[float] | None, *, free: int, seconds: float) -> st
 def of_freezing(freezing: Freezing, *, plan: ParallelPlan, total_steps: int) -> Iterator[str]:
     """What the freeze policy will do, as far as it is known before training, and warnings."""
     if freezing.lacks_guard:
-        yield f"freeze.guard: {total_steps} steps are too few to judge a freeze; no samples are set aside"
+        yield f"freeze.guard: too few samples, or steps ({total_steps}), to judge a freeze; no samples are set aside"
     if freezing.never:
         yield (
             "nothing will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this run"
+            + (
+                " that the guard can judge; give a shorter freeze.every, or freeze.guard=false"
+                if freezing.is_watched
+                else ""
+            )
         )
     if not freezing.schedule:
         return
@@ -65,6 +70,8 @@ def of_decision(decision: FreezeDecision, *, policy: str) -> str:
     payoffs = ", ".join(
         f"{frozen} would save {saved:.1f} s for {spent:.1f} s" for frozen, saved, spent in decision.payoffs
     )
+    if decision.asked is None:
+        return f"step {decision.step}: {decision.frozen} frozen blocks, because {decision.reason}"
     asks = f"step {decision.step}: freeze.policy {policy} asks for {decision.asked} frozen blocks"
     predicted = f" (predicted: {payoffs})" if payoffs else ""
     allowed = f"; {decision.frozen}, because {decision.reason}" if decision.reason else ""

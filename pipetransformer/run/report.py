@@ -162,7 +162,7 @@ class Report:
         decision = event.decision
         self._tracker.event("freeze_decision", **asdict(decision))
         told = (decision.frozen, decision.reason)
-        if told != self._last_decided:
+        if told != self._last_decided and (decision.asked is not None or decision.reason):
             self._last_decided = told
             self._tracker.line(lines.of_decision(decision, policy=self._config.freeze.policy))
 

@@ -78,6 +78,7 @@ class StepRunner:
                 figures = StepFigures.gather(
                     engine.objective, engine.stepper.seconds, norms, seconds=clock() - paused, **counts
                 )
+                self.autofreeze.trained(figures.loss, num_steps=figures.num_steps)
                 self.tell(events.Logged(step, plan, figures))
                 self.autopipe.spent(engine.stepper.seconds)
                 engine.stepper.seconds = PhaseSeconds()

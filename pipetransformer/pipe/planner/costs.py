@@ -109,6 +109,7 @@ class JobCosts:
             between CPUs, where torch's schedules wait for each receive. On GPUs, receives are posted far ahead.
         keeps_boundaries: whether stages keep all that they send and receive, as torch did before 2.15
             (``adapter.behaviour``).
+        parked_from: the first unit whose optimizer state stays while it is frozen; None if no unit's does.
     """
 
     by_rows: Mapping[int, UnitCosts]
@@ -125,11 +126,18 @@ class JobCosts:
     read: Link | None = None
     receives_late: bool = False
     keeps_boundaries: bool = False
+    parked_from: int | None = None
 
     @property
     def lasting_bytes(self) -> tuple[int, ...]:
         """Bytes of weights and optimizer state of each unit [num_units], without gradients."""
         return tuple(round(num_bytes * self.optimizer_factor) for num_bytes in self.parameter_bytes)
+
+    def frozen_bytes(self, first_active: int) -> int:
+        """Bytes of the weights of all units before ``first_active``, and of the optimizer state that stays."""
+        parked = slice(first_active if self.parked_from is None else self.parked_from, first_active)
+        state = sum(self.lasting_bytes[parked]) - sum(self.parameter_bytes[parked])
+        return sum(self.parameter_bytes[:first_active]) + state
 
     def recomputed_share(self, num_microbatches: int) -> float:
         """The share of a step's micro-batches whose activations are recomputed, 0 to 1."""

@@ -26,9 +26,9 @@ of torch (``JobCosts.keeps_boundaries``) and the schedule (``schedules.keeps_sen
 loss lasts until the step ends, and with it the inputs of its graph, where the whole graph went through one backward.
 
 Not counted: outputs, losses, masks and labels (few bytes a row), the store of the cache and the batches read ahead from
-it, optimizer state of frozen units that may unfreeze, memory of kernels and of the process itself; boundaries that
-ranks of several stages receive ahead of their turn; gradients sent under GPipe, which stay too, and weigh where a stage
-keeps next to nothing.
+it, memory of kernels and of the process itself; optimizer state that a policy which may unfreeze keeps of frozen units
+(that of a freeze that may yet be undone counts, ``JobCosts.parked_from``); boundaries that ranks of several stages
+receive ahead of their turn; gradients sent under GPipe, which stay too, and weigh where a stage keeps next to nothing.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, line
     timeline = simulate_plan(plan, costs=costs, global_batch_size=global_batch_size)
     units = unit_bytes(plan, unit, costs)
     before, widest = prefix_bytes(plan, unit), widest_boundary(units[plan.first_active :])
-    frozen_bytes = sum(costs.parameter_bytes[: plan.first_active])
+    frozen_bytes = costs.frozen_bytes(plan.first_active)
     memory = []
     for rank, work in enumerate(works_of(plan, costs)):
         stages = {stage: [units[u] for u in plan.stage_units(stage)] for stage in plan.stages_of(rank)}
@@ -163,8 +163,8 @@ def _cuts(plan: ParallelPlan, *, costs: JobCosts, constraints: Constraints) -> l
     units = unit_bytes(plan, unit, costs)[first:]
     if constraints.memory_limit is None:
         cuts = [fastest()]
-    elif (limit := constraints.memory_limit - sum(costs.parameter_bytes[:first])) < 0:
-        return []  # even the weights of the prefix alone do not fit
+    elif (limit := constraints.memory_limit - costs.frozen_bytes(first)) < 0:
+        return []  # even what the prefix keeps does not fit
     elif plan.stages_per_rank == 1:
         memory, largest = cut_bytes(works_of(plan, costs), units, before=prefix_bytes(plan, unit), limit=limit)
         cuts = [fastest(memory=memory, largest=largest, memory_limit=limit)]
