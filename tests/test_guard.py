@@ -187,7 +187,7 @@ def test_samples_of_a_group_go_together_and_few_leave_none() -> None:
     assert parts is not None and 8 <= len(parts[1]) <= 10
     groups = [set(part.groups.tolist()) for part in parts if part.groups is not None]
     assert not groups[0] & groups[1]
-    assert set_aside(data, most=2) is None
+    assert set_aside(data, most=2) is None, "one sample would fit"
 
 
 # Whole runs

@@ -38,7 +38,7 @@ class FreezeDecision:
 
 
 class AutoFreeze:
-    """Asks ``policy`` every ``every_steps`` steps after ``warmup_steps`` steps; n never passes ``max_frozen``, if given.
+    """Asks ``policy`` every ``every_steps`` steps after ``warmup_steps`` steps; n never passes ``max_frozen``.
 
     Args:
         patience: hysteresis: a block freezes, or thaws, only where so many answers in a row agree that it should.

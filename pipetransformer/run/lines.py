@@ -44,13 +44,10 @@ def of_freezing(freezing: Freezing, *, plan: ParallelPlan, total_steps: int) -> 
     if freezing.lacks_guard:
         yield f"freeze.guard: too few samples, or steps ({total_steps}), to judge a freeze; no samples are set aside"
     if freezing.never:
+        judged = " that the guard can judge; give a shorter freeze.every, or freeze.guard=false"
         yield (
             "nothing will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this run"
-            + (
-                " that the guard can judge; give a shorter freeze.every, or freeze.guard=false"
-                if freezing.is_watched
-                else ""
-            )
+            f"{judged if freezing.is_watched else ''}"
         )
     if not freezing.schedule:
         return
