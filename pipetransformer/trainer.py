@@ -1,6 +1,6 @@
 """The training loop. When a decision is due, it asks four controllers, in this order:
 
-AutoFreeze  gradient norms            -> n, how many leading blocks are frozen now
+AutoFreeze  probe, norms, losses      -> n, how many leading blocks are frozen now
 AutoPipe    n, measured layer costs   -> ParallelPlan(n, pp, dp, boundaries, microbatches, schedule, cached)
 AutoDP      old plan, new plan        -> transfers; the same ranks re-meshed in place
 AutoCache   n, sample ids             -> activations at the freeze boundary, read instead of computed

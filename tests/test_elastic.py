@@ -145,7 +145,7 @@ def test_a_cell_that_was_measured_is_not_measured_again(
 
 
 def test_the_table_tells_times_to_one_target_and_what_is_missing(task: Task, tmp_path: Path) -> None:
-    cells = cells_of(task, BASELINE, DEFAULT, "freeze only")
+    cells = cells_of(task, BASELINE, DEFAULT, "schedule, freeze only")
     found = {cells[0]: SLOW, cells[3]: SLOW, cells[1]: FAST, cells[4]: FAST, cells[2]: MISS}
     elastic.tell(task, cells, found, folder=tmp_path)
     written = json.loads((tmp_path / f"elastic-{task.name}.json").read_text())
@@ -161,9 +161,9 @@ def test_the_table_tells_times_to_one_target_and_what_is_missing(task: Task, tmp
     # 5 steps in full, 4 and 2 of 10 blocks, once with the forward of 2 more, 1 of 8 and 2 more; one pass over 2 blocks.
     cost = 3 / 12 * (5 + 4 * (10 + 2 / 3) / 12 + 2 * 10 / 12 + (8 + 2 / 3) / 12) + 2 / 36
     assert default["bound"] == pytest.approx(3 / cost) and rows[BASELINE]["bound"] == pytest.approx(1)
-    missed = rows["freeze only"]
+    missed = rows["schedule, freeze only"]
     assert (missed["to target s"], missed["reached"], missed["±"]) == (None, "0 of 1", None)
-    assert any("freeze only, seed 1" in note for note in written["notes"])
+    assert any("schedule, freeze only, seed 1" in note for note in written["notes"])
     assert (tmp_path / f"elastic-{task.name}.png").exists()
 
 
@@ -250,7 +250,7 @@ def test_timm_s_script_is_the_peer_of_pictures(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(cells_module, "arguments_of", lambda config, *, output, **_: ["--output", str(output)])
     cell = Cell(split(tmp_path, timm=script), ROW[PEER], 0, 2, "float32")
     found = cell.measure(KeptRows(tmp_path / "runs.json"))
-    assert given[0] == str(script) and found.curve == ((20.0, 0.5), (40.0, 0.75)) and found.train_s == 40
+    assert given[1] == str(script) and found.curve == ((20.0, 0.5), (40.0, 0.75)) and found.train_s == 40
     assert cell.found(KeptRows(tmp_path / "runs.json")) == found
 
 

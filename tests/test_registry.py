@@ -215,7 +215,7 @@ def test_a_policy_is_found_in_the_working_directory_and_given_its_options(minima
             "MODULE.Fixed",
             "{}",
             'freeze.policy: "MODULE.Fixed" is not allowed; give one of none, static, schedule, paper, percentile, '
-            "guarded, or package.module:Class",
+            "top_down, guarded, or package.module:Class",
         ),
     ],
 )

@@ -100,7 +100,6 @@ def test_a_pair_is_kept_with_lines_summaries_and_the_twin_beside_it(
         "sh run_pipetransformer.sh 2 1 0 127.0.0.1 29500 config/train_config_sst2_no_freeze.yaml bench-sst2-no_freeze "
     )
     assert first["command"].endswith("train.epochs=1 data.path=SST-2 run.overwrite=true")
-    assert "'freeze.every=500 steps'" in second["command"] and "freeze.every" not in first["command"]
     assert (first["floor over train"], second["floor over train"]) == (0.4, 0.8)
     assert (second["floor over train of the twin"], second["train s over the twin's"]) == (0.4, 0.5)
     assert (second["wall s"], second["wall s over the twin's"]) == (90.0, 0.75)

@@ -51,7 +51,7 @@ SMALL: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
         (),
     ),
-    "sst2": (("train.epochs=1",), ("freeze.every=500 steps",)),
+    "sst2": (("train.epochs=1",), ()),
     "squad": ((), ()),
 }
 

@@ -10,10 +10,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["decode", "encode", "rounding", "stored_width"]
+__all__ = ["decode", "encode", "rounding", "stored_dtype", "stored_width"]
 
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 _SCALE_BYTES = 4
 _LARGEST = 127
+
+
+def stored_dtype(name: str, *, computed: torch.dtype) -> torch.dtype:
+    """That of ``cache.dtype``.
+
+    Args:
+        computed: of the activations as the step computes them.
+    """
+    return _DTYPES.get(name, computed)
 
 
 def stored_width(width: int, dtype: torch.dtype) -> int:

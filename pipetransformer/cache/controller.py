@@ -9,10 +9,10 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from pipetransformer.cache.advance import advance, agrees
+from pipetransformer.cache.codec import stored_dtype
 from pipetransformer.cache.identity import Identity
 from pipetransformer.cache.kept import KeptStores, stores_folder
 from pipetransformer.cache.publisher import Publisher
@@ -27,8 +27,6 @@ from pipetransformer.plan.prefix import PrefixWork, cached_choices
 from pipetransformer.process.collectives import led_by, values_of_ranks
 from pipetransformer.process.heap import release_freed_memory
 from pipetransformer.process.world import World
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +241,7 @@ class AutoCache:
         """Of the store of ``dataset``, which has the samples in all their views."""
         leaving = self._chain.boundary(0, rows=1, length=1)  # Note: the stem's: a last block may leave one row alone.
         computed = self._chain.boundary(self._chain.numbering.behind(1) - 1, rows=1, length=1)
-        dtype = _DTYPES.get(self._config.cache.dtype, computed.dtype)
+        dtype = stored_dtype(self._config.cache.dtype, computed=computed.dtype)
         world = self._world
         own = samples_of_nodes(samples.lengths, num_nodes=world.num_nodes) == world.rank // world.local_size
         own = np.tile(own, len(dataset) // len(samples))

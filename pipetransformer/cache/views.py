@@ -8,7 +8,7 @@ from collections.abc import Collection
 import numpy as np
 import torch
 
-from pipetransformer.cache.codec import stored_width
+from pipetransformer.cache.codec import stored_dtype, stored_width
 from pipetransformer.cache.shared import available_host_memory
 from pipetransformer.config import Config
 from pipetransformer.data import Dataset
@@ -75,7 +75,8 @@ def settle_views(dataset: Dataset, config: Config, *, chain: Chain, nodes: int) 
         return None
     budget = cache.host_budget if isinstance(cache.host_budget, int) else available_host_memory() // 2
     leaving = chain.boundary(0, rows=1, length=int(dataset.lengths[0]))
-    of_view = leaving.shape[1] * stored_width(leaving.shape[2], leaving.dtype) * leaving.dtype.itemsize * len(dataset)
+    dtype = stored_dtype(cache.dtype, computed=leaving.dtype)
+    of_view = leaving.shape[1] * stored_width(leaving.shape[2], dtype) * dtype.itemsize * len(dataset)
     most = smallest(budget * nodes // of_view)
     assert most is not None
     views = min(max(_FEWEST, config.train.epochs // _EPOCHS_A_VIEW), most)

@@ -32,7 +32,8 @@ class FreezeConfig(Section):
     )
     every: Every | Literal["auto"] = Field(
         default="auto",
-        description="Time between decisions; `auto`: an epoch, under `guarded` an eighth of one and at least 50 steps.",
+        description="Time between decisions; `auto`: an epoch; under `guarded`, if the run is long enough for the "
+        "guard, an eighth of one and at least 50 steps.",
     )
     warmup: Warmup = Field(default=Interval(0, "step"), description="Time before the first decision counts.")
     max_frozen: CountOrZero | None = Field(

@@ -154,7 +154,8 @@ class AutoFreeze:
         """The (step, frozen blocks) of each change to come, where the policy looks at nothing but the interval; else
         None.
         """
-        if self.policy is None or not getattr(self.policy, "is_schedule", False):
+        # Note: a class of a user's own that derives from a schedule may look at more.
+        if self.policy is None or not vars(type(self.policy)).get("is_schedule", False):
             return None
         changes, frozen, decided = list[tuple[int, int]](), 0, 0
         for number, step in enumerate(step for step in range(int(self._total_steps)) if self._policy_is_due(step)):

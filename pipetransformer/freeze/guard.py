@@ -205,8 +205,8 @@ def guard_size(num_samples: int, *, batch_size: int, epochs: int) -> GuardSize |
 
 
 def is_worse(loss: float, predicted: float, error: float) -> bool:
-    """Whether a loss lies more than its error above what was predicted."""
-    return loss > predicted + error
+    """Whether a loss lies more than its error above what was predicted, or is no number."""
+    return not loss <= predicted + error
 
 
 def predicted_loss(passes: Sequence[Pass], *, step: int) -> float:

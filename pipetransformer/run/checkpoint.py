@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 _PART = ".part"
+_SAME = "give the same data, seed, batch size, epochs, optimizer, nodes, freeze.guard and cache.views"
 
 
 class CheckpointStore:
@@ -159,7 +160,12 @@ class CheckpointStore:
             (plan.num_blocks, numbering.num_blocks, "blocks", "give the same model"),
             (plan.stem_frozen, self._stem, "freeze.stem", f"give freeze.stem={str(plan.stem_frozen).lower()}"),
             *(
-                (saved.get(key), value, key, "give the same data, seed, batch size, epochs, optimizer and nodes")
+                (
+                    saved.get(key),
+                    value,
+                    key,
+                    _SAME,
+                )
                 for key, value in self._identity.items()
             ),
         ):

@@ -16,6 +16,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 
 from pipetransformer.config import Config, load_config
@@ -67,8 +68,9 @@ def _past(config: Config) -> dict[str, object]:
         kept = Path(run.dir).expanduser() / run.id / "config.yaml"
         if not kept.is_file():
             return {}
-        past = load_config(kept, is_past=True)
-        return {"train.precision": past.train.precision, "cache.views": past.cache.views}
+        past, cache = load_config(kept, is_past=True), yaml.safe_load(kept.read_text(encoding="utf-8")).get("cache")
+        views = past.cache.views if "views" in (cache or {}) else None  # there were none before it was a key
+        return {"train.precision": past.train.precision, "cache.views": views}
     found: dict[str, object] = {}
     if run.replay is not None:
         with suppress(UserError):  # it is told when the plans are read

@@ -151,6 +151,8 @@ class Report:
             f"{'the stem and ' if plan.stem_frozen else ''}{plan.frozen} blocks frozen; "
             f"set-up took {self.totals.setup_s:.1f} s"
         )
+        if config.data.augment != "none" and isinstance(config.cache.views, int):
+            self._tracker.line(f"augmented pictures: {config.cache.views} views of each in turn (cache.views)")
         for line in lines.of_freezing(event.freezing, plan=plan, total_steps=self._total_steps):
             self._tracker.line(line)
 
@@ -258,7 +260,7 @@ class Report:
         found = "an earlier run had cached all" if advance.is_found else f"cached {advance.num_samples} samples"
         place = {"host": "host memory", "disk": "disk"}[event.tier]
         dtype = self._config.cache.dtype
-        off = "" if advance.rounding is None else f"; {dtype} is off by {advance.rounding:.2%}"
+        off = f"; {dtype} rounds them by {advance.rounding:.2%}" if advance.rounding else ""
         self._tracker.line(
             f"step {event.step}: {found} at block {event.boundary} "
             f"in {advance.seconds:.2f} s ({event.num_bytes / 1e6:.0f} MB of {place} a node{off})"
