@@ -165,7 +165,7 @@ def run(name: str, task: Task, overrides: Sequence[str], *, ranks: int, timm: Pa
             assert timm is not None and task.pictures is not None
             config, output = load_config(task.config, overrides), Path(folder) / "out"
             given = arguments_of(config, data=task.pictures, ranks=ranks, output=output, workers=workers)
-            script = [str(Path(timm_ranks.__file__)), str(timm.resolve())] if ranks > 1 else [str(timm.resolve())]
+            script = [timm_ranks.__file__, str(timm.resolve())]
             command = [sys.executable, "-c", _PEAK, str(result), *launcher, *script, *given]
         else:
             script = ["benchmarks.peers.hf_trainer", str(workers)] if name == HF else ["benchmarks.peers.ours"]
