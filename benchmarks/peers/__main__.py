@@ -147,12 +147,15 @@ def rates_over(runs: Sequence[Found], others: Sequence[Found]) -> list[float]:
 
 
 def draw_ratios(figure: Figure, *, rows: Sequence[Row]) -> None:
-    axes = figure.subplots()
     told = [row for row in rows if row["over the peer's"] is not None]
+    figure.set_size_inches(11, 1.5 + 0.3 * len(told))
+    axes = figure.subplots()
     for at, row in enumerate(told):
         middle, low, high = (float(str(row[key])) for key in ("over the peer's", "least", "most"))
         axes.barh(at, middle, xerr=[[middle - low], [high - middle]], color=f"C{int(str(row['ranks']))}", capsize=3)
-    axes.set_yticks(range(len(told)), [f"{row['task']}, {row['ranks']} rank(s)\n{row['what']}" for row in told])
+    ranks = {1: "1 rank"}
+    names = [f"{row['task']}, {ranks.get(int(str(row['ranks'])), str(row['ranks']) + ' ranks')}" for row in told]
+    axes.set_yticks(range(len(told)), [f"{name}: {row['what']}" for name, row in zip(names, told)])
     axes.axvline(1.0, color="black", linewidth=1)
     axes.invert_yaxis()
     axes.set_xlabel("samples a second over the peer's")
