@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _MOST_ROUNDS = 7
 TIMED_STEPS = 2  # of a round, behind a warm-up
-_LEAST_SECONDS, _MOST_STEPS = 0.05, 15  # of the steps of a round together, or so many of them
+_LEAST_SECONDS, _MOST_STEPS = 0.05, 50  # of the steps of a round together, or so many of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +172,8 @@ def time_steps(engine: Engine, batch: Batch, *, num_steps: int) -> float:
         engine.step(entering, step=step, lr=0.0, probed=False)
         synchronize(engine.chain.device)
         times.append(perf_counter() - start)
-        if step == 0:
-            num_steps = max(num_steps, min(_MOST_STEPS, math.ceil(_LEAST_SECONDS / slowest(times[0]))))
+        if step == 1:  # not by the warm-up, which also builds the schedule
+            num_steps = max(num_steps, min(_MOST_STEPS, math.ceil(_LEAST_SECONDS / slowest(times[1]))))
         step += 1
     inputs.close()
     return slowest(median(times[1:]))
