@@ -10,6 +10,7 @@ import pytest
 from pipetransformer.config import Config, FreezeConfig, load_config
 from pipetransformer.errors import UserError
 from pipetransformer.freeze import AutoFreeze, Policy, Signals, build_policy
+from pipetransformer.freeze.guard import Guard
 
 CONFIG = """\
 task: image_classification
@@ -144,6 +145,20 @@ def test_a_run_that_ends_before_anything_can_freeze_is_told_so(name: str, warmup
         # Of the leading half they do not change; of the last block they are smallest.
         controller.observe([(12 - block) * (1 + (block >= 6) * step) for block in range(12)], num_steps=1)
     assert not any(history[:last]) and history[last]
+
+
+def test_a_freeze_that_the_guard_cannot_judge_is_not_announced() -> None:
+    """It needs three passes, one every 50 steps, before it, and two behind it."""
+
+    def controller_of(total_steps: int) -> AutoFreeze:
+        guard = Guard(50)
+        return AutoFreeze(
+            policy("schedule"), every_steps=90, warmup_steps=0, num_blocks=12, guard=guard, total_steps=total_steps
+        )
+
+    assert controller_of(300).never_freezes() and controller_of(300).schedule() == ()
+    assert not controller_of(301).never_freezes() and controller_of(301).schedule() == ((180, 9),)
+    assert controller_of(401).schedule() == ((180, 9),), "that of step 270 meets one that is tentative until step 300"
 
 
 def test_no_policy_is_never_due() -> None:

@@ -201,7 +201,10 @@ def frequent_guard() -> AbstractContextManager[object]:
 def guarded_run(
     world: World, folder: str, extra: list[str], undoes: bool
 ) -> tuple[Weights | None, list[tuple[int, int, int | None]], list[Verdict]]:
-    """A run with a pass every 2 steps: (weights on rank 0, (step, frozen, cached) of each plan, verdicts)."""
+    """A run with a pass every 2 steps: (weights on rank 0, (step, frozen, cached) of each plan, verdicts).
+
+    Frozen blocks leave no optimizer state: each freeze is decided.
+    """
     plans: list[tuple[int, int, int | None]] = []
     verdicts: list[Verdict] = []
 
@@ -219,6 +222,7 @@ def guarded_run(
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
         trainer.run()
+    assert not trainer.autodp.parked
     return final_weights(trainer), plans, verdicts
 
 

@@ -358,6 +358,22 @@ def test_a_plain_loop_splits_its_batch_for_memory(memory_limit: int | None, expe
     assert next((best.plan.num_microbatches for best in found), None) == expected
 
 
+@pytest.mark.parametrize(("parked_from", "parked"), [(None, 0), (0, 2), (1, 1), (2, 0)])
+def test_optimizer_state_that_stays_with_frozen_units_counts(parked_from: int | None, parked: int) -> None:
+    """Units 0 and 1 are frozen, 2 and 3 train: 10 bytes of weights each, and 20 of optimizer state."""
+    limit = 2 * 10 + 20 * parked + 2 * (40 + 1)
+
+    def fits(limit: int) -> bool:
+        constraints = Constraints(
+            world_size=2, global_batch_size=16, schedules=(("1f1b", 1),), num_microbatches=None, pipeline_lengths=(1,),
+            memory_limit=limit,
+        )  # fmt: skip
+        costs = even_job(4, parked_from=parked_from)
+        return bool(best_plans(1, cached=1, costs=costs, constraints=constraints, num_blocks=2, lines={}))
+
+    assert fits(limit) and not fits(limit - 1)
+
+
 @pytest.mark.parametrize(
     ("frozen", "cut", "expected"),
     [

@@ -102,10 +102,13 @@ def test_a_resumed_or_replayed_run_keeps_its_own(ranks: RankPool, tmp_path: Path
         return ranks.run(1, past, str(tmp_path), list(overrides))[0]
 
     assert told("run.id=before", "run.resume=true") == ("bfloat16", 5)
+    kept = run / "config.yaml"
+    kept.write_text("".join(line for line in kept.read_text().splitlines(keepends=True) if "views" not in line))
+    assert told("run.id=before", "run.resume=true") == ("bfloat16", None), "of before there were views"
     assert told("run.id=after", "run.resume=true") == ("auto", "auto"), "there is nothing to resume"
     assert told(f"run.replay={run}/new.jsonl") == ("bfloat16", 5)
     assert told(f"run.replay={run}/old.jsonl") == ("float32", None), "a recording of before there was a choice"
-    assert told("run.id=before", "run.resume=true", "train.precision=float64") == ("float64", 5)
+    assert told("run.id=before", "run.resume=true", "train.precision=float64") == ("float64", None)
     assert told(f"run.replay={run}/new.jsonl", "cache.views=2") == ("bfloat16", 2)
 
 
