@@ -18,6 +18,7 @@ from transformers import AutoModel
 import benchmarks.elastic.__main__ as elastic
 from benchmarks.elastic import cells as cells_module
 from benchmarks.elastic.cells import Cell, Figures
+from benchmarks.elastic.redrawn import redraw
 from benchmarks.elastic.tasks import (
     BASELINE,
     DEFAULT,
@@ -30,7 +31,6 @@ from benchmarks.elastic.tasks import (
     Task,
     pictures,
     questions,
-    redraw,
     texts,
 )
 from benchmarks.support.kept import KeptRows

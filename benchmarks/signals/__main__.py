@@ -4,8 +4,8 @@
                                   [--minutes M]
 
 Tasks and recipes are those of `bench elastic`; a model of 12 blocks comes again with half of its blocks drawn anew,
-which no rule may freeze. Safe: the most sixths of the blocks, frozen from the first step on and cached, whose mean
-final metric is at most half a point below that of no freezing, and so that of all fewer. Signals are of a run without
+which no rule may freeze. Safe: the most sixths of the blocks, frozen from the first step on and cached, with which, as
+with all fewer, runs are as good as without freezing, by the rule of `bench elastic`. Signals are of a run without
 freezing, of its steps 50 to 100; the linear probe's is of the time before training.
 
 Each run is kept in signals-runs.json when it ends: the command given again does what is missing. --minutes ends it
@@ -30,8 +30,10 @@ from matplotlib.figure import Figure
 
 from benchmarks.elastic.__main__ import blocks_of, split_pictures
 from benchmarks.elastic.cells import Cell
+from benchmarks.elastic.judged import is_as_good
 from benchmarks.elastic.processes import launch
-from benchmarks.elastic.tasks import BASELINE, NUM_HELD_OUT, NUM_PHRASES, ROWS, Row, Task, redraw, texts
+from benchmarks.elastic.redrawn import redraw
+from benchmarks.elastic.tasks import BASELINE, NUM_HELD_OUT, NUM_PHRASES, ROWS, Row, Task, texts
 from benchmarks.support.command_line import add_output, bench_parser
 from benchmarks.support.kept import KeptRows, key_of
 from benchmarks.support.sst2 import hold_out
@@ -43,7 +45,6 @@ from pipetransformer.launch.entry import run_guarded
 from pipetransformer.process.device import has_bfloat16
 
 SIXTHS = (1, 2, 3, 4, 5)
-_SAFE = 0.005  # of the metric
 CODE = ("benchmarks/signals/collect.py", "benchmarks/signals/rules.py")
 
 
@@ -80,7 +81,7 @@ def main() -> None:
         raise UserError("--minutes: no task has ended; give more")
     notes = [
         "Numbers of blocks; of a rule, one for each seed. Off: mean distance from the safe number, in sixths of the "
-        "blocks; above 0 where too many would freeze.",
+        "blocks; above 0 where too many would freeze. ",
         f"Missing: {'; '.join(missing)}." if missing else "No run is missing.",
     ]
     title = "How deep is safe, and what tells it"
@@ -144,15 +145,14 @@ def signals(
 
 
 def safe_depth(finals: Mapping[int, Sequence[float]]) -> int | None:
-    """The most blocks whose mean final metric, and that of all fewer, is hardly below that of none; None where a number
-    was not measured.
+    """The most blocks with which, as with all fewer, a run is as good as with none (``is_as_good``, seed by seed); None
+    where a number was not measured.
     """
     if not all(finals.values()):
         return None
-    means = {blocks: mean(values) for blocks, values in sorted(finals.items())}
     safe = 0
-    for blocks, found in means.items():
-        if found < means[0] - _SAFE:
+    for blocks, found in sorted(finals.items()):
+        if blocks and is_as_good([own - without for own, without in zip(found, finals[0])]) is False:
             break
         safe = blocks
     return safe
