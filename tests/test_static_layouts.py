@@ -80,3 +80,24 @@ def test_what_the_budget_has_room_for_is_timed(timed: Any) -> None:
     visits, found = timed(0.5)
     assert 2 <= len(visits) < 9 and len(set(visits)) == len(visits)
     assert set(found.timed) == {plan for plan, length in visits if length == 16}
+
+
+def test_short_steps_are_counted_by_one_that_builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step takes 30 ms and the others 2: 25 of these are 50 ms."""
+    now, taken = [0.0], list[int]()
+
+    def step(entering: object, *, step: int, lr: float, probed: bool) -> None:
+        taken.append(step)
+        now[0] += 0.002 if step else 0.03
+
+    chain = SimpleNamespace(train=lambda: None, device=None)
+    feed = SimpleNamespace(batches=lambda batches, epoch: (batch for batch in batches))
+    engine: Any = SimpleNamespace(chain=chain, feed=lambda split: feed, step=step)
+    monkeypatch.setattr(static_layouts, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(static_layouts, "slowest", float)
+    monkeypatch.setattr(static_layouts, "synchronize", lambda device: None)
+    monkeypatch.setattr(static_layouts, "_behind_prefix", lambda batch, engine: batch)
+    monkeypatch.setattr(static_layouts.dist, "barrier", lambda: None)
+    batch = Batch(0, (np.arange(8),), 16)
+    assert static_layouts.time_steps(engine, batch, num_steps=2) == pytest.approx(0.002)
+    assert len(taken) == 1 + 25
