@@ -122,6 +122,9 @@ def test_recipes_are_chosen_by_other_data_and_seeds(tmp_path: Path) -> None:
     assert (config.train.lr, config.train.epochs, config.freeze.policy) == (4e-4, 3, "none")
     other, larger = (texts(tmp_path, tmp_path / "minilm", num_blocks=6, num_phrases=n) for n in (2000, 8000))
     assert len({task.name, other.name, larger.name, *(t.origin for t in (task, other, larger))}) == 6
+    about = dict(about="A ViT.", origin=("w", "p"), timm=None, tunes=True)
+    rows = elastic.rows_of(pictures(tmp_path, tmp_path / "vit", **about), None)
+    assert [row.name for row in (rows[0], rows[-1])] == ["lr 5e-4, epochs 4", "lr 2e-3, epochs 8"] and len(rows) == 9
 
 
 def test_a_cell_that_was_measured_is_not_measured_again(
@@ -188,7 +191,7 @@ def test_two_tasks_have_all_rows(tmp_path: Path) -> None:
     assert set(split(tmp_path).row_names) == ROW.keys() - {PEER} and "--timm-train" in split(tmp_path).about
     assert set(texts(tmp_path, tmp_path / "minilm", num_blocks=6).row_names) == set(ROW)
     assert set(texts(tmp_path, tmp_path / "e5", num_blocks=12).row_names) == few
-    assert set(questions(tmp_path, tmp_path / "e5", num_blocks=12).row_names) == few - {PEER}
+    assert set(questions(tmp_path, tmp_path / "e5", num_blocks=12).row_names) == few - {PEER, TUNED}
 
 
 def test_every_row_is_a_configuration(tmp_path: Path) -> None:
@@ -274,7 +277,11 @@ def test_without_a_margin_there_is_no_target(tmp_path: Path) -> None:
         ([], "--sst2: missing; give one of --sst2, --cifar100 and --squad"),
         (["--sst2", ".", "--cifar100", "."], "--cifar100: cannot go with --sst2; give one of"),
         (["--squad", "."], "--model: missing; give --squad the folder of a saved encoder"),
-        (["--cifar100", ".", "--tune"], "--tune: it has no effect with --cifar100; leave it out"),
+        (["--squad", ".", "--tune"], "--tune: it has no effect with --squad; leave it out"),
+        (
+            ["--cifar100", ".", "--tune", "--timm-train", "."],
+            "--timm-train: it has no effect with --tune; leave it out",
+        ),
         (["--cifar100", ".", "--model", "."], "--model: it has no effect with --cifar100; leave it out"),
         (["--cifar100", ".", "--timm-train", "nowhere.py"], "--timm-train: nowhere.py is no file; give timm's"),
         (["--cifar100", ".", "--rows", PEER], "--rows: 'the peer' of --cifar100 is timm's script; give --timm-train"),

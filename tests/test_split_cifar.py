@@ -89,6 +89,25 @@ def test_a_half_is_read_like_cifar(source: Path, tmp_path: Path) -> None:
         assert (255 * pixels[:, 0, 0, 0]).round().int().tolist() == numbers, "in their order"
 
 
+def test_a_recipe_is_chosen_by_other_pictures(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the test pictures none, and of those trained on none that the judged rows are trained on."""
+    few = {
+        "judged": {"train": ("train", slice(1)), "test": ("test", slice(None))},
+        "tuned": {"train": ("train", slice(1, 2)), "test": ("train", slice(2, None))},
+    }
+    assert [len(parts) for parts in split_cifar._PARTS.values()] == [2, 2, 2]
+    wanted = split_cifar._PARTS["judged"]["train"][1].stop, split_cifar._PARTS["tuned"]["train"][1]
+    assert wanted == (12_500, slice(12_500, 22_500)), "disjoint"
+    monkeypatch.setattr(split_cifar, "_PARTS", few)
+    for part, numbers in (("judged", ([0], [10, 11])), ("tuned", ([2], [4]))):
+        write_classes(source, tmp_path / part, classes=(1, 3), part=part)
+        data = DataConfig(name="cifar100", path=str(tmp_path / part))
+        found = load_image_data(data, info=describe(data), preprocessing=PLAIN, seed=0, lead=alone)
+        for split, values in zip(("train", "eval"), numbers):
+            pixels = found[split].inputs(np.arange(len(values)), length=32, epoch=None)["pixel_values"]
+            assert (255 * pixels[:, 0, 0, 0]).round().int().tolist() == values
+
+
 def test_the_digest_is_of_the_content(source: Path, tmp_path: Path) -> None:
     """Wherever the files lie, and however many there are."""
     whole = tmp_path / "whole"

@@ -2,7 +2,7 @@
 
     pipetransformer bench elastic --sst2 FOLDER --model FOLDER [--phrases N | --tune] [--rows NAME ...] [--seeds N]
                                   [--minutes M]
-    pipetransformer bench elastic --cifar100 FOLDER [--timm-train FILE] [--rows ...] [--seeds N] [--minutes M]
+    pipetransformer bench elastic --cifar100 FOLDER [--timm-train FILE | --tune] [--rows ...] [--seeds N] [--minutes M]
     pipetransformer bench elastic --squad FOLDER --model FOLDER [--rows NAME ...] [--seeds N] [--minutes M]
 
 Three tasks, one a call: phrases of SST-2; half of CIFAR-100's classes, with a ViT that is pre-trained on the other half
@@ -12,8 +12,8 @@ Each run is a cell: it is kept in elastic-TASK-runs.json when it ends, and the c
 as long as package, benchmark, libraries and machine are the same. --minutes ends it before the next cell, and the table
 says which are missing. Rows take turns, seed by seed, so that a slow hour of the machine meets all of them.
 
---tune gives a table of other learning rates and epochs, nothing frozen, on other phrases and sentences of SST-2: the
-recipes of the other tables come from it.
+--tune gives a table of other learning rates and epochs, nothing frozen, on other phrases and sentences of SST-2, or
+other pictures of CIFAR-100: the rows "no freeze, tuned" of the other tables come from it.
 
 Bound: how many times faster than without freezing the plans of a run could have been, blocks alone counted.
 
@@ -68,7 +68,7 @@ from pipetransformer.launch.entry import run_guarded
 from pipetransformer.process.device import has_bfloat16
 
 TASKS = ("sst2", "cifar100", "squad")
-ALL_ROWS = (*ROWS, *PLANTED, *tuning_rows())
+ALL_ROWS = (*ROWS, *PLANTED, *tuning_rows("sst2"), *tuning_rows("cifar100"))
 NAMES = [row.name for row in ALL_ROWS]
 _TUNING_SEED = 100  # the first of --tune, so that nothing is chosen by what it is judged by
 
@@ -80,7 +80,7 @@ def make_parser() -> Parser:
     parser.add_argument("--squad", type=Path, metavar="FOLDER", help="its train*.json and dev*.json; with --model")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a saved encoder; of 6 or 12 blocks for --sst2")
     parser.add_argument("--phrases", type=count, default=None, help=f"of --sst2, to train on (default {NUM_PHRASES})")
-    parser.add_argument("--tune", action="store_true", help="other recipes of --sst2, nothing frozen")
+    parser.add_argument("--tune", action="store_true", help="other recipes, nothing frozen; not of --squad")
     parser.add_argument("--timm-train", type=Path, metavar="FILE", help="timm's train.py, the peer of --cifar100")
     parser.add_argument(
         "--rows",
@@ -125,9 +125,13 @@ def chosen_task(parser: Parser, arguments: Namespace) -> str:
         raise UserError(f"--{given[1]}: cannot go with --{given[0]}; give one of {known}")
     (chosen,) = given
     if chosen != "sst2":
-        refuse_without_effect(parser, arguments, "phrases", "tune", where=f"--{chosen}")
+        refuse_without_effect(parser, arguments, "phrases", where=f"--{chosen}")
+    if chosen == "squad":
+        refuse_without_effect(parser, arguments, "tune", where="--squad")
     if chosen == "cifar100":
         refuse_without_effect(parser, arguments, "model", where="--cifar100")
+        if arguments.tune:
+            refuse_without_effect(parser, arguments, "timm_train", where="--tune")
         timm = arguments.timm_train
         if timm is not None and not timm.is_file():
             raise UserError(f"--timm-train: {timm} is no file; give timm's train.py")
@@ -143,7 +147,7 @@ def chosen_task(parser: Parser, arguments: Namespace) -> str:
 def make_task(chosen: str, arguments: Namespace, *, precision: str, scratch: Path) -> Task:
     """Writes its data to ``scratch``, where they are not taken as they are; pre-trains its model, where it has none."""
     if chosen == "cifar100":
-        return split_pictures(arguments.cifar100, timm=arguments.timm_train, precision=precision, scratch=scratch)
+        return split_pictures(arguments, precision=precision, scratch=scratch)
     num_blocks = blocks_of(arguments.model)
     if chosen == "squad":
         return questions(arguments.squad.resolve(), arguments.model, num_blocks=num_blocks)
@@ -157,16 +161,18 @@ def make_task(chosen: str, arguments: Namespace, *, precision: str, scratch: Pat
     return task
 
 
-def split_pictures(source: Path, *, timm: Path | None, precision: str, scratch: Path) -> Task:
+def split_pictures(arguments: Namespace, *, precision: str, scratch: Path) -> Task:
+    source, tunes = arguments.cifar100, arguments.tune
     first, others = class_split(len(class_names(source)), seed=SPLIT_SEED)
-    content = write_classes(source, scratch / "pictures", classes=others)
+    content = write_classes(source, scratch / "pictures", classes=others, part="tuned" if tunes else "judged")
     model = pretrained(source, classes=first, precision=precision, scratch=scratch)
     return pictures(
         scratch / "pictures",
         model.folder,
         about=f"A ViT of 12 blocks, pre-trained on {len(first)} classes (accuracy {model.accuracy:.3f}).",
         origin=(model.digest, content),
-        timm=timm,
+        timm=arguments.timm_train,
+        tunes=tunes,
     )
 
 

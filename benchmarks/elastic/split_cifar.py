@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +33,14 @@ from pipetransformer.process.shutdown import cleaned_up
 
 __all__ = ["SPLIT_SEED", "Pretrained", "class_names", "class_split", "pretrained", "without_head", "write_classes"]
 
+Part = Literal["all", "judged", "tuned"]
 SPLIT_SEED = 0
+# A split of the copy: the split of CIFAR-100 that it comes from, and the places of its classes' pictures there.
+_PARTS: Mapping[Part, Mapping[str, tuple[str, slice]]] = {
+    "all": {"train": ("train", slice(None)), "test": ("test", slice(None))},
+    "judged": {"train": ("train", slice(12_500)), "test": ("test", slice(None))},
+    "tuned": {"train": ("train", slice(12_500, 22_500)), "test": ("train", slice(22_500, None))},
+}
 EPOCHS, RANKS = 12, 2  # of the pre-training, on 25,000 pictures
 CONFIG = CONFIGS / "train_config_cifar100_no_freeze.yaml"
 SETTINGS = (
@@ -78,12 +86,14 @@ def class_names(source: Path) -> tuple[str, ...]:
     return describe(DataConfig(name="cifar100", path=str(source))).label_names
 
 
-def write_classes(source: Path, target: Path, *, classes: Sequence[int]) -> str:
+def write_classes(source: Path, target: Path, *, classes: Sequence[int], part: Part = "all") -> str:
     """Writes ``target/train.parquet`` and ``target/test.parquet``: the pictures of some classes, in their order.
 
     Args:
         source: CIFAR-100's parquet files.
         classes: ascending; a class gets its place in them as its number.
+        part: ``judged``: all test pictures and 12,500 to train on; ``tuned``: 10,000 and 2,500 others to train on and
+            to choose a recipe by, all of them training pictures, so that nothing is chosen by what it is judged by.
 
     Returns:
         The digest of pictures and numbers, in hex.
@@ -95,17 +105,19 @@ def write_classes(source: Path, target: Path, *, classes: Sequence[int]) -> str:
     told = {"info": {"features": {"fine_label": {"names": [names[one] for one in classes], "_type": "ClassLabel"}}}}
     with writing(target, key="TMPDIR"):
         target.mkdir(parents=True)
-        for split in ("train", "test"):
-            table, path = _table(source, split)
+        for split, (origin, places) in _PARTS[part].items():
+            table, path = _table(source, origin)
             labels = table_labels(table["fine_label"], name="fine_label", num_labels=len(names), source=path)
-            rows = np.flatnonzero(np.isin(labels, classes))
+            rows = np.flatnonzero(np.isin(labels, classes))[places]
             pictures, numbers = table["img"].take(pa.array(rows)), np.searchsorted(classes, labels[rows])
             digest.update(f"{split} {len(rows)} {numbers.tolist()}".encode())
             for chunk in pictures.chunks:
                 for encoded in chunk.field("bytes").to_pylist():
                     digest.update(encoded or b"")
             written = pa.table({"img": pictures, "fine_label": pa.array(numbers, pa.int64())})
-            pq.write_table(written.replace_schema_metadata({"huggingface": json.dumps(told)}), target / path.name)
+            pq.write_table(
+                written.replace_schema_metadata({"huggingface": json.dumps(told)}), target / f"{split}.parquet"
+            )
     return digest.hexdigest()
 
 

@@ -121,15 +121,20 @@ _TEXT_MODELS: Mapping[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-_TUNED_RATES, _TUNED_EPOCHS = ("5e-5", "1e-4", "2e-4", "4e-4"), (1, 2, 3)
+# Learning rates and epochs to choose from, by kind of task.
+_TUNED: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "sst2": (("5e-5", "1e-4", "2e-4", "4e-4"), (1, 2, 3)),
+    "cifar100": (("5e-4", "1e-3", "2e-3"), (4, 6, 8)),
+}
 
 
-def tuning_rows() -> tuple[Row, ...]:
+def tuning_rows(kind: str) -> tuple[Row, ...]:
     """Nothing frozen, with other learning rates and epochs: the recipes and what is tuned come from their table."""
+    rates, epochs = _TUNED[kind]
     return tuple(
-        Row(f"lr {rate}, epochs {epochs}", (*_NONE, f"train.lr={rate}", f"train.epochs={epochs}"), 2)
-        for rate in _TUNED_RATES
-        for epochs in _TUNED_EPOCHS
+        Row(f"lr {rate}, epochs {count}", (*_NONE, f"train.lr={rate}", f"train.epochs={count}"), 2)
+        for rate in rates
+        for count in epochs
     )
 
 
@@ -153,7 +158,7 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
     if num_phrases != NUM_PHRASES:
         row_names = (BASELINE, PEER, DEFAULT, *((INVERTED,) if num_blocks == 6 else (REDRAWN, TOO_DEEP)))
     if tunes:
-        name, row_names = f"{name}-tuning", tuple(row.name for row in tuning_rows())
+        name, row_names = f"{name}-tuning", tuple(row.name for row in tuning_rows("sst2"))
         about = f"{trained} other full sentences; none of these and of the phrases is in the other tables."
     places = (f"data.path={data}", f"model.name={model.resolve()}")
     own = (*places, f"train.lr={lr}", f"train.eval_every={every} steps")
@@ -179,30 +184,37 @@ _PICTURES = (
 )
 
 
-def pictures(data: Path, model: Path, *, about: str, origin: tuple[str, ...], timm: Path | None) -> Task:
+def pictures(
+    data: Path, model: Path, *, about: str, origin: tuple[str, ...], timm: Path | None, tunes: bool = False
+) -> Task:
     """Half of CIFAR-100's classes by ``data``, with a ViT of 12 blocks that is pre-trained on the others.
 
     Args:
         about: the pre-training, in a sentence.
         origin: digests of its weights and of the pictures.
         timm: timm's train.py; None leaves the peer's row out.
+        tunes: whether the rows are those of ``tuning_rows``.
     """
     own = (f"data.path={data}", f"model.name={model.resolve()}")
-    trained = f"Then trained on {NUM_PICTURES:,} pictures of the other classes, and judged on all their test pictures."
+    judges = "2,500 others; none of these is in the other table" if tunes else "all their test pictures"
+    trained = f"Then trained on {NUM_PICTURES:,} pictures of the other classes, and judged on {judges}."
+    rows = tuning_rows("cifar100") if tunes else tuple(row for row in ROWS if row.name != PEER or timm is not None)
     peer = (
-        "No row of the peer: --timm-train FILE gives one."
+        ""
+        if tunes
+        else "No row of the peer: --timm-train FILE gives one."
         if timm is None
         else "The peer leaves out the last, shorter batch of an epoch, and its wall s begin with the launcher."
     )
     return Task(
-        "cifar100-split",
+        "cifar100-split-tuning" if tunes else "cifar100-split",
         CONFIGS / "train_config_cifar100_all_in_one.yaml",
         (*_COMMON, *_PICTURES, *own),
         ("train.lr=1e-3", "train.epochs=4"),
         12,
-        f"{about} {trained} {peer}",
+        f"{about} {trained} {peer}".strip(),
         8,
-        tuple(name for name in _ALL if name != PEER or timm is not None),
+        tuple(row.name for row in rows),
         origin=origin,
         timm=timm,
     )
@@ -218,20 +230,21 @@ _QUESTIONS = (
 def questions(data: Path, model: Path, *, num_blocks: int) -> Task:
     """SQuAD by ``data``, with the model in a folder."""
     own = (f"data.path={data}", f"model.name={model.resolve()}")
+    rows = (BASELINE, DEFAULT, _HALF)
     about = (
         f"Windows of 128 tokens, of {NUM_QUESTIONS} questions. F1 in per cent is told, not judged: the dev set has few "
         "questions. No row of the peer: Trainer, batching by length, gives logits back out of order, and an answer is "
-        "the best of all windows of its question."
+        "the best of all windows of its question; and no tuned row."
     )
     return Task(
         f"questions-{model.name}",
         CONFIGS / "train_config_squad_all_in_one.yaml",
         (*_COMMON, *_QUESTIONS, *own),
-        ("train.lr=2e-4", "train.epochs=2"),
+        (),
         num_blocks,
         about,
         3,
-        tuple(name for name in _FEW if name != PEER),
+        rows,
         metric="f1",
         margin=None,
     )
