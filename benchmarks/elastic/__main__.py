@@ -147,7 +147,8 @@ def chosen_task(parser: Parser, arguments: Namespace) -> str:
 def make_task(chosen: str, arguments: Namespace, *, precision: str, scratch: Path) -> Task:
     """Writes its data to ``scratch``, where they are not taken as they are; pre-trains its model, where it has none."""
     if chosen == "cifar100":
-        return split_pictures(arguments, precision=precision, scratch=scratch)
+        timm, tunes = arguments.timm_train, arguments.tune
+        return split_pictures(arguments.cifar100, timm=timm, tunes=tunes, precision=precision, scratch=scratch)
     num_blocks = blocks_of(arguments.model)
     if chosen == "squad":
         return questions(arguments.squad.resolve(), arguments.model, num_blocks=num_blocks)
@@ -161,8 +162,7 @@ def make_task(chosen: str, arguments: Namespace, *, precision: str, scratch: Pat
     return task
 
 
-def split_pictures(arguments: Namespace, *, precision: str, scratch: Path) -> Task:
-    source, tunes = arguments.cifar100, arguments.tune
+def split_pictures(source: Path, *, timm: Path | None, precision: str, scratch: Path, tunes: bool = False) -> Task:
     first, others = class_split(len(class_names(source)), seed=SPLIT_SEED)
     content = write_classes(source, scratch / "pictures", classes=others, part="tuned" if tunes else "judged")
     model = pretrained(source, classes=first, precision=precision, scratch=scratch)
@@ -171,7 +171,7 @@ def split_pictures(arguments: Namespace, *, precision: str, scratch: Path) -> Ta
         model.folder,
         about=f"A ViT of 12 blocks, pre-trained on {len(first)} classes (accuracy {model.accuracy:.3f}).",
         origin=(model.digest, content),
-        timm=arguments.timm_train,
+        timm=timm,
         tunes=tunes,
     )
 
