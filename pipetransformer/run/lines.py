@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pipetransformer.freeze import FreezeDecision, Verdict, transfer
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.run.events import Freezing
+from pipetransformer.run.events import Advanced, Freezing
 
-__all__ = ["of_decision", "of_freezing", "of_layouts", "of_probe", "of_verdict"]
+__all__ = ["of_advance", "of_decision", "of_freezing", "of_layouts", "of_probe", "of_verdict"]
 
 _EARLY = 2 / 3  # of a run
 
@@ -81,4 +81,16 @@ def of_verdict(verdict: Verdict) -> str:
     return (
         f"step {verdict.step}: the freeze is {what}: loss of the samples set aside {verdict.loss:.4f}, "
         f"predicted {verdict.predicted:.4f} ± {verdict.error:.4f}"
+    )
+
+
+def of_advance(event: Advanced, *, dtype: str) -> str:
+    """The pass, and the error of rounding by ``cache.dtype``."""
+    advance = event.advance
+    found = "an earlier run had cached all" if advance.is_found else f"cached {advance.num_samples} samples"
+    place = {"host": "host memory", "disk": "disk"}[event.tier]
+    off = f"; {dtype} rounds them by {advance.rounding:.2%}" if advance.rounding else ""
+    return (
+        f"step {event.step}: {found} at block {event.boundary} "
+        f"in {advance.seconds:.2f} s ({event.num_bytes / 1e6:.0f} MB of {place} a node{off})"
     )

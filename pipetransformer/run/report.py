@@ -257,14 +257,7 @@ class Report:
             tier=event.tier,
             rounding=advance.rounding,
         )
-        found = "an earlier run had cached all" if advance.is_found else f"cached {advance.num_samples} samples"
-        place = {"host": "host memory", "disk": "disk"}[event.tier]
-        dtype = self._config.cache.dtype
-        off = f"; {dtype} rounds them by {advance.rounding:.2%}" if advance.rounding else ""
-        self._tracker.line(
-            f"step {event.step}: {found} at block {event.boundary} "
-            f"in {advance.seconds:.2f} s ({event.num_bytes / 1e6:.0f} MB of {place} a node{off})"
-        )
+        self._tracker.line(lines.of_advance(event, dtype=self._config.cache.dtype))
 
     @hear.register
     def _cache_declined(self, event: events.CacheDeclined) -> None:
