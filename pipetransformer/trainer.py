@@ -117,7 +117,7 @@ class Trainer:
                 if self.calendar.checkpoint_is_due(self.step):
                     self._save_checkpoint()
             self._save_model("final")
-            self._tell(events.TrainingEnds())
+            self._tell(events.TrainingEnds(self.engine.cached_bytes))
             if self.timed:
                 self._tell(events.TimedAgain(self.autopipe.time_again(self.engine)))
             self._tell(events.Finished(self.step))

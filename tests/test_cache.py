@@ -22,6 +22,7 @@ from ranks import RankPool
 from pipetransformer.cache import (
     ActivationStore,
     BatchReader,
+    DeviceTier,
     StoreLayout,
     available_host_memory,
     open_cache,
@@ -409,6 +410,27 @@ def test_a_batch_in_use_is_not_overwritten() -> None:
         wait_for(fetched, min(number + 3, len(batches)))
         ids = batches[number]
         assert torch.equal(hidden, activations(ids, length=int(num_tokens[ids[0]]), boundary=3))
+    store.close()
+
+
+@pytest.mark.parametrize("budget", [1, 500, 10**6])
+def test_the_device_holds_the_leading_samples(budget: int) -> None:
+    """As many as its budget allows; the others come from the host, and all in the order that was asked for."""
+    num_tokens = np.repeat([4, 7], 12)
+    store = ActivationStore.reserve(text_layout(num_tokens))
+    for half, length in ((np.arange(12), 4), (np.arange(12, 24), 7)):
+        store.write(half, activations(half, length=length, boundary=3), boundary=3)
+    device = torch.device("cpu")
+    tier = DeviceTier(store, budget=budget, device=device)
+    reader = BatchReader(store, boundary=3, device=device, dtype=torch.float32, tier=tier)
+    for ids in (np.array([11, 0, 5, 1]), np.arange(12), np.array([23, 12, 17]), np.array([8, 3])):
+        length = int(num_tokens[ids[0]])
+        read = reader.read(ids, positions=length)
+        assert read is not None and torch.equal(read, activations(ids, length=length, boundary=3))
+    held, is_held = tier.read(np.array([11, 0, 5, 1]), positions=4)
+    per_sample = 4 * store.layout.position_bytes
+    assert is_held.tolist() == [place < budget // per_sample for place in (11, 0, 5, 1)] and len(held) == is_held.sum()
+    assert tier.num_bytes <= budget and (budget < per_sample) == (tier.num_bytes == 0)
     store.close()
 
 

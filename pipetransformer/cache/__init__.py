@@ -2,6 +2,7 @@
 
 from pipetransformer.cache.advance import advance
 from pipetransformer.cache.controller import Advance, AutoCache
+from pipetransformer.cache.device_tier import DeviceTier
 from pipetransformer.cache.reader import BatchReader, read_ahead
 from pipetransformer.cache.shared import available_host_memory, open_cache
 from pipetransformer.cache.store import ActivationStore, StoreLayout
@@ -12,6 +13,7 @@ __all__ = [
     "Advance",
     "AutoCache",
     "BatchReader",
+    "DeviceTier",
     "StoreLayout",
     "advance",
     "available_host_memory",

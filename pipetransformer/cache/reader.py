@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.cache.codec import decode
+from pipetransformer.cache.device_tier import DeviceTier
 from pipetransformer.cache.store import ActivationStore
 
 Item = TypeVar("Item")
@@ -28,10 +29,20 @@ class BatchReader:
         boundary: the boundary to read at, in blocks.
         device: the device of the step.
         dtype: the type of the step's computation.
+        tier: holds a part of the store on the device; None for no such part.
     """
 
-    def __init__(self, store: ActivationStore, *, boundary: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        store: ActivationStore,
+        *,
+        boundary: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        tier: DeviceTier | None = None,
+    ) -> None:
         self._store = store
+        self._tier = tier
         self._boundary = boundary
         self._device = device
         self._dtype = dtype
@@ -49,15 +60,32 @@ class BatchReader:
         """
         if not self._store.holds(ids, self._boundary).all():
             return None
-        buffer = self._store.read(ids, positions=positions, out=self._buffer(len(ids), positions))
         if self._stream is None:
-            return decode(buffer, self._dtype)
+            return decode(self._stored(ids, positions), self._dtype)
         with torch.cuda.stream(self._stream):
-            moved = decode(buffer.to(self._device, non_blocking=True), self._dtype)
+            moved = decode(self._stored(ids, positions), self._dtype)
         # The buffer may be filled again only after its copy. This thread waits for that; the step does not.
         self._stream.synchronize()
         moved.record_stream(torch.cuda.default_stream(self._device))
         return moved
+
+    def _stored(self, ids: np.ndarray, positions: int) -> Tensor:
+        """The samples in their stored form, on the device."""
+        if self._tier is None:
+            return self._from_host(ids, positions, rows=len(ids))
+        held, is_held = self._tier.read(ids, positions=positions)
+        if is_held.all():
+            return held
+        rest = self._from_host(ids[~is_held], positions, rows=len(ids))
+        if not is_held.any():
+            return rest
+        order = np.where(is_held, np.cumsum(is_held) - 1, len(held) + np.cumsum(~is_held) - 1)
+        return torch.cat([held, rest]).index_select(0, torch.from_numpy(order).to(self._device))
+
+    def _from_host(self, ids: np.ndarray, positions: int, *, rows: int) -> Tensor:
+        """Samples of a batch of so many rows."""
+        buffer = self._store.read(ids, positions=positions, out=self._buffer(rows, positions)[: len(ids)])
+        return buffer if self._stream is None else buffer.to(self._device, non_blocking=True)
 
     def _buffer(self, rows: int, positions: int) -> Tensor:
         ring = self._buffers.get((rows, positions))

@@ -181,7 +181,7 @@ class ActivationStore:
         Raises:
             LookupError: if a sample has another padded length.
         """
-        region, places = self._places_of(self._slots(ids), positions=positions)
+        region, places = self._runs(*self.region(ids, positions=positions))
         if isinstance(places, slice):
             return region[places].clone() if out is None else out.copy_(region[places])
         return torch.index_select(region, 0, places) if out is None else torch.index_select(region, 0, places, out=out)
@@ -200,7 +200,7 @@ class ActivationStore:
         """
         slots = self._slots(ids)
         self._stamps[slots] = 0
-        region, places = self._places_of(slots, positions=hidden.shape[1])
+        region, places = self._runs(*self.region(ids, positions=hidden.shape[1]))
         if hidden.shape != (len(ids), region.shape[1], self.layout.width):  # else it would be broadcast
             raise RuntimeError(f"shape {tuple(hidden.shape)}")
         if isinstance(places, slice):  # as an advance pass writes
@@ -213,19 +213,24 @@ class ActivationStore:
             raise UserError("cache.dtype: float16 cannot hold this model's activations; give bfloat16 or compute")
         self._stamps[slots] = boundary
 
-    def _places_of(self, slots: np.ndarray, *, positions: int) -> tuple[Tensor, Tensor | slice]:
-        """Where so many positions of these slots lie: a region [samples, positions, width], and places in it; a slice
-        where they follow one another, which is copied at the speed of the memory.
+    def region(self, ids: np.ndarray, *, positions: int) -> tuple[Tensor, np.ndarray]:
+        """The place of so many positions of these samples: a region [samples, positions, stored width], which other
+        processes may be writing, and numbers in it [len(ids)].
 
-        The lengths of the slots are not looked up, which would cost more than the rest: a slot of another region has a
-        place outside of this one.
+        The lengths of the slots are not looked up, which would cost more than the rest: a sample of another region has
+        a number outside of this one.
         """
+        slots = self._slots(ids)
         if positions == 1 and self._rows is not None:
-            region, places = self._rows, slots
-        else:
-            region, places = self._regions[positions], slots
-            if len(self._regions) > 1:  # Note: else places are the slots' own numbers
-                places = self._places[slots] - self._starts[positions]
+            return self._rows, slots
+        region = self._regions[positions]
+        if len(self._regions) == 1:  # Note: then places are the slots' own numbers
+            return region, slots
+        return region, self._places[slots] - self._starts[positions]
+
+    @staticmethod
+    def _runs(region: Tensor, places: np.ndarray) -> tuple[Tensor, Tensor | slice]:
+        """``places`` as a slice where they follow one another, which is copied at the speed of the memory."""
         is_run = len(places) and places[0] >= 0 and places[-1] - places[0] == len(places) - 1
         if is_run and places[-1] < len(region) and (np.diff(places) == 1).all():
             return region, slice(int(places[0]), int(places[-1]) + 1)

@@ -231,6 +231,11 @@ class CacheConfig(Section):
         "cached; null draws new ones at each epoch, and caches none. `auto`: where blocks may freeze, one for four "
         "epochs, at least 2, if the budget holds them, else null; a resumed or replayed run keeps its own.",
     )
+    device_budget: NumBytes | None = Field(
+        default=None,
+        description="Memory of each rank's device for a part of the training store, beside the host's; plans leave it "
+        "free. null: none, as reads from the host are hidden behind the steps.",
+    )
     host_budget: NumBytes | Literal["auto"] = Field(
         default="auto",
         description="Shared memory a node for the store; `auto`: half of what is available when it is reserved.",

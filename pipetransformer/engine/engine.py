@@ -90,6 +90,7 @@ class Engine:
         )
         self._layout: Layout | None = None
         self._feeds: dict[str, Feed] = {}
+        self._most_cached = 0
         self._incoming: Incoming | None = None
 
     @property
@@ -164,6 +165,7 @@ class Engine:
     def close_feeds(self) -> None:
         """Drops the feeds, which read the cache's stores. Not collective."""
         self._drop_incoming()
+        self._most_cached = self.cached_bytes
         self._feeds.clear()
 
     def close(self) -> None:
@@ -187,6 +189,7 @@ class Engine:
                 store=self._stores(split),
                 num_workers=self._config.data.num_workers,
                 skips_masks=split == "train",
+                device_budget=(self._config.cache.device_budget or 0) if split == "train" else 0,
             )
         return self._feeds[split]
 
@@ -210,6 +213,11 @@ class Engine:
         if self._incoming is not None:
             self._incoming.close()
             self._incoming = None
+
+    @property
+    def cached_bytes(self) -> int:
+        """The most bytes of the cache that this rank's device held so far, beside the node's stores."""
+        return max([self._most_cached, *(feed.device_bytes for feed in self._feeds.values())])
 
     def step(self, batch: StepInput, *, step: int, lr: float, probed: bool = True) -> None:
         """Runs one optimizer step.

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pipetransformer.cache import ActivationStore, BatchReader, read_ahead, view_numbers
+from pipetransformer.cache import ActivationStore, BatchReader, DeviceTier, read_ahead, view_numbers
 from pipetransformer.data import IGNORED, Batch, Dataset, Share, loader, replica_share
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.models import MASK, Chain
@@ -35,6 +35,7 @@ class Feed:
 
     Args:
         store: the cache's store of this dataset; None where there is none.
+        device_budget: the most bytes of it to hold on the device too.
         num_workers: processes that prepare inputs; they are not used where the cache is read.
         skips_masks: whether active units get no mask where no text of a batch is padded. Then the last bits of a sample
             depend on its batch, which is of no weight in training.
@@ -50,6 +51,7 @@ class Feed:
         store: ActivationStore | None,
         num_workers: int,
         skips_masks: bool,
+        device_budget: int = 0,
     ) -> None:
         self._chain = chain
         self._dataset = dataset
@@ -60,9 +62,16 @@ class Feed:
         self._skips_masks = skips_masks and not chain.needs_mask
         self._positions: dict[int, int] = {}
         self._reader: BatchReader | None = None
+        self._tier: DeviceTier | None = None
         if self._is_first and store is not None and plan.cached is not None:
             dtype = chain.boundary(plan.first_computed - 1, rows=1, length=1).dtype
-            self._reader = BatchReader(store, boundary=plan.cached, device=chain.device, dtype=dtype)
+            self._tier = DeviceTier(store, budget=device_budget, device=chain.device) if device_budget else None
+            self._reader = BatchReader(store, boundary=plan.cached, device=chain.device, dtype=dtype, tier=self._tier)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of the cache that the device holds."""
+        return 0 if self._tier is None else self._tier.num_bytes
 
     def batches(self, batches: Sequence[Batch], *, epoch: int) -> Generator[StepInput, None, None]:
         """This rank's part of each global batch, in order, read ahead by a thread or by worker processes."""

@@ -336,7 +336,13 @@ class Saved(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnds(Event):
-    """The last step is done, and the model is saved."""
+    """The last step is done, and the model is saved.
+
+    Attributes:
+        cached_bytes: the most bytes of the cache that this rank's device held beside the node's stores.
+    """
+
+    cached_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from functools import singledispatchmethod
 from time import perf_counter
 from typing import IO, Any
 
-import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from pipetransformer.config import Config
+from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.device import peak_memory_bytes
 from pipetransformer.process.world import World
 from pipetransformer.run import events, lines
@@ -51,7 +51,7 @@ class Report:
         self._is_open = self._has_declined = False
         self._held = (0, 0)
         self._last_decided = (0, "")
-        self._peak_bytes = 0
+        self._peak_bytes = self._cached_bytes = 0
         self._t0_start: tuple[float, ...] = ()
         self._t0_end: tuple[float, ...] = ()
         self._lock: IO[str] | None = None
@@ -351,7 +351,7 @@ class Report:
 
     @hear.register
     def _training_ends(self, event: events.TrainingEnds) -> None:
-        self._peak_bytes = peak_memory_bytes(self._world.device)
+        self._peak_bytes, self._cached_bytes = peak_memory_bytes(self._world.device), event.cached_bytes
 
     @hear.register
     def _timed_again(self, event: events.TimedAgain) -> None:
@@ -361,8 +361,7 @@ class Report:
     def _finished(self, event: events.Finished) -> None:
         """Collective. Writes and shows the summary."""
         config, totals = self._config, self.totals
-        peaks = [0] * self._world.size
-        dist.all_gather_object(peaks, self._peak_bytes)
+        peaks, cached = zip(*values_of_ranks((self._peak_bytes, self._cached_bytes)))
         self._tracker.event("end", step=event.steps, metrics=totals.metrics, train_s=totals.train_s)
         totals.wall_s = self._wall_seconds()
         # The sums that the summary has under the same names.
@@ -378,8 +377,10 @@ class Report:
             steps=event.steps,
             global_batch_size=config.train.batch_size,
             seed=config.train.seed,
-            peak_memory_bytes=tuple(peaks),
-            cache=CacheUse(hits=totals.hits, misses=totals.misses, bytes=CacheBytes(**totals.cache_bytes)),
+            peak_memory_bytes=peaks,
+            cache=CacheUse(
+                hits=totals.hits, misses=totals.misses, bytes=CacheBytes(device=max(cached), **totals.cache_bytes)
+            ),
             compute_floor_s=totals.floor_s,
             t0_start_s=self._t0_start,
             t0_end_s=self._t0_end,

@@ -121,14 +121,16 @@ class Planner:
         Args:
             device_memory: bytes per rank that plans may use if ``pipe.memory_limit`` is not set; None for no limit.
         """
-        pipe = config.pipe
+        pipe, limit = config.pipe, config.pipe.memory_limit
+        if limit is None and device_memory is not None:
+            limit = max(device_memory - (config.cache.device_budget or 0), 0)
         first = Constraints(
             world_size=world_size,
             global_batch_size=config.train.batch_size,
             schedules=schedules_of(config),
             num_microbatches=pipe.microbatches if isinstance(pipe.microbatches, int) else None,
             pipeline_lengths=(pipe.initial_length,) if isinstance(pipe.initial_length, int) else divisors(local_size),
-            memory_limit=device_memory if pipe.memory_limit is None else pipe.memory_limit,
+            memory_limit=limit,
             stem_frozen=config.freeze.stem,
         )
         return cls(

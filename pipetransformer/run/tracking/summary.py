@@ -55,7 +55,7 @@ class CacheBytes:
     """The most bytes of the stores in each tier.
 
     Attributes:
-        device: bytes in the devices' memory.
+        device: bytes in a device's memory.
         host: bytes in the memory of a node.
         disk: bytes on disk.
     """
