@@ -356,9 +356,9 @@ def test_every_event_of_the_run_is_told_once(told: list[dict[str, Any]]) -> None
     assert plans == PLANS
 
 
-def augmented_run(ranks: RankPool, folder: Path, views: str) -> tuple[float, dict[str, Any], list[str]]:
+def augmented_run(ranks: RankPool, folder: Path, views: str, *own: str) -> tuple[float, dict[str, Any], list[str]]:
     """An interrupted run: deviation from the plain loop, the summary's cache, reasons for none."""
-    case, extra = Case("vit", 2, TWO_RANKS, 2, cached=True), ["data.augment=basic", f"cache.views={views}"]
+    case, extra = Case("vit", 2, TWO_RANKS, 2, cached=True), ["data.augment=basic", f"cache.views={views}", *own]
     kept, _ = ranks.run(2, interrupted_run, case, str(folder), extra, None, False)[0]
     frozen_at = tuple((step, frozen) for step, frozen, _ in TWO_RANKS)
     weights, _ = plain_run("vit", frozen_at, (*case.overrides(""), *extra))
@@ -374,8 +374,11 @@ def test_pictures_that_each_epoch_augments_anew_are_never_cached(ranks: RankPool
     assert cache == {"hits": 0, "misses": 0, "bytes": {"device": 0, "host": 0, "disk": 0}}
 
 
-def test_views_are_cached_each_for_itself(ranks: RankPool, tmp_path: Path) -> None:
-    """Three views over four epochs: the last epoch sees the first one's pictures."""
-    off, cache, declined = augmented_run(ranks, tmp_path, "3")
+@pytest.mark.parametrize("on_device", [0, 2_000, 10**7])
+def test_views_are_cached_each_for_itself(ranks: RankPool, tmp_path: Path, on_device: int) -> None:
+    """Three views over four epochs: the last epoch sees the first one's pictures. A device holds none, some or all."""
+    off, cache, declined = augmented_run(ranks, tmp_path, "3", f"cache.device_budget={on_device or 'null'}")
     assert off < 1e-10 and not declined
     assert cache["hits"] > 0 and cache["misses"] == 0
+    assert cache["bytes"]["device"] <= min(on_device, cache["bytes"]["host"])
+    assert (cache["bytes"]["device"] > 0) == (on_device > 0)

@@ -29,9 +29,10 @@ def guarded(num_blocks: int) -> Policy:
     [
         (12, [0.2] + [0.2] * 11 + [0.6], True, 6),  # half of what is left open
         (12, [0.2] + [0.2] * 11 + [0.28], True, 2),  # a tenth: a sixth is free wherever it was tried
+        (6, [0.2] * 7, True, 1),
         (12, [0.2] + [0.2] * 11 + [0.6], False, 0),
         (6, [0.4] + [0.4] * 5 + [0.46], True, 1),
-        (12, [0.0] + [0.2] * 11 + [0.98], True, 10),  # some blocks always train
+        (12, [0.0] + [0.2] * 11 + [0.98], True, 6),  # more only where the guard keeps it
         (12, None, True, 2),
         (12, None, False, 0),
         (1, [0.0, 1.0], True, 0),

@@ -67,15 +67,16 @@ def test_noise_explains_nothing_and_the_labels_themselves_everything() -> None:
         ([0.2] * 13, 0.0, 0),
         ([0.2, 0.1, 0.1, 0.0], 0.0, 0),
         ([0.2, *[0.6] * 12], 0.5, 6),
-        ([0.0, *[0.39] * 12], 0.39, 6),  # three sixths
+        ([0.0, *[0.39] * 12], 0.39, 6),
+        ([0.0, *[0.24] * 12], 0.24, 2),
         ([0.0, *[0.13] * 6], 0.13, 1),
         ([0.0, *[0.025] * 12], 0.025, 0),  # noise
         ([0.0, *[0.3] * 4], 0.3, 2),
-        ([0.0, 0.5, 1.0], 1.0, 2),
+        ([0.0, 0.5, 1.0], 1.0, 1),
         ([1.0, 1.0, 1.0], 0.0, 0),
     ],
 )
-def test_the_share_that_the_blocks_compute_is_the_share_that_is_free_in_sixths(
+def test_a_half_is_free_where_the_blocks_hold_a_quarter_of_the_task_and_else_a_sixth(
     scores: list[float], share: float, free: int
 ) -> None:
     assert transfer(scores) == pytest.approx(share) and free_blocks(scores) == free

@@ -18,8 +18,8 @@ class FreezeConfig(Section):
         description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
         "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
         "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
-        "changes. `top_down`: `max_frozen` or all but a sixth, a sixth fewer at each decision. `guarded`: as many as a "
-        "linear probe shows to be free, a sixth to five sixths, then more where that pays and the guard keeps it; an "
+        "changes. `top_down`: `max_frozen` or all but a sixth, a sixth fewer at each decision. `guarded`: a half where "
+        "a linear probe shows that to be free, else a sixth, then more where that pays and the guard keeps it; an "
         "untrained model starts with none. `none`: no block, ever. "
         "`package.module:Class`: your own, found from the working directory too (see [extending.md](extending.md)).",
     )

@@ -13,12 +13,12 @@ from pipetransformer.models import MASK, Chain
 from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.world import World
 
-MOST_SAMPLES, MOST_SHARE = 1000, 1 / 5
+MOST_SAMPLES, MOST_SHARE = 1000, 1 / 3
 _PENALTIES = 10.0 ** np.arange(-3, 4)  # times the mean eigenvalue of the activations' Gram matrix
 
 
 def boundary_scores(chain: Chain, dataset: Dataset, *, world: World, rows: int) -> tuple[float, ...] | None:
-    """Collective. ``explained`` at every boundary [blocks + 1], that behind the stem first, by a fifth of the training
+    """Collective. ``explained`` at every boundary [blocks + 1], that behind the stem first, by a third of the training
     data and at most 1,000 samples. The same numbers on all ranks; None for questions, whose labels are positions.
 
     Every rank must hold the whole chain.
