@@ -18,6 +18,7 @@ from transformers import AutoModel
 import benchmarks.elastic.__main__ as elastic
 from benchmarks.elastic import cells as cells_module
 from benchmarks.elastic.cells import Cell, Figures
+from benchmarks.elastic.pooled import write_pooled
 from benchmarks.elastic.redrawn import redraw
 from benchmarks.elastic.tasks import (
     BASELINE,
@@ -173,6 +174,24 @@ def test_the_table_tells_times_to_one_target_and_what_is_missing(task: Task, tmp
 def test_the_interval_of_a_mean() -> None:
     assert elastic.half_interval([1.0, 2.0, 3.0]) == pytest.approx(4.303 * 1 / math.sqrt(3), rel=1e-3)
     assert elastic.half_interval([1.0]) is None
+
+
+def test_tasks_are_judged_together_by_pairs_of_a_seed(tmp_path: Path) -> None:
+    finals = {"a": {BASELINE: [0.8, 0.9], DEFAULT: [0.79, 0.91], PEER: [0.1, 0.2], "policy paper": [0.1]}}
+    finals["b"] = {BASELINE: [0.5, 0.6, 0.7], DEFAULT: [0.49, 0.57, 0.68]}
+    for task, rows in finals.items():
+        kept = KeptRows(tmp_path / f"elastic-{task}-runs.json")
+        for name, own in rows.items():
+            for seed, final in enumerate(own):
+                kept.keep(f"{task}, {name}, seed {seed}", f"{name} {seed}", {"curve": [[1.0, 0.2], [2.0, final]]})
+    write_pooled(["a", "b"], folder=tmp_path)
+    (row,) = json.loads((tmp_path / "elastic-pooled.json").read_text())["rows"]
+    assert (row["row"], row["pairs"], row["as good"]) == (DEFAULT, 5, "yes")
+    assert row["points"] == pytest.approx(-1.2) and row["a"] == pytest.approx(0) and row["b"] == pytest.approx(-2)
+    # Student's t of 4 degrees of freedom; the deviations from -1.2 are 0.2, 2.2, 0.2, -1.8 and -0.8.
+    assert row["±"] == pytest.approx(2.1318 * math.sqrt((0.04 + 4.84 + 0.04 + 3.24 + 0.64) / 4 / 5), rel=1e-4)
+    with pytest.raises(UserError, match="^--pool: .*elastic-c-runs.json does not hold the runs of c; measure it first"):
+        write_pooled(["a", "c"], folder=tmp_path)
 
 
 def test_without_a_baseline_there_is_no_target(task: Task, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@
                                   [--minutes M]
     pipetransformer bench elastic --cifar100 FOLDER [--timm-train FILE | --tune] [--rows ...] [--seeds N] [--minutes M]
     pipetransformer bench elastic --squad FOLDER --model FOLDER [--rows NAME ...] [--seeds N] [--minutes M]
+    pipetransformer bench elastic --pool TASK ...
 
 Three tasks, one a call: phrases of SST-2; half of CIFAR-100's classes, with a ViT that is pre-trained on the other half
 first, once; windows of SQuAD's questions.
@@ -14,6 +15,9 @@ says which are missing. Rows take turns, seed by seed, so that a slow hour of th
 
 --tune gives a table of other learning rates and epochs, nothing frozen, on other phrases and sentences of SST-2, or
 other pictures of CIFAR-100: the rows "no freeze, tuned" of the other tables come from it.
+
+--pool measures nothing: it takes the kept runs of tasks, as sst2-minilm-l6, and tells the accuracy of their rows
+together.
 
 Bound: how many times faster than without freezing the plans of a run could have been, blocks alone counted.
 
@@ -39,6 +43,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.elastic.cells import Cell, Figures
 from benchmarks.elastic.judged import half_interval, is_as_good
+from benchmarks.elastic.pooled import write_pooled
 from benchmarks.elastic.redrawn import redraw
 from benchmarks.elastic.split_cifar import SPLIT_SEED, class_names, class_split, pretrained, write_classes
 from benchmarks.elastic.tasks import (
@@ -92,6 +97,7 @@ def make_parser() -> Parser:
     parser.add_argument("--seeds", type=count, default=8, help="most seeds of a row (default 8)")
     parser.add_argument("--ranks", type=count, default=2, help="processes of one thread (default 2)")
     parser.add_argument("--minutes", type=count, default=None, help="begin no cell after so long")
+    parser.add_argument("--pool", nargs="+", metavar="TASK", help="tasks whose kept runs to judge together")
     add_output(parser)
     return parser
 
@@ -99,6 +105,11 @@ def make_parser() -> Parser:
 def main() -> None:
     parser = make_parser()
     arguments = parser.parse_args()
+    if arguments.pool is not None:
+        own = (*TASKS, "model", "phrases", "tune", "timm_train", "rows", "seeds", "ranks", "minutes")
+        refuse_without_effect(parser, arguments, *own, where="--pool")
+        write_pooled(arguments.pool, folder=arguments.output)
+        return
     chosen = chosen_task(parser, arguments)
     stop = math.inf if arguments.minutes is None else monotonic() + 60 * arguments.minutes
     precision = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
