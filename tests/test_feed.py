@@ -81,7 +81,8 @@ def test_inputs_go_on_over_pauses_and_end_with_the_plan() -> None:
         yield from (batch.index for batch in given)
 
     engine = Engine.__new__(Engine)
-    engine._incoming, engine._feeds = None, {"train": SimpleNamespace(batches=batches)}  # type: ignore[dict-item]
+    feed = SimpleNamespace(batches=batches, device_bytes=0)
+    engine._incoming, engine._most_cached, engine._feeds = None, 0, {"train": feed}  # type: ignore[dict-item]
     everything = [Batch(number, (np.arange(2),), LENGTH) for number in range(5)]
     first = engine.incoming(everything, epoch=0)
     assert [first.take(), first.take()] == [0, 1]
@@ -89,6 +90,6 @@ def test_inputs_go_on_over_pauses_and_end_with_the_plan() -> None:
     assert second is first and [second.take(), second.take(), second.take()] == [2, 3, 4]
     assert engine.incoming(everything, epoch=1).take() == 0
     engine.close_feeds()
-    engine._feeds = {"train": SimpleNamespace(batches=batches)}  # type: ignore[dict-item]
+    engine._feeds = {"train": feed}  # type: ignore[dict-item]
     assert engine.incoming(everything[1:], epoch=1).take() == 1
     assert made == [[0, 0, 1, 2, 3, 4], [1, 0, 1, 2, 3, 4], [1, 1, 2, 3, 4]]
