@@ -28,14 +28,16 @@ def guarded(num_blocks: int) -> Policy:
     ("num_blocks", "scores", "is_pretrained", "expected"),
     [
         (12, [0.2] + [0.2] * 11 + [0.6], True, 6),  # half of what is left open
-        (12, [0.2] + [0.2] * 11 + [0.28], True, 2),  # a tenth: a sixth is free wherever it was tried
-        (6, [0.2] * 7, True, 1),
+        (12, [0.2] + [0.2] * 11 + [0.29], True, 2),
+        (12, [0.2] + [0.2] * 11 + [0.27], True, 0),  # less than a tenth
+        (6, [0.2] * 7, True, 0),
         (12, [0.2] + [0.2] * 11 + [0.6], False, 0),
-        (6, [0.4] + [0.4] * 5 + [0.46], True, 1),
+        (6, [0.4] + [0.4] * 5 + [0.47], True, 1),
         (12, [0.0] + [0.2] * 11 + [0.98], True, 6),  # more only where the guard keeps it
         (12, None, True, 2),
         (12, None, False, 0),
         (1, [0.0, 1.0], True, 0),
+        (2, [0.0, 0.5, 1.0], True, 1),
     ],
 )
 def test_it_starts_with_what_is_free(
@@ -45,20 +47,23 @@ def test_it_starts_with_what_is_free(
 
 
 @pytest.mark.parametrize(
-    ("frozen", "scores", "saved", "spent", "expected"),
+    ("frozen", "scores", "saved", "spent", "undone", "expected"),
     [
-        (2, None, 10.0, 9.0, 4),
-        (2, None, 10.0, 9.6, 2),  # less than a twentieth more than it costs
-        (2, [0.2] * 13, 10.0, 1.0, 2),  # the blocks hold nothing of the task
-        (2, [0.2] * 12 + [0.28], 10.0, 1.0, 4),
-        (8, None, 10.0, 1.0, 10),
-        (10, None, 10.0, 1.0, 10),  # some blocks always train
-        (2, None, -1.0, 0.0, 2),
-        (2, None, 0.0, math.inf, 2),
+        (2, None, 10.0, 9.0, 0, 10),  # some blocks always train
+        (2, None, 10.0, 9.6, 0, 2),  # less than a twentieth more than it costs
+        (2, [0.2] * 13, 10.0, 1.0, 0, 2),  # the blocks hold nothing of the task
+        (2, [0.2] * 12 + [0.28], 10.0, 1.0, 0, 10),
+        (2, None, 10.0, 1.0, 1, 6),
+        (2, None, 10.0, 1.0, 2, 4),
+        (2, None, 10.0, 1.0, 9, 4),
+        (9, None, 10.0, 1.0, 3, 10),
+        (10, None, 10.0, 1.0, 0, 10),
+        (2, None, -1.0, 0.0, 0, 2),
+        (2, None, 0.0, math.inf, 0, 2),
     ],
 )
-def test_it_proposes_a_stage_where_that_pays(
-    frozen: int, scores: list[float] | None, saved: float, spent: float, expected: int
+def test_late_it_proposes_all_but_a_sixth_where_that_pays_and_half_as_many_after_a_freeze_that_was_undone(
+    frozen: int, scores: list[float] | None, saved: float, spent: float, undone: int, expected: int
 ) -> None:
     asked: list[int] = []
 
@@ -66,13 +71,17 @@ def test_it_proposes_a_stage_where_that_pays(
         asked.append(wanted)
         return Payoff(saved, spent)
 
-    found = guarded(12).decide(Signals(3, frozen, scores=scores, is_watched=True, payoff=payoff))
-    assert found == expected and asked in ([], [frozen + 2])
+    signals = Signals(3, frozen, scores=scores, is_watched=True, payoff=payoff, undone=undone, to_come=0.1)
+    assert guarded(12).decide(signals) == expected
+    assert all(wanted > frozen for wanted in asked) and (expected == frozen or asked == [expected])
 
 
-def test_it_proposes_nothing_where_nothing_is_predicted() -> None:
-    assert guarded(12).decide(Signals(3, 2, is_watched=True)) == 2
-    assert guarded(12).decide(Signals(3, 2, payoff=lambda wanted: Payoff(10.0, 1.0))) == 2, "no one would judge it"
+def test_it_proposes_nothing_early_or_unwatched_or_where_nothing_is_predicted() -> None:
+    late, payoff = 0.05, lambda wanted: Payoff(10.0, 1.0)
+    assert guarded(12).decide(Signals(3, 2, is_watched=True, payoff=payoff, to_come=late)) == 10
+    assert guarded(12).decide(Signals(3, 2, is_watched=True, payoff=payoff, to_come=0.11)) == 2, "weights still move"
+    assert guarded(12).decide(Signals(3, 2, is_watched=True, to_come=late)) == 2
+    assert guarded(12).decide(Signals(3, 2, payoff=payoff, to_come=late)) == 2, "no one would judge it"
 
 
 def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None, list[tuple[int, int]]]:
@@ -89,6 +98,7 @@ def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None
         mock.patch("pipetransformer.trainer.boundary_scores", lambda *_, **__: (0.0, *[0.5] * 6)),
         mock.patch("pipetransformer.pipe.controller.AutoPipe.gains", lambda *_, **__: (10.0, 1.0)),
         frequent_guard(),
+        mock.patch("pipetransformer.freeze.guarded._LATE", 1.0),
         mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, step: told),
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
@@ -105,8 +115,8 @@ def test_a_run_is_the_plain_loop_with_its_freezes(undoes: bool, ranks: RankPool,
     (weights, plans), (_, theirs) = ranks.run(2, guarded_run, str(tmp_path), undoes)
     assert plans == theirs, "ranks decided differently"
     moves = [(step, frozen) for step, frozen in plans if frozen]
-    assert moves[0] == (0, 3) and moves[1] == (8, 4), "four steps between decisions, and three passes before the first"
-    assert (moves[2] == (12, 3)) == undoes, moves
+    assert moves[0] == (0, 3) and moves[1] == (8, 5), "four steps between decisions, and three passes before the first"
+    assert (moves[2:3] == [(12, 3)]) == undoes, moves
     case = Case("vit", 2, tuple((step, frozen, 1) for step, frozen in moves))
     with frequent_guard():  # the same samples are set aside
         expected, _ = plain_run("vit", tuple(moves), (*case.overrides(""), *SETTINGS))

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from pipetransformer.adapter import gradient_norms, scaled_step
 from pipetransformer.config import TrainConfig
+from pipetransformer.config.learning_rate import learning_rate, share_to_come
 from pipetransformer.dp.optimizer_state import OptimizerState, empty_state, state_keys, take_state
-from pipetransformer.engine.optim import build_optimizer, clip_scale, learning_rate, lr_scale, set_learning_rate
+from pipetransformer.engine.optim import build_optimizer, clip_scale, lr_scale, set_learning_rate
 from pipetransformer.process.world import World
 
 OPTIMIZERS = [{"optimizer": "adamw"}, {"optimizer": "sgd", "momentum": 0.9}, {"optimizer": "sgd", "momentum": 0.0}]
@@ -55,6 +56,16 @@ def test_warmup_is_not_cut_by_rounding(ratio: float, total_steps: int, num_warmu
     rates = [learning_rate(train, step=step, total_steps=total_steps) for step in range(total_steps)]
     assert rates.index(1.0) == num_warmup - 1
     assert rates[0] == 1 / num_warmup
+
+
+@pytest.mark.parametrize("lr_schedule", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize("warmup_ratio", [0.0, 0.1, 0.9])
+def test_the_share_of_the_learning_rates_to_come_is_that_of_their_sum(lr_schedule: str, warmup_ratio: float) -> None:
+    train, total_steps = train_config(lr=1.0, lr_schedule=lr_schedule, warmup_ratio=warmup_ratio), 1000
+    rates = [learning_rate(train, step=step, total_steps=total_steps) for step in range(total_steps)]
+    for step in (0, 50, 100, 333, 600, 990, 1000):
+        found = share_to_come(train, step=step, total_steps=total_steps)
+        assert found == pytest.approx(sum(rates[step:]) / sum(rates), abs=3e-3)
 
 
 @pytest.mark.parametrize("lr_schedule", ["constant", "linear", "cosine"])

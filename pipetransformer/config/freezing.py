@@ -18,10 +18,11 @@ class FreezeConfig(Section):
         description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
         "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
         "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
-        "changes. `top_down`: `max_frozen` or all but a sixth, a sixth fewer at each decision. `guarded`: a half where "
-        "a linear probe shows that to be free, else a sixth, then more where that pays and the guard keeps it; an "
-        "untrained model starts with none. `none`: no block, ever. "
-        "`package.module:Class`: your own, found from the working directory too (see [extending.md](extending.md)).",
+        "changes. `top_down`: `max_frozen` or all but a sixth, a sixth fewer at each decision. `guarded`: first as "
+        "many as a linear probe shows to be free, a half, a sixth or none (none of an untrained model); in the last "
+        "tenth of the learning rates' sum all but a sixth, where that pays and the guard keeps it. `none`: no block, "
+        "ever. `package.module:Class`: your own, found from the working directory too "
+        "(see [extending.md](extending.md)).",
     )
     options: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
         default_factory=dict, description="Options of a `package.module:Class`, which checks them itself."

@@ -1,8 +1,7 @@
-"""Optimizer, learning-rate schedule and gradient clipping."""
+"""Optimizer and gradient clipping."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 
@@ -62,19 +61,6 @@ def lr_scale(train: TrainConfig, part: int, *, num_blocks: int) -> float:
     """
     head = num_blocks + 1
     return train.head_lr_scale if part == head else train.layer_decay ** (head - part)
-
-
-def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:
-    """Learning rate of optimizer step ``step`` (from 0): linear warm-up, then linear or cosine decay, or no decay."""
-    warmup = math.ceil(train.warmup_ratio * total_steps - 1e-9)  # as transformers rounds
-    if step < warmup:
-        return train.lr * (step + 1) / warmup
-    progress = (step - warmup) / max(1, total_steps - warmup)
-    if train.lr_schedule == "linear":
-        return train.lr * (1.0 - progress)
-    if train.lr_schedule == "cosine":
-        return train.lr * 0.5 * (1.0 + math.cos(math.pi * progress))
-    return train.lr
 
 
 def clip_scale(norms: Tensor, *, max_norm: float, pp_group: dist.ProcessGroup | None) -> Tensor:

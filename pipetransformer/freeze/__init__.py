@@ -3,9 +3,10 @@
 from pipetransformer.freeze.controller import AutoFreeze, FreezeDecision
 from pipetransformer.freeze.guard import Guard, GuardSize, Verdict, guard_size
 from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy
-from pipetransformer.freeze.probe import blocks_at_start, free_blocks, transfer
+from pipetransformer.freeze.probe import NOISE, blocks_at_start, transfer
 
 __all__ = [
+    "NOISE",
     "AutoFreeze",
     "FreezeDecision",
     "Guard",
@@ -16,7 +17,6 @@ __all__ = [
     "Verdict",
     "blocks_at_start",
     "build_policy",
-    "free_blocks",
     "guard_size",
     "transfer",
 ]

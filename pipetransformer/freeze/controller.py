@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipetransformer.config import Config
+from pipetransformer.config.learning_rate import share_to_come
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.guard import Guard, GuardSize, Verdict
 from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy
@@ -45,6 +46,7 @@ class AutoFreeze:
         guard: the guard on accuracy, which has the last word; None for none.
         is_pretrained: whether training begins with published weights.
         total_steps: number of steps of the whole run.
+        to_come: gives the share of the sum of all learning rates that lies behind a number of steps.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class AutoFreeze:
         guard: Guard | None = None,
         is_pretrained: bool = True,
         total_steps: float = math.inf,
+        to_come: Callable[[int], float] = lambda step: 1.0,
     ) -> None:
         assert every_steps >= 1 and warmup_steps >= 0 and patience >= 1
         self.policy = policy
@@ -69,6 +72,7 @@ class AutoFreeze:
         self._patience = patience
         self._is_pretrained = is_pretrained
         self._total_steps = total_steps
+        self._to_come = to_come
         self.guard = guard
         if guard is not None and not is_pretrained:
             guard.trusted = 0
@@ -89,6 +93,7 @@ class AutoFreeze:
         every_steps = batches_per_epoch if freeze.every == "auto" else freeze.every.steps(batches_per_epoch)
         if freeze.every == "auto" and freeze.policy == "guarded" and guard is not None:
             every_steps = guard.every
+        total_steps = batches_per_epoch * config.train.epochs
         return cls(
             build_policy(freeze, num_blocks=num_blocks),
             every_steps=every_steps,
@@ -98,7 +103,8 @@ class AutoFreeze:
             patience=freeze.patience,
             guard=None if guard is None else Guard(guard.every),
             is_pretrained=config.model.pretrained,
-            total_steps=batches_per_epoch * config.train.epochs,
+            total_steps=total_steps,
+            to_come=lambda step: share_to_come(config.train, step=step, total_steps=total_steps),
         )
 
     @property
@@ -242,6 +248,8 @@ class AutoFreeze:
                 Signals(
                     *(interval, frozen, norms, self._before, self._scores, self._is_pretrained),
                     is_watched=self.guard is not None,
+                    undone=0 if self.guard is None else self.guard.num_undone,
+                    to_come=self._to_come(step),
                     payoff=None if payoff is None else ask,
                 ),
                 step=step,

@@ -158,6 +158,11 @@ class Guard:
         self._passes.append(Pass(step, loss))
         return Verdict(step, loss, self.most(step), True, undone, flat, predicted, error)
 
+    @property
+    def num_undone(self) -> int:
+        """The number of freezes that were undone."""
+        return (self._wait // _TENTATIVE).bit_length() - 1
+
     def froze(self, step: int, *, before: int) -> None:
         """Takes note of a freeze from ``before`` blocks on, behind a pass at the same step."""
         if self.tentative is None:

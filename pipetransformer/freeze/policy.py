@@ -43,6 +43,8 @@ class Signals:
             the stem first [blocks + 1]; None where no one has asked for it, and for questions.
         is_pretrained: whether training began with published weights.
         is_watched: whether the guard will judge what freezes.
+        undone: number of freezes that the guard has undone.
+        to_come: share of the sum of all learning rates that lies ahead, 1 to 0: how far the weights may still move.
         payoff: gives the predicted payoff of so many frozen blocks; None where nothing is predicted. All ranks must ask
             about the same numbers.
     """
@@ -54,6 +56,8 @@ class Signals:
     scores: Sequence[float] | None = None
     is_pretrained: bool = True
     is_watched: bool = False
+    undone: int = 0
+    to_come: float = 1.0
     payoff: Callable[[int], Payoff] | None = None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipetransformer.freeze import FreezeDecision, Verdict, transfer
+from pipetransformer.freeze import NOISE, FreezeDecision, Verdict, transfer
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.run.events import Advanced, Freezing
@@ -32,7 +32,9 @@ def of_probe(scores: Sequence[float] | None, *, free: int, seconds: float) -> st
     if scores is None:
         return "linear probe: there is none for questions, whose labels are positions"
     each = " ".join(f"{score:.2f}" for score in scores)
-    advice = f"start with {free} of {len(scores) - 1} blocks frozen" if free else "do not freeze here"
+    advice = f"start with {free or 'none'} of {len(scores) - 1} blocks frozen"
+    if transfer(scores) < NOISE:
+        advice = "do not freeze here"
     return (
         f"linear probe: a linear head behind the stem and each block explains {each} of the labels' variance; the "
         f"blocks compute {transfer(scores):.2f} of what the stem leaves open: {advice} ({seconds:.1f} s)"

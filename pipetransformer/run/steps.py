@@ -10,9 +10,9 @@ from time import perf_counter
 from pipetransformer.cache import AutoCache
 from pipetransformer.config import Config
 from pipetransformer.config.calendar import Calendar
+from pipetransformer.config.learning_rate import learning_rate
 from pipetransformer.data import Batch
 from pipetransformer.engine import Engine, PhaseSeconds
-from pipetransformer.engine.optim import learning_rate
 from pipetransformer.freeze import AutoFreeze
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.run import events
