@@ -33,7 +33,7 @@ def losses(mean: float, *, noise: float = 0.0) -> list[float]:
 
 
 def curve(step: int) -> float:
-    return 0.3 + 4.0 / step
+    return 0.9 - 0.004 * step
 
 
 def watched(guard: Guard, *, frozen_at: int, rise: float, stop: int, start: int = 0) -> list[Verdict]:
@@ -77,9 +77,9 @@ def test_a_guard_goes_on_from_its_state() -> None:
         assert rest == expected[-len(rest) :]
 
 
-def test_the_curve_of_the_passes() -> None:
-    passes = [Pass(step, curve(step)) for step in (10, 20, 30)]
-    assert predicted_loss(passes, step=50) == pytest.approx(curve(50))
+def test_the_line_through_the_passes() -> None:
+    passes = [Pass(step, 0.9 - 0.4 * moved, moved) for step, moved in ((10, 0.2), (20, 0.5), (30, 0.7))]
+    assert predicted_loss(passes, moved=0.95) == pytest.approx(0.52), "by the learning rates, not by steps"
     assert paired_error([1.0, 2.0], [0.0, 1.0]) == 0 and paired_error([1.0], [0.0]) == float("inf")
 
 
@@ -218,7 +218,7 @@ def guarded_run(
     told = -1.0 if undoes else 100.0
     with (
         frequent_guard(),
-        mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, step: told),
+        mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, moved: told),
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
         trainer.run()

@@ -46,23 +46,29 @@ def test_it_starts_with_what_is_free(
     assert guarded(num_blocks).decide(Signals(0, 0, scores=scores, is_pretrained=is_pretrained)) == expected
 
 
+LITTLE = (0.2, *[0.25] * 12)
+"""Scores of blocks that hold less than a tenth of the task: none start frozen."""
+
+
 @pytest.mark.parametrize(
     ("frozen", "scores", "saved", "spent", "undone", "expected"),
     [
-        (2, None, 10.0, 9.0, 0, 10),  # some blocks always train
+        (2, None, 10.0, 9.0, 0, 4),
         (2, None, 10.0, 9.6, 0, 2),  # less than a twentieth more than it costs
         (2, [0.2] * 13, 10.0, 1.0, 0, 2),  # the blocks hold nothing of the task
-        (2, [0.2] * 12 + [0.28], 10.0, 1.0, 0, 10),
-        (2, None, 10.0, 1.0, 1, 6),
-        (2, None, 10.0, 1.0, 2, 4),
-        (2, None, 10.0, 1.0, 9, 4),
-        (9, None, 10.0, 1.0, 3, 10),
-        (10, None, 10.0, 1.0, 0, 10),
+        (6, [0.2] * 12 + [0.6], 10.0, 1.0, 3, 8),
+        (9, None, 10.0, 1.0, 0, 10),
+        (10, None, 10.0, 1.0, 0, 10),  # some blocks always train
         (2, None, -1.0, 0.0, 0, 2),
         (2, None, 0.0, math.inf, 0, 2),
+        (0, LITTLE, 10.0, 1.0, 0, 10),
+        (0, LITTLE, 10.0, 1.0, 1, 5),
+        (0, LITTLE, 10.0, 1.0, 2, 2),
+        (0, LITTLE, 10.0, 1.0, 9, 2),
+        (5, LITTLE, 10.0, 1.0, 1, 7),
     ],
 )
-def test_late_it_proposes_all_but_a_sixth_where_that_pays_and_half_as_many_after_a_freeze_that_was_undone(
+def test_it_proposes_a_sixth_or_late_all_but_a_sixth_where_that_pays(
     frozen: int, scores: list[float] | None, saved: float, spent: float, undone: int, expected: int
 ) -> None:
     asked: list[int] = []
@@ -76,12 +82,17 @@ def test_late_it_proposes_all_but_a_sixth_where_that_pays_and_half_as_many_after
     assert all(wanted > frozen for wanted in asked) and (expected == frozen or asked == [expected])
 
 
-def test_it_proposes_nothing_early_or_unwatched_or_where_nothing_is_predicted() -> None:
-    late, payoff = 0.05, lambda wanted: Payoff(10.0, 1.0)
-    assert guarded(12).decide(Signals(3, 2, is_watched=True, payoff=payoff, to_come=late)) == 10
-    assert guarded(12).decide(Signals(3, 2, is_watched=True, payoff=payoff, to_come=0.11)) == 2, "weights still move"
-    assert guarded(12).decide(Signals(3, 2, is_watched=True, to_come=late)) == 2
-    assert guarded(12).decide(Signals(3, 2, payoff=payoff, to_come=late)) == 2, "no one would judge it"
+def test_it_waits_where_the_blocks_hold_little_and_proposes_nothing_unwatched_or_unpredicted() -> None:
+    def decided(**more: object) -> int:
+        return guarded(12).decide(Signals(3, scores=LITTLE, **{"frozen": 0, "payoff": payoff, **more}))  # type: ignore[arg-type]
+
+    def payoff(wanted: int) -> Payoff:
+        return Payoff(10.0, 1.0)
+
+    assert decided(is_watched=True, to_come=0.1) == 10
+    assert decided(is_watched=True, to_come=0.11) == 0, "the weights still move"
+    assert decided(is_watched=True, to_come=0.1, payoff=None) == 0
+    assert decided(to_come=0.1) == 0, "no one would judge it"
 
 
 def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None, list[tuple[int, int]]]:
@@ -98,8 +109,7 @@ def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None
         mock.patch("pipetransformer.trainer.boundary_scores", lambda *_, **__: (0.0, *[0.5] * 6)),
         mock.patch("pipetransformer.pipe.controller.AutoPipe.gains", lambda *_, **__: (10.0, 1.0)),
         frequent_guard(),
-        mock.patch("pipetransformer.freeze.guarded._LATE", 1.0),
-        mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, step: told),
+        mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, moved: told),
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
         trainer.autofreeze._is_pretrained = True
@@ -115,7 +125,7 @@ def test_a_run_is_the_plain_loop_with_its_freezes(undoes: bool, ranks: RankPool,
     (weights, plans), (_, theirs) = ranks.run(2, guarded_run, str(tmp_path), undoes)
     assert plans == theirs, "ranks decided differently"
     moves = [(step, frozen) for step, frozen in plans if frozen]
-    assert moves[0] == (0, 3) and moves[1] == (8, 5), "four steps between decisions, and three passes before the first"
+    assert moves[0] == (0, 3) and moves[1] == (8, 4), "four steps between decisions, and three passes before the first"
     assert (moves[2:3] == [(12, 3)]) == undoes, moves
     case = Case("vit", 2, tuple((step, frozen, 1) for step, frozen in moves))
     with frequent_guard():  # the same samples are set aside

@@ -61,7 +61,7 @@ class AutoFreeze:
         guard: Guard | None = None,
         is_pretrained: bool = True,
         total_steps: float = math.inf,
-        to_come: Callable[[int], float] = lambda step: 1.0,
+        to_come: Callable[[int], float] = lambda step: -float(step),
     ) -> None:
         assert every_steps >= 1 and warmup_steps >= 0 and patience >= 1
         self.policy = policy
@@ -204,7 +204,8 @@ class AutoFreeze:
         """Gives the guard the losses of the samples set aside, in their order [samples]."""
         assert self.guard is not None
         loss = self._loss_sum / self._loss_steps if self._loss_steps else math.inf
-        self._verdict = self.guard.observe(step, losses, frozen=frozen, trained=loss)
+        moved = 1.0 - self._to_come(step)
+        self._verdict = self.guard.observe(step, losses, frozen=frozen, trained=loss, moved=moved)
         if self.guard.due(step):
             self._loss_sum, self._loss_steps = 0.0, 0
         return self._verdict

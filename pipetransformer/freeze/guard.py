@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 _TENTATIVE = 2  # intervals
-_FEWEST_FITTED = 3  # passes, for a curve through them
+_FEWEST_FITTED, _MOST_FITTED = 3, 5  # passes, for a line through them
 _LEAST_EVERY = 50  # steps between two passes
 _MOST_SAMPLES, _MOST_SHARE = 1000, 0.1  # of the training samples
 _MOST_COST = 0.03  # of the steps' work, where a step does three forwards' work a sample
@@ -45,10 +45,12 @@ class Pass:
     Attributes:
         step: number of steps done.
         loss: mean loss of the samples.
+        moved: share of the sum of all learning rates that lies before it.
     """
 
     step: int
     loss: float
+    moved: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +130,24 @@ class Guard:
         """The step at which a freeze at ``step`` is decided."""
         return (-(-step // self.every) + _TENTATIVE) * self.every
 
-    def observe(self, step: int, losses: Sequence[float], *, frozen: int = 0, trained: float = math.inf) -> Verdict:
+    def observe(
+        self,
+        step: int,
+        losses: Sequence[float],
+        *,
+        frozen: int = 0,
+        trained: float = math.inf,
+        moved: float | None = None,
+    ) -> Verdict:
         """Takes note of a pass, and decides a tentative freeze that is old enough.
 
         Args:
             losses: loss of every sample set aside, in their order [samples].
             frozen: number of frozen blocks.
             trained: mean loss of the training samples since the last due pass.
+            moved: share of the sum of all learning rates that lies before ``step``; None where all are alike.
         """
+        moved = step if moved is None else moved
         loss, tentative = float(np.mean(losses)), self.tentative
         self._now, flat = tuple(losses), False
         if self.due(step):
@@ -144,9 +156,9 @@ class Guard:
             learns = self._trained[-1] < self._trained[0]
             flat = learns and len(self._latest) > _TENTATIVE and _is_flat(losses, before=self._latest[0])
         if tentative is None or step < tentative.step + _TENTATIVE * self.every:
-            self._passes.append(Pass(step, loss))
+            self._passes.append(Pass(step, loss, moved))
             return Verdict(step, loss, self.most(step), flat=flat)
-        predicted = predicted_loss(self._curve(tentative.step), step=step)
+        predicted = predicted_loss(self._before(tentative.step), moved=moved)
         error = paired_error(losses, tentative.losses)
         undone = is_worse(loss, predicted, error)
         if undone:
@@ -155,7 +167,7 @@ class Guard:
         elif self.trusted is not None:
             self.trusted = max(self.trusted, frozen)
         self.tentative = None
-        self._passes.append(Pass(step, loss))
+        self._passes.append(Pass(step, loss, moved))
         return Verdict(step, loss, self.most(step), True, undone, flat, predicted, error)
 
     @property
@@ -176,9 +188,9 @@ class Guard:
         """The most blocks that may be frozen at ``step``; None for any number."""
         return self._cap if self._cap is not None and step < self._cap_until else None
 
-    def _curve(self, step: int) -> list[Pass]:
+    def _before(self, step: int) -> list[Pass]:
         """The passes up to ``step`` that tell how the loss falls."""
-        return [each for each in self._passes if 0 < each.step <= step]
+        return [each for each in self._passes if 0 < each.step <= step][-_MOST_FITTED:]
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -214,15 +226,21 @@ def is_worse(loss: float, predicted: float, error: float) -> bool:
     return not loss <= predicted + error
 
 
-def predicted_loss(passes: Sequence[Pass], *, step: int) -> float:
-    """The loss at ``step`` that passes before it predict: a + b / t through them by least squares.
+def predicted_loss(passes: Sequence[Pass], *, moved: float) -> float:
+    """The loss that earlier passes predict: on the straight line through them, by least squares, over the sum of the
+    learning rates so far, which the weights move with.
+
+    Loss curves bend the other way early in a run, when much is still to be learnt: then the line is too low, and what
+    freezes is undone. A curve a + b / t, which is as convex, was above almost every later loss of runs without
+    freezing, on MiniLM with SST-2 and on split CIFAR-100: by up to 0.17, so that it saw no cost of any freeze.
 
     Args:
         passes: earlier passes, none at step 0.
+        moved: share of the sum of all learning rates before the loss.
     """
-    terms = np.array([[1.0, 1.0 / each.step] for each in passes])
+    terms = np.array([[1.0, each.moved] for each in passes])
     (constant, slope), *_ = np.linalg.lstsq(terms, np.array([each.loss for each in passes]), rcond=None)
-    return float(constant + slope / step)
+    return float(constant + slope * moved)
 
 
 def paired_error(losses: Sequence[float], before: Sequence[float]) -> float:

@@ -11,15 +11,16 @@ _LATE = 0.1  # of the sum of all learning rates
 
 
 class GuardedPolicy(Policy):
-    """Freezes from the first step on as many blocks as are free (``blocks_at_start``).
+    """Freezes from the first step on as many blocks as are free (``blocks_at_start``), and then a sixth more at a time.
+    Where none are free at first, it waits until no more than a tenth of the sum of the learning rates is to come, and
+    then freezes all at once but a sixth, which always trains; after each freeze that was undone, half as many.
 
-    Once no more than a tenth of the sum of the learning rates is to come, it proposes to freeze all blocks but a sixth,
-    which always trains: where the guard will judge that, where it is predicted to save more seconds over the rest of
-    the run than it costs, and unless the probe shows that the blocks hold nothing of the task. After each freeze that
-    was undone it proposes half as many, down to a sixth.
+    It proposes no more than the guard will judge, than is predicted to save more seconds over the rest of the run than
+    it costs, and nothing where the probe shows that the blocks hold nothing of the task.
 
-    What freezing costs shows later than the guard can look: on split CIFAR-100's tuning rows, ten of twelve blocks from
-    that moment on cost half a point, and a sixth from the first step on two points.
+    Where the blocks hold little of it, the cost of a freeze shows later than the guard can look: on split CIFAR-100's
+    tuning rows, ten of twelve blocks frozen for the last tenth cost half a point, a sixth of them from the first step
+    on two points.
     """
 
     class Options(Section):
@@ -34,10 +35,12 @@ class GuardedPolicy(Policy):
         if signals.interval == 0 or frozen < first:
             return max(frozen, first)
         left = self.num_blocks - sixth - frozen
-        if left <= 0 or signals.to_come > _LATE or signals.payoff is None or not signals.is_watched:
+        if left <= 0 or signals.payoff is None or not signals.is_watched:
             return frozen
         if scores is not None and transfer(scores) < NOISE:
             return frozen
-        wanted = frozen + min(left, max(sixth, left >> signals.undone))
+        if first == 0 and signals.to_come > _LATE:
+            return frozen
+        wanted = frozen + min(left, sixth if first else max(sixth, left >> signals.undone))
         payoff = signals.payoff(wanted)
         return wanted if payoff.saved > _LEAST_RETURN * payoff.spent else frozen
