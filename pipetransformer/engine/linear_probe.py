@@ -67,10 +67,14 @@ def explained(features: np.ndarray, targets: np.ndarray) -> float:
     variance = float((targets**2).sum())
     if variance == 0:
         return 0.0
-    values, vectors = np.linalg.eigh((features @ features.T).astype(np.float64))
-    values, turned = values.clip(0), vectors.T @ targets
-    least = np.inf
-    for penalty in _PENALTIES * max(float(values.mean()), 1e-12):
+    if len(features) > features.shape[1]:  # else most of the matrix of all samples would be zero
+        vectors, sizes, _ = np.linalg.svd(features.astype(np.float64), full_matrices=False)
+        values = sizes**2
+    else:
+        values, vectors = np.linalg.eigh((features @ features.T).astype(np.float64))
+        values = values.clip(0)
+    turned, least = vectors.T @ targets, np.inf
+    for penalty in _PENALTIES * max(float(values.sum()) / len(features), 1e-12):
         kept = values / (values + penalty)
         # The mean is fitted too: it takes 1 / samples of each sample's own weight.
         own = (vectors**2) @ kept + 1.0 / len(targets)
