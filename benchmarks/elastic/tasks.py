@@ -154,7 +154,7 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
     trained = f"{num_phrases:,} phrases; judged on"
     about = f"{trained} the dev set and {NUM_HELD_OUT:,} full sentences of which no phrase is trained on."
     name = f"sst2-{model.name}" + (f"-{num_phrases}" if num_phrases != NUM_PHRASES else "")
-    every = 30 * num_phrases // NUM_PHRASES  # so often is a good part of a run
+    every = 45 * num_phrases // NUM_PHRASES  # so often is a good part of a run
     if num_phrases != NUM_PHRASES:
         row_names = (BASELINE, PEER, DEFAULT, *((INVERTED,) if num_blocks == 6 else (REDRAWN, TOO_DEEP)))
     if tunes:
