@@ -3,6 +3,7 @@
 from pipetransformer.adapter.behaviour import keeps_boundaries, sends_without_gradients
 from pipetransformer.adapter.checkpoints import CheckpointException, load_tensors, save_tensors
 from pipetransformer.adapter.export import block_call, export, export_failure, module_call, requires_grad
+from pipetransformer.adapter.groups import group_among
 from pipetransformer.adapter.launch import is_peer_failure, run_ranks
 from pipetransformer.adapter.memory import LiveBytes
 from pipetransformer.adapter.operators import aliases, has_random_tag, is_assertion, is_light, written
@@ -28,6 +29,7 @@ __all__ = [
     "export",
     "export_failure",
     "gradient_norms",
+    "group_among",
     "has_random_tag",
     "is_assertion",
     "is_light",

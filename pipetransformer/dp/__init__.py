@@ -3,15 +3,16 @@
 from pipetransformer.dp.controller import Arrival, AutoDP
 from pipetransformer.dp.optimizer_state import OptimizerState, take_state
 from pipetransformer.dp.reducer import GradientReducer
-from pipetransformer.dp.transfer import Transfer, execute_transfers, plan_transfers
+from pipetransformer.dp.transfer import Holders, Transfer, execute_transfers, transfers_of
 
 __all__ = [
     "Arrival",
     "AutoDP",
     "GradientReducer",
+    "Holders",
     "OptimizerState",
     "Transfer",
     "execute_transfers",
-    "plan_transfers",
     "take_state",
+    "transfers_of",
 ]

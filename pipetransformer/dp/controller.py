@@ -4,7 +4,7 @@ plan's process groups where pp changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,13 +12,10 @@ from torch import Tensor
 from pipetransformer.config import Config
 from pipetransformer.dp.mesh import Mesh
 from pipetransformer.dp.optimizer_state import OptimizerState, empty_state, state_keys
-from pipetransformer.dp.transfer import execute_transfers, plan_transfers
+from pipetransformer.dp.transfer import Holders, execute_transfers, transfers_of
 from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
-
-Holders = dict[int, frozenset[int]]
-"""The ranks that hold each unit, by unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +57,12 @@ class AutoDP:
 
         Every rank has memory for the weights of all units, and no optimizer state.
         """
-        everyone = frozenset(range(self._world.size))
         self._chain.materialize(range(self._chain.num_units))
-        self.weights: Holders = dict.fromkeys(range(self._chain.num_units), everyone)
-        self._state: Holders = {}
+        self.weights: Holders = dict.fromkeys(range(self._chain.num_units), range(self._world.size))
+        self._state: dict[int, range] = {}
         self.parked: OptimizerState = {}
 
-    def restore(self, state_holders: Mapping[int, frozenset[int]]) -> OptimizerState:
+    def restore(self, state_holders: Holders) -> OptimizerState:
         """Takes over the holders of optimizer state, as a checkpoint names them.
 
         Returns:
@@ -80,7 +76,7 @@ class AutoDP:
             for name, parameter in self._chain.named_parameters(mine).items()
         }
 
-    def state_holders(self, active: ParallelPlan | None) -> Holders:
+    def state_holders(self, active: ParallelPlan | None) -> dict[int, range]:
         """Holders of the optimizer state of each unit, parked or active. A unit without optimizer steps has none.
 
         Args:
@@ -133,8 +129,8 @@ class AutoDP:
         Weights of the prefix go to every rank. ``state`` is filled in place. Returns the bytes that this rank received.
         """
         chain, rank, units = self._chain, self._world.rank, range(plan.num_units)
-        everyone, active = frozenset(range(self._world.size)), plan.ranks_by_unit()
-        needed = {unit: active.get(unit, everyone) for unit in units}
+        active = plan.ranks_by_unit()
+        needed = {unit: active.get(unit, range(self._world.size)) for unit in units}
         state_needed = {unit: ranks for unit, ranks in active.items() if unit in self._state}
         mine = [unit for unit in units if rank in needed[unit]]
         chain.materialize(mine)
@@ -152,7 +148,7 @@ class AutoDP:
 
         num_bytes = 0
         for held, wanted, tensors in ((self.weights, needed, weights_of), (self._state, state_needed, state_of)):
-            transfers = plan_transfers(held, wanted, ranks_per_node=self._world.local_size)
+            transfers = transfers_of(rank, held, wanted, ranks_per_node=self._world.local_size)
             num_bytes += execute_transfers(transfers, rank=rank, tensors=tensors)
         chain.release(unit for unit in units if unit not in mine)
         self.weights = needed

@@ -7,6 +7,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from pipetransformer.adapter import group_among
+
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
@@ -29,10 +31,9 @@ class Mesh:
     @classmethod
     def build(cls, *, pp: int, world_size: int, timeout: timedelta) -> Mesh:
         """Collective. Makes the groups; ``pp`` must be the same on every rank and divide ``world_size``."""
-        dp = world_size // pp
-        pipelines = [[replica * pp + stage for stage in range(pp)] for replica in range(dp)]
-        replicas = [list(ranks) for ranks in zip(*pipelines)]
-        return cls(pp, pp_group=_groups(pipelines, timeout), dp_group=_groups(replicas, timeout))
+        rank = dist.get_rank()
+        pipeline, replicas = range(rank - rank % pp, rank - rank % pp + pp), range(rank % pp, world_size, pp)
+        return cls(pp, pp_group=_group(pipeline, timeout), dp_group=_group(replicas, timeout))
 
     def close(self) -> None:
         """Frees the groups. Every rank must call it, and none may use the groups any longer."""
@@ -41,11 +42,7 @@ class Mesh:
                 dist.destroy_process_group(group)
 
 
-def _groups(members: list[list[int]], timeout: timedelta) -> dist.ProcessGroup | None:
-    if len(members[0]) == 1:
+def _group(ranks: range, timeout: timedelta) -> dist.ProcessGroup | None:
+    if len(ranks) == 1:
         return None
-    if len(members) == 1:
-        return dist.group.WORLD
-    group, _ = dist.new_subgroups_by_enumeration(members, timeout=timeout)
-    assert not isinstance(group, int)  # torch gives a number to ranks outside of all groups; there are none
-    return group
+    return dist.group.WORLD if len(ranks) == dist.get_world_size() else group_among(ranks, timeout=timeout)

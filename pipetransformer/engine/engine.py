@@ -137,7 +137,7 @@ class Engine:
         dist.all_reduce(num_bytes)
         return Move(seconds=seconds, num_bytes=int(num_bytes))
 
-    def state_holders(self) -> dict[int, frozenset[int]]:
+    def state_holders(self) -> dict[int, range]:
         """The present holders of the optimizer state of each unit."""
         return self.autodp.state_holders(self.layout.stepped)
 

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from pipetransformer.dp import execute_transfers, plan_transfers
+from pipetransformer.dp import Holders, execute_transfers, transfers_of
 from pipetransformer.models import Chain
 from pipetransformer.process.world import World
 
 
-def gather_weights(chain: Chain, holders: Mapping[int, frozenset[int]], *, world: World) -> dict[str, Tensor] | None:
+def gather_weights(chain: Chain, holders: Holders, *, world: World) -> dict[str, Tensor] | None:
     """Collective. Parameters and persistent buffers by name, on the CPU of rank 0; None on the other ranks.
 
     Args:
         holders: holders of the weights of each unit.
     """
-    needed = dict.fromkeys(holders, frozenset({0}))
-    transfers = plan_transfers(holders, needed, ranks_per_node=world.local_size)
-    arriving = {t.unit for t in transfers} if world.rank == 0 else set()
+    to_first = dict.fromkeys(holders, range(1))
+    transfers = transfers_of(world.rank, holders, to_first, ranks_per_node=world.local_size)
+    arriving = {transfer.unit for transfer in transfers if transfer.target == world.rank}
     gathered: dict[str, Tensor] = {}
     parameters = {unit: chain.named_parameters([unit]) for unit in holders}
     for unit, named in parameters.items():

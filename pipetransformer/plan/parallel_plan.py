@@ -139,10 +139,10 @@ class ParallelPlan:
         """The work of each rank of a pipeline, in order."""
         return orders(self.run_schedule, **self._numbers)
 
-    def ranks_by_unit(self) -> dict[int, frozenset[int]]:
+    def ranks_by_unit(self) -> dict[int, range]:
         """The ranks of each active unit: those that train it."""
         return {
-            unit: frozenset(range(stage % self.pp, self.world_size, self.pp))
+            unit: range(stage % self.pp, self.world_size, self.pp)
             for stage in range(self.num_stages)
             for unit in self.stage_units(stage)
         }

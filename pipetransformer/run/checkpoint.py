@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.adapter import CheckpointException, load_tensors, save_tensors
-from pipetransformer.dp import OptimizerState
+from pipetransformer.dp import Holders, OptimizerState
 from pipetransformer.engine import Engine
 from pipetransformer.errors import UserError, writing
 from pipetransformer.plan import ParallelPlan
@@ -101,7 +101,7 @@ class CheckpointStore:
             if rank == 0:
                 record = {
                     "plan": engine.plan.as_dict(),
-                    "state_holders": {str(unit): sorted(ranks) for unit, ranks in engine.state_holders().items()},
+                    "state_ranges": {str(unit): _ends(ranks) for unit, ranks in engine.state_holders().items()},
                     "identity": self._identity,
                     "step": step,
                     **state,
@@ -124,10 +124,10 @@ class CheckpointStore:
         state = {**engine.autodp.parked, **engine.layout.state()}
         tensors: dict[str, Tensor] = {}
         for unit, ranks in engine.autodp.weights.items():
-            if rank == min(ranks):
+            if rank == ranks[0]:
                 tensors |= {f"model.{n}": p.detach() for n, p in chain.named_parameters([unit]).items()}
         for unit, ranks in engine.state_holders().items():
-            if rank == min(ranks):
+            if rank == ranks[0]:
                 for name in chain.named_parameters([unit]):
                     tensors |= {f"optimizer.{name}.{key}": value for key, value in state[name].items()}
         return tensors
@@ -150,7 +150,8 @@ class CheckpointStore:
         try:
             state = dict(json.loads((path / "state.json").read_text()))
             plan, saved = ParallelPlan.from_dict(state["plan"]), dict(state["identity"])
-            for key in ("step", "freeze", "cache", "report", "state_holders"):
+            holders = {int(unit): range(*ends) for unit, ends in state["state_ranges"].items()}
+            for key in ("step", "freeze", "cache", "report"):
                 state[key]
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
             said = f"{type(error).__name__}: {error}"
@@ -175,7 +176,7 @@ class CheckpointStore:
         if renumbered is None:
             raise UserError(f"run.resume: the plan of {path} cuts blocks in halves; give pipe.units=half")
         state["plan"] = renumbered
-        state["state_holders"] = _renumbered(state["state_holders"], old=plan.numbering, new=numbering)
+        state["state_holders"] = _renumbered(holders, old=plan.numbering, new=numbering)
         return path, state
 
     def load(self, path: Path, *, state: Mapping[str, Any], engine: Engine) -> OptimizerState:
@@ -209,16 +210,20 @@ class CheckpointStore:
         return optimizer_state
 
 
-def _renumbered(holders: Mapping[str, list[int]], *, old: Numbering, new: Numbering) -> dict[int, frozenset[int]]:
-    """Holders by unit, in another numbering: each new unit gets all holders of its part's old units.
+def _ends(ranks: range) -> tuple[int, int, int]:
+    return ranks.start, ranks.stop, ranks.step
+
+
+def _renumbered(holders: Holders, *, old: Numbering, new: Numbering) -> dict[int, range]:
+    """Holders by unit, in another numbering: each new unit gets the holders of the first old unit of its part.
 
     This is enough, because tensors are loaded by name: any rank can read what any other rank has written.
     """
-    of_part: dict[int, set[int]] = {}
+    of_part: dict[int, range] = {}
     for unit, ranks in holders.items():
-        of_part.setdefault(old.part_of(int(unit)), set()).update(ranks)
+        of_part.setdefault(old.part_of(unit), ranks)
     parts = ((unit, new.part_of(unit)) for unit in range(new.num_units))
-    return {unit: frozenset(of_part[part]) for unit, part in parts if part in of_part}
+    return {unit: of_part[part] for unit, part in parts if part in of_part}
 
 
 def _discard(folder: Path) -> None:
