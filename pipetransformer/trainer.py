@@ -10,6 +10,7 @@ The engine does the work between two decisions. Listeners are told every event, 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -294,8 +295,10 @@ class Trainer:
 
     def _save_model(self, name: str) -> None:
         weights = self.engine.weights()
-        if weights is not None:
+        if self.world.rank == 0:
             save_model(self.job.built, self.report.folder.path / "model" / name, weights)
+        else:
+            deque(weights, maxlen=0)  # its part of each unit
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
 

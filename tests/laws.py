@@ -169,8 +169,8 @@ def configuration_file(model: str) -> Path:
 
 def final_weights(trainer: Trainer) -> Weights | None:
     """Collective. All weights of a run that has ended, on rank 0; None on the others."""
-    weights = trainer.engine.weights()
-    return None if weights is None else {name: value.numpy() for name, value in weights.items()}
+    weights = {name: value.numpy() for name, value in trainer.engine.weights()}
+    return weights or None
 
 
 def elastic_run(

@@ -347,7 +347,7 @@ def test_a_model_that_is_trained_further_from_a_saved_one_loads_again(tmp_path: 
     for number in range(2):
         folder = tmp_path / str(number)
         weights = {name: value + number for name, value in built.model.state_dict().items()}
-        built.save(folder, weights)
+        built.save(folder, weights.items())
         loaded = timm.create_model(f"local-dir:{folder}", pretrained=True)
         assert all(torch.equal(value, weights[name].float()) for name, value in loaded.state_dict().items())
         further = first.with_overrides({"model.name": str(folder), "model.pretrained": True, "model.kwargs": {}})

@@ -158,7 +158,7 @@ def saved(source: Path, folder: Path) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
         model = built(config)
     weights = {name: weight.detach().clone() for name, weight in model.model.state_dict().items()}
-    model.save(folder, weights)
+    model.save(folder, weights.items())
     return weights
 
 

@@ -1,7 +1,7 @@
 """The transfers of a transition: the fewest possible bytes, each from a holder on the same node where there is one.
 
-The ranks that hold or need a unit are a ``range``, as those of a stage are (``ParallelPlan.ranks_by_unit``), so that a rank
-finds its own transfers without those of the others: its work does not grow with ranks x units.
+The ranks that hold or need a unit are a ``range``, as those of a stage are (``ParallelPlan.ranks_by_unit``). So a rank
+finds its own transfers without those of the others, in a time that does not grow with ranks x units.
 """
 
 from __future__ import annotations

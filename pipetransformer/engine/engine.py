@@ -4,14 +4,14 @@
     engine.enter(plan)
     for batch in engine.feed("train").batches(batches, epoch=0):
         engine.step(batch, step=step, lr=lr)
-    metrics, weights = engine.evaluate(), engine.weights()
+    metrics, weights = engine.evaluate(), dict(engine.weights())
 
 The trainer calls it with the plans of the controllers, benchmarks and tests with plans of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -30,7 +30,7 @@ from pipetransformer.engine.feed import Feed, Incoming
 from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
 from pipetransformer.engine.step import NormSums, Probe, Stepper
-from pipetransformer.engine.weights import gather_weights
+from pipetransformer.engine.weights import gathered_weights
 from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.collectives import slowest
@@ -269,6 +269,9 @@ class Engine:
             dataset.lengths, batch_size=batch_size, seed=0, epoch=0, shuffle=False, num_nodes=num_nodes
         )
 
-    def weights(self) -> dict[str, Tensor] | None:
-        """Parameters and persistent buffers by the model's names, on the CPU of rank 0; None on the other ranks."""
-        return gather_weights(self.chain, self.autodp.weights, world=self._world)
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and values of parameters and persistent buffers, on the CPU of rank 0, unit by unit.
+
+        None on the other ranks, which must ask for them as well, to the end.
+        """
+        return gathered_weights(self.chain, self.autodp.weights, world=self._world)

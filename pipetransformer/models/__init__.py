@@ -1,10 +1,10 @@
 """Models as chains of units: built, wrapped, saved."""
 
 from pipetransformer.models.build import build_model
-from pipetransformer.models.built import BuiltModel
+from pipetransformer.models.built import BuiltModel, saved_tensors
 from pipetransformer.models.chain import Chain, Stage
 from pipetransformer.models.families import MASK
 from pipetransformer.models.timm_model import TimmModel
 from pipetransformer.models.transformers_model import TransformersModel
 
-__all__ = ["MASK", "BuiltModel", "Chain", "Stage", "TimmModel", "TransformersModel", "build_model"]
+__all__ = ["MASK", "BuiltModel", "Chain", "Stage", "TimmModel", "TransformersModel", "build_model", "saved_tensors"]

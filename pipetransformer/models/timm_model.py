@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,8 +13,16 @@ from torch import Tensor
 from pipetransformer.config import Config
 from pipetransformer.data import DataInfo, ImagePreprocessing
 from pipetransformer.errors import UserError
-from pipetransformer.models.built import BuiltModel, could_not_build, did_you_mean, own_arguments, refuse_useless_folder
+from pipetransformer.models.built import (
+    BuiltModel,
+    could_not_build,
+    did_you_mean,
+    own_arguments,
+    refuse_useless_folder,
+    saved_tensors,
+)
 from pipetransformer.models.families import family_of
+from pipetransformer.models.weight_files import write_weights
 
 
 class TimmModel(BuiltModel):
@@ -60,10 +68,8 @@ class TimmModel(BuiltModel):
         # Note: timm keeps the channels of pre-training in the data configuration of a model with other ones.
         self.preprocessing = ImagePreprocessing.from_timm({**data, "input_size": (channels, size, size)}, size=size)
 
-    def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
-        """Writes the hub layout of timm: ``config.json`` and ``model.safetensors``."""
-        from safetensors.torch import save_file
-
+    def save(self, folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Writes the hub layout of timm: ``config.json`` and ``model.safetensors``, which timm reads as one file."""
         used, source = self.preprocessing, cast(Mapping[str, Any], self.model.pretrained_cfg)
         config = {
             "architecture": source["architecture"],
@@ -80,7 +86,7 @@ class TimmModel(BuiltModel):
         }
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+        write_weights(folder, weights, like=saved_tensors(self.model))
 
 
 def _timm_name(name: str) -> str:

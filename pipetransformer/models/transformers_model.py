@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,8 +12,16 @@ from torch import Tensor, nn
 from pipetransformer.config import Config
 from pipetransformer.data import DataInfo
 from pipetransformer.errors import UserError
-from pipetransformer.models.built import BuiltModel, could_not_build, did_you_mean, own_arguments, refuse_useless_folder
+from pipetransformer.models.built import (
+    BuiltModel,
+    could_not_build,
+    did_you_mean,
+    own_arguments,
+    refuse_useless_folder,
+    saved_tensors,
+)
 from pipetransformer.models.families import Family, family_of
+from pipetransformer.models.weight_files import LARGEST_SHARD, write_weights
 
 _SPECIAL_TOKENS = {
     f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")
@@ -68,9 +76,10 @@ class TransformersModel(BuiltModel):
                 f"{settings.pad_token_id}; use the tokenizer that belongs to the model"
             )
 
-    def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
+    def save(self, folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Writes the layout of ``save_pretrained``, tokenizer included."""
-        self.model.save_pretrained(folder, state_dict=dict(state))  # type: ignore[operator]
+        self.model.save_pretrained(folder, state_dict={})  # type: ignore[operator]
+        write_weights(folder, weights, like=saved_tensors(self.model), largest=LARGEST_SHARD)
         self.tokenizer.save_pretrained(folder)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from torch import Tensor
@@ -27,14 +27,14 @@ def _give_usual_permissions(folder: Path) -> None:
         path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
 
 
-def save_model(built: BuiltModel, folder: Path, weights: Mapping[str, Tensor]) -> None:
+def save_model(built: BuiltModel, folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Writes the model in the format of its library. A reader sees the old folder or the whole new one.
 
     Not collective: only rank 0 calls it.
 
     Args:
         folder: the folder to write or to replace.
-        weights: parameters and persistent buffers, by the model's names.
+        weights: names and values of parameters and persistent buffers, on the CPU.
 
     Raises:
         UserError: if it cannot be written.
