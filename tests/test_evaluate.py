@@ -34,13 +34,14 @@ def _outputs(world: World, dtype: torch.dtype) -> np.ndarray:
         return outputs
 
     class Data:
-        seen: list[np.ndarray]
-
         def __len__(self) -> int:
             return 1
 
-        def measure(self, outputs: list[np.ndarray]) -> dict[str, float]:
-            self.seen = outputs
+        def predict(self, ids: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+            return outputs
+
+        def measure(self, predictions: np.ndarray) -> dict[str, float]:
+            self.seen = predictions
             return {}
 
     data, feed = Data(), SimpleNamespace(batches=lambda batches, epoch: [batch], enter=lambda batch: None)

@@ -123,15 +123,17 @@ def test_bad_rows_of_glue(name: str, rows: list[str], message: str, tmp_path: Pa
 
 
 def test_metrics_against_hand_computed_values() -> None:
-    outputs = np.array([[0.9, 0.1], [0.2, 0.8], [0.3, 0.7], [0.6, 0.4], [0.1, 0.9]])
-    labels = np.array([0, 1, 0, 1, 1])  # said: 0 1 1 0 1; true positives 2, false 1 and 1, true negatives 1
-    assert METRICS["accuracy"](outputs, labels) == pytest.approx(3 / 5)
-    assert METRICS["f1"](outputs, labels) == pytest.approx(4 / 6)
-    assert METRICS["matthews_correlation"](outputs, labels) == pytest.approx((2 * 1 - 1) / 6)
-    scores, true = np.array([[1.0], [2.0], [4.0]]), np.array([1.0, 3.0, 5.0])
+    classes, labels = (
+        np.array([0, 1, 1, 0, 1]),
+        np.array([0, 1, 0, 1, 1]),
+    )  # true positives 2, false 1 and 1, negatives 1
+    assert METRICS["accuracy"](classes, labels) == pytest.approx(3 / 5)
+    assert METRICS["f1"](classes, labels) == pytest.approx(4 / 6)
+    assert METRICS["matthews_correlation"](classes, labels) == pytest.approx((2 * 1 - 1) / 6)
+    scores, true = np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 5.0])
     assert METRICS["spearman"](scores, true) == pytest.approx(1.0)
-    assert METRICS["pearson"](scores, true) == pytest.approx(np.corrcoef(scores[:, 0], true)[0, 1])
-    assert METRICS["pearson"](np.ones((3, 1)), true) == 0.0
+    assert METRICS["pearson"](scores, true) == pytest.approx(np.corrcoef(scores, true)[0, 1])
+    assert METRICS["pearson"](np.ones(3), true) == 0.0
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from tiny import tiny_tokenizer
 
 from pipetransformer.config import DataConfig
 from pipetransformer.data import alone, load_squad
-from pipetransformer.data.questions import SquadDataset, best_answer, read_squad
+from pipetransformer.data.questions import SquadDataset, best_span, read_squad
 from pipetransformer.data.reading import Question
 from pipetransformer.errors import UserError
 from pipetransformer.process.world import World
@@ -92,6 +92,11 @@ def test_windows_overlap_and_hold_the_answers(tmp_path: Path) -> None:
     assert found == {0: {"weak"}, 1: {"clever"}, 2: {"dull and the plot"}}
 
 
+def predicted(dataset: SquadDataset, outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """As from batches of one window each."""
+    return np.concatenate([dataset.predict(np.array([i]), row[None]) for i, row in enumerate(outputs)])
+
+
 def perfect_outputs(dataset: SquadDataset) -> list[np.ndarray]:
     """Logits that are sure of every label; of no token where the window does not hold the answer."""
     outputs = []
@@ -106,7 +111,7 @@ def perfect_outputs(dataset: SquadDataset) -> list[np.ndarray]:
 
 def test_answers_are_put_together_from_all_windows(tmp_path: Path) -> None:
     dataset = load_squad(settings(write(tmp_path, [article(*QUESTIONS)])), tokenizer=tiny_tokenizer())["eval"]
-    assert dataset.measure(perfect_outputs(dataset)) == {"f1": 100.0, "exact_match": 100.0}
+    assert dataset.measure(predicted(dataset, perfect_outputs(dataset))) == {"f1": 100.0, "exact_match": 100.0}
     assert dataset.predictions == {"q1": "weak", "q2": "clever", "q3": "dull and the plot"}
 
 
@@ -116,7 +121,7 @@ def test_scores_are_those_of_the_official_scorer(tmp_path: Path, seed: int) -> N
     dataset = load_squad(data, tokenizer=tiny_tokenizer())["eval"]
     random = np.random.default_rng(seed)
     outputs = [row + random.normal(0, 5, row.shape).astype(np.float32) for row in perfect_outputs(dataset)]
-    scores = dataset.measure(outputs)
+    scores = dataset.measure(predicted(dataset, outputs))
     questions = read_squad(data, split="eval", max_samples=None)
     assert scores == pytest.approx(official_scores(dataset.predictions, questions), abs=1e-4)
 
@@ -127,8 +132,8 @@ def test_an_answer_is_a_span_of_the_context_alone() -> None:
     logits[1] = logits[5] = logits[7] = 9.0  # the question, the separator and padding
     logits[4, 0], logits[2, 1] = 5.0, 5.0  # backwards: no span
     logits[3, 0], logits[4, 1] = 6.0, 3.5
-    assert best_answer("the film is", [(logits, offsets)]) == "film is"
-    assert best_answer("the film is", [(logits[:2], offsets[:2])]) == ""
+    assert best_span(logits, offsets) == (9.5, 4, 11)
+    assert best_span(logits[:2], offsets[:2])[0] == -np.inf
 
 
 def test_questions_are_counted_not_windows(tmp_path: Path) -> None:
@@ -144,7 +149,7 @@ def test_real_squad(shared: Path) -> None:
     splits = load_squad(data, tokenizer=AutoTokenizer.from_pretrained(shared / "models" / "minilm-l6"))
     assert [len(set(splits[name]._question.tolist())) for name in ("train", "eval")] == [925, 265]
     dataset = splits["eval"]
-    scores = dataset.measure(perfect_outputs(dataset))
+    scores = dataset.measure(predicted(dataset, perfect_outputs(dataset)))
     assert scores["f1"] > 99 and scores["exact_match"] > 98, "some answers begin inside a word"
     questions = read_squad(data, split="eval", max_samples=None)
     assert scores == pytest.approx(official_scores(dataset.predictions, questions), abs=1e-3)
@@ -193,7 +198,7 @@ def test_an_elastic_run_answers_as_the_plain_loop(shared: Path, ranks: RankPool,
             inputs = data.inputs(np.array([window]), length=length, epoch=0)
             told = plain_outputs(plain.eval(), inputs, torch.float64)
             outputs.append(torch.stack(told, dim=-1)[0].float().numpy())
-    data.measure(outputs)
+    data.measure(predicted(data, outputs))
     folder = tmp_path / "elastic"
     predictions = json.loads((folder / "predictions.json").read_text())
     assert predictions == data.predictions

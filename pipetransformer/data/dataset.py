@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -65,7 +65,16 @@ class Dataset(ABC):
         and ``token_type_ids``, int64 ``[batch, length]``.
         """
 
-    def measure(self, outputs: Sequence[np.ndarray]) -> dict[str, float]:
-        """The metrics of a model's outputs (a row each) for every sample, in the order of the ids."""
-        table, labels = np.stack(outputs), self.labels.numpy()
-        return {name: METRICS[name](table, labels) for name in self.metric_names}
+    def predict(self, ids: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """The predictions for these samples, a few numbers each: their class or their score [len(ids)].
+
+        Args:
+            outputs: the model's outputs for them, a row each.
+        """
+        predictions: np.ndarray = outputs.argmax(axis=1) if self.kind == "classes" else outputs[:, 0]
+        return predictions
+
+    def measure(self, predictions: np.ndarray) -> dict[str, float]:
+        """The metrics of the ``predict``-ions for every sample, in the order of the ids."""
+        labels = self.labels.numpy()
+        return {name: METRICS[name](predictions, labels) for name in self.metric_names}

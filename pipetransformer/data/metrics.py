@@ -1,4 +1,4 @@
-"""Metrics of GLUE and image classification, from a model's outputs for all samples, by scikit-learn and scipy."""
+"""Metrics of GLUE and image classification, from a model's predictions for all samples, by scikit-learn and scipy."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from functools import partial
 import numpy as np
 
 
-def _accuracy(outputs: np.ndarray, labels: np.ndarray) -> float:
-    return float((outputs.argmax(axis=1) == labels).mean())
+def _accuracy(classes: np.ndarray, labels: np.ndarray) -> float:
+    return float((classes == labels).mean())
 
 
-def _of_classes(name: str, outputs: np.ndarray, labels: np.ndarray, **settings: float) -> float:
+def _of_classes(name: str, classes: np.ndarray, labels: np.ndarray, **settings: float) -> float:
     from sklearn import metrics
 
-    return float(getattr(metrics, name)(labels, outputs.argmax(axis=1), **settings))
+    return float(getattr(metrics, name)(labels, classes, **settings))
 
 
-def _correlation(name: str, outputs: np.ndarray, labels: np.ndarray) -> float:
+def _correlation(name: str, scores: np.ndarray, labels: np.ndarray) -> float:
     """0 for a model that says the same of every sample: it correlates with nothing."""
     from scipy import stats
 
-    vary = np.ptp(outputs) > 0 and np.ptp(labels) > 0
-    return float(getattr(stats, name)(outputs[:, 0], labels).statistic) if vary else 0.0
+    vary = np.ptp(scores) > 0 and np.ptp(labels) > 0
+    return float(getattr(stats, name)(scores, labels).statistic) if vary else 0.0
 
 
 METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
@@ -33,4 +33,4 @@ METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "pearson": partial(_correlation, "pearsonr"),
     "spearman": partial(_correlation, "spearmanr"),
 }
-"""``(outputs [samples, classes] or [samples, 1], labels [samples]) -> figure``; ``f1`` is that of class 1 of two."""
+"""``(classes or scores [samples], labels [samples]) -> figure``; ``f1`` is that of class 1 of two."""

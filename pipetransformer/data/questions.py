@@ -54,22 +54,31 @@ class SquadDataset(TokenDataset):
         self._read = cache(read)
         self.groups = self._question
 
-    def measure(self, outputs: Sequence[np.ndarray]) -> dict[str, float]:
+    def predict(self, ids: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        """The ``best_span`` of each window, float64 [len(ids), 3].
+
+        Args:
+            outputs: logits of first and last token [len(ids), padded length, 2].
+        """
+        stops = self._starts[ids] + self.num_tokens[ids]
+        offsets = (self._offsets[start:stop] for start, stop in zip(self._starts[ids], stops, strict=True))
+        return np.array([best_span(logits, own) for logits, own in zip(outputs, offsets)], dtype=np.float64)
+
+    def measure(self, predictions: np.ndarray) -> dict[str, float]:
         """Official exact match and F1, in per cent, by torchmetrics.
 
         Args:
-            outputs: logits of first and last token [padded length, 2], of every window.
+            predictions: of every window.
         """
         from torchmetrics.functional.text import squad
 
-        questions = self._read()
-        windows: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in questions]
-        offsets = np.split(self._offsets, self._starts[1:])
-        for question_number, window in zip(self._question.tolist(), zip(outputs, offsets), strict=True):
-            windows[question_number].append(window)
-        self.predictions = {
-            question.id: best_answer(question.context, own) for question, own in zip(questions, windows, strict=True)
-        }
+        questions, best = self._read(), np.full(len(self._read()), -np.inf)
+        answers = [""] * len(questions)
+        for question_number, (score, first, stop) in zip(self._question.tolist(), predictions.tolist(), strict=True):
+            if score > best[question_number]:
+                best[question_number] = score
+                answers[question_number] = questions[question_number].context[int(first) : int(stop)]
+        self.predictions = {question.id: answer for question, answer in zip(questions, answers, strict=True)}
         told: list[Any] = [{"prediction_text": text, "id": id_} for id_, text in self.predictions.items()]
         wanted: list[Any] = []
         for question in questions:
@@ -79,28 +88,27 @@ class SquadDataset(TokenDataset):
         return {name: float(scores[name]) for name in self.metric_names}
 
 
-def best_answer(context: str, windows: Sequence[tuple[np.ndarray, np.ndarray]]) -> str:
-    """The span of the context whose first and last token have the largest summed logits; "" where there is none.
+def best_span(logits: np.ndarray, offsets: np.ndarray) -> tuple[float, int, int]:
+    """The span of a window's context whose first and last token have the largest summed logits.
 
-    Of the 20 likeliest first and last tokens of each window, spans of at most 30 tokens count (as is usual, after
-    Devlin et al., arXiv 1810.04805).
+    Of the 20 likeliest first and last tokens, spans of at most 30 tokens count (as is usual, after Devlin et al., arXiv
+    1810.04805).
 
     Args:
-        windows: logits [at least tokens, 2] and offsets [tokens, 2] of every window of one question.
+        logits: of first and last token [at least tokens, 2].
+        offsets: characters of the context by token [tokens, 2].
+
+    Returns:
+        The sum, -inf where there is no such span; its first character, and the one behind its last.
     """
-    best, answer = -np.inf, ""
-    for logits, offsets in windows:
-        inside = offsets[:, 0] >= 0
-        scores = np.where(inside[:, None], logits[: len(offsets)], -np.inf)
-        first, last = (np.argsort(-scores[:, side], kind="stable")[:_MOST_CANDIDATES] for side in (0, 1))
-        span = last[None, :] - first[:, None]
-        total = scores[first, 0][:, None] + scores[last, 1][None, :]
-        total = np.where((span >= 0) & (span < _MOST_TOKENS), total, -np.inf)
-        row, column = np.unravel_index(int(total.argmax()), total.shape)
-        if total[row, column] > best:
-            best = float(total[row, column])
-            answer = context[offsets[first[row], 0] : offsets[last[column], 1]]
-    return answer
+    inside = offsets[:, 0] >= 0
+    scores = np.where(inside[:, None], logits[: len(offsets)], -np.inf)
+    first, last = (np.argsort(-scores[:, side], kind="stable")[:_MOST_CANDIDATES] for side in (0, 1))
+    span = last[None, :] - first[:, None]
+    total = scores[first, 0][:, None] + scores[last, 1][None, :]
+    total = np.where((span >= 0) & (span < _MOST_TOKENS), total, -np.inf)
+    row, column = np.unravel_index(int(total.argmax()), total.shape)
+    return float(total[row, column]), int(offsets[first[row], 0]), int(offsets[last[column], 1])
 
 
 def load_squad(data: DataConfig, *, tokenizer: PreTrainedTokenizerFast, lead: Lead = alone) -> dict[str, Dataset]:

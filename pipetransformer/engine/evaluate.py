@@ -32,8 +32,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Collective. The metrics of ``dataset`` by name, with ``loss``, the same on every rank.
 
-    The model must be in eval mode. The outputs of all samples are gathered on rank 0, because most metrics are not sums
-    over samples.
+    The model must be in eval mode. The predictions for all samples are gathered on rank 0, because most metrics are not
+    sums over samples.
 
     Args:
         feed: the inputs of this rank.
@@ -51,7 +51,8 @@ def evaluate(
             outputs = executor.evaluate(batch)
             if outputs is not None and batch.num_real:
                 outputs = outputs if outputs.dtype == torch.float64 else outputs.float()  # numpy has no bfloat16
-                mine.append((batch.ids[: batch.num_real], outputs[: batch.num_real].cpu().numpy()))
+                ids = batch.ids[: batch.num_real]
+                mine.append((ids, dataset.predict(ids, outputs[: batch.num_real].cpu().numpy())))
     figures = torch.stack([objective.loss_sum, objective.num_samples.double()])
     objective.clear()
     if (found := first_of_ranks(None if figures.isfinite().all() else 0)) is not None:
@@ -65,8 +66,8 @@ def evaluate(
         dist.gather_object(mine, parts if is_first else None)
     answer: list[dict[str, float]] = [{}]
     if is_first:
-        by_id = {int(i): row for part in parts for ids, rows in part for i, row in zip(ids, rows)}
-        answer = [{**dataset.measure([by_id[i] for i in range(len(dataset))]), "loss": loss_sum / count}]
+        ids, predictions = (np.concatenate(column) for column in zip(*(pair for part in parts for pair in part)))
+        answer = [{**dataset.measure(predictions[np.argsort(ids)]), "loss": loss_sum / count}]
     dist.broadcast_object_list(answer, src=0)
     return answer[0]
 

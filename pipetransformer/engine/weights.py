@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,9 +27,13 @@ def gathered_weights(chain: Chain, holders: Holders, *, world: World) -> Iterato
         transfers = transfers_of(world.rank, {unit: holders[unit]}, {unit: first}, ranks_per_node=world.local_size)
         if world.rank in first and transfers:
             named = {name: torch.empty_like(tensor, device=chain.device) for name, tensor in named.items()}
-        execute_transfers(transfers, rank=world.rank, tensors=lambda unit, named=named: named.values())
+        execute_transfers(transfers, rank=world.rank, tensors=partial(_values, named))
         if world.rank in first:
             yield from ((name, tensor.cpu()) for name, tensor in named.items())
     if world.rank in first:
         parameters = dict(chain.model.named_parameters())
         yield from ((n, tensor.cpu()) for n, tensor in saved_tensors(chain.model).items() if n not in parameters)
+
+
+def _values(named: Mapping[str, Tensor], unit: int) -> Iterable[Tensor]:
+    return named.values()

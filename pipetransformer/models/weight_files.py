@@ -50,9 +50,11 @@ def write_weights(
     names = [_file_name(number, len(shards)) for number in range(1, len(shards) + 1)]
     missing = set(like)
     with ExitStack() as stack:
+        file: BinaryIO
         places: dict[str, tuple[BinaryIO, int]] = {}
         for name, shard in zip(names, shards):
-            file, header, within = stack.enter_context((folder / name).open("wb")), *_header_of(shard)
+            header, within = _header_of(shard)
+            file = stack.enter_context((folder / name).open("wb"))
             file.write(header)
             places |= {key: (file, len(header) + place) for key, place in within.items()}
         for key, tensor in weights:
