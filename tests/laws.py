@@ -196,7 +196,7 @@ def elastic_run(
     with bug or nullcontext():
         trainer = Trainer(config, world, probe=probe, timed=False)
         if case.precision == "float32":
-            grow_biases(trainer.job.chain.model)
+            grow_biases(trainer.job.whole_model())
         trainer.run()
     return final_weights(trainer), gradients
 
@@ -242,7 +242,7 @@ def plain_loop(
     config = configuration(model, overrides)
     train = config.train
     job = build_job(config, World(0, 1, 0, 1, torch.device("cpu")), lead=alone)
-    network, data = job.built.model, job.datasets["train"]
+    network, data = job.whole_model(), job.datasets["train"]
     if train.precision == "float32":
         grow_biases(network)
     dtype = torch.float64 if train.precision == "float64" else torch.float32

@@ -325,8 +325,7 @@ def test_the_first_loss_is_the_plain_model_s(told: list[dict[str, Any]]) -> None
     job = plain_job()
     data, batch = job.datasets["train"], job.train_batches(0)[0]
     inputs = data.inputs(batch.ids, length=batch.length, epoch=0)
-    job.built.model.train()
-    loss = plain_loss(job.built.model, inputs, data.labels[batch.ids], 0.1, torch.float64)
+    loss = plain_loss(job.whole_model().train(), inputs, data.labels[batch.ids], 0.1, torch.float64)
     first = next(event for event in told if event["event"] == "steps")
     assert first["num_steps"] == 1
     assert first["loss"] == pytest.approx(float(loss.detach()), rel=1e-9)
@@ -335,7 +334,7 @@ def test_the_first_loss_is_the_plain_model_s(told: list[dict[str, Any]]) -> None
 def test_the_last_evaluation_is_the_plain_model_s(run: Run) -> None:
     """All 40 samples at once, which two ranks share out in batches."""
     job = plain_job()
-    model, data = job.built.model.eval(), job.datasets["eval"]
+    model, data = job.whole_model().eval(), job.datasets["eval"]
     assert run.final is not None
     model.load_state_dict({name: torch.from_numpy(value) for name, value in run.final.items()})
     with torch.no_grad():

@@ -91,7 +91,7 @@ def test_faults_are_planted_in_the_longer_runs(tmp_path: Path) -> None:
     assert rows[REDRAWN][-3:] == (f"model.name={tmp_path}/redrawn", "train.seed=0", "train.precision=float32")
     deep = load_config(task.config, rows[TOO_DEEP])
     assert (deep.freeze.policy, deep.freeze.max_frozen, deep.freeze.guard) == ("static", 11, True)
-    assert str(deep.train.eval_every) == "120 steps"
+    assert str(deep.train.eval_every) == "180 steps"
 
 
 def test_half_of_the_blocks_are_redrawn(tmp_path: Path) -> None:

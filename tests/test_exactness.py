@@ -264,7 +264,7 @@ def assert_saved_model_is_plain(case: Case, texts: str, folder: Path, weights: W
     job = build_job(
         configuration(case.model, case.overrides(texts)), World(0, 1, 0, 1, torch.device("cpu")), lead=alone
     )
-    plain, data = job.built.model, job.datasets["eval"]
+    plain, data = job.whole_model(), job.datasets["eval"]
     plain.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
     longest = int(data.lengths.max())
     inputs = data.inputs(np.arange(len(data)), length=longest, epoch=0)

@@ -139,6 +139,7 @@ def advanced_twice(world: World, folder: str) -> tuple[float, float]:
     """(largest difference, largest value) of a boundary stored in batches of 7 and of 50 rows."""
     overrides = [*Case("vit", 1, STATIC[1], precision="float32").overrides(""), f"run.dir={folder}", "run.id=a"]
     trainer = Trainer(configuration("vit", overrides), world, timed=False)
+    trainer.job.whole_model()
     trainer.job.chain.freeze(3)
     assert not trainer.autocache.reserve()
     store = trainer.autocache.store("train")
@@ -183,7 +184,7 @@ def start_and_end(world: World, folder: str, precision: str) -> tuple[Weights, W
     overrides = [*Case("vit", 2, STATIC[2], optimizer="sgd", clip=None).overrides(""), "pipe.initial_length=2"]
     overrides += [f"train.precision={precision}", f"run.dir={folder}", f"run.id={precision}"]
     trainer = Trainer(configuration("vit", overrides), world)
-    before = {name: value.numpy().copy() for name, value in trainer.job.chain.model.state_dict().items()}
+    before = {name: value.numpy().copy() for name, value in trainer.job.whole_model().state_dict().items()}
     trainer.run()
     after = final_weights(trainer)
     return None if after is None else (before, after)

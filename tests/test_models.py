@@ -343,15 +343,15 @@ def test_a_model_that_is_trained_further_from_a_saved_one_loads_again(tmp_path: 
     first = configuration("vit", ["data.max_train_samples=16", "data.max_eval_samples=8"])
     world = World(0, 1, 0, 1, torch.device("cpu"))
     small = first.with_overrides({"model.kwargs": {"patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 2}})
-    built = build_job(small, world, lead=alone).built
+    job = build_job(small, world, lead=alone)
     for number in range(2):
         folder = tmp_path / str(number)
-        weights = {name: value + number for name, value in built.model.state_dict().items()}
-        built.save(folder, weights.items())
+        weights = {name: value + number for name, value in job.whole_model().state_dict().items()}
+        job.built.save(folder, weights.items())
         loaded = timm.create_model(f"local-dir:{folder}", pretrained=True)
         assert all(torch.equal(value, weights[name].float()) for name, value in loaded.state_dict().items())
         further = first.with_overrides({"model.name": str(folder), "model.pretrained": True, "model.kwargs": {}})
-        built = build_job(further, world, lead=alone).built
+        job = build_job(further, world, lead=alone)
 
 
 def test_a_saved_text_model_loads_with_one_line_of_transformers(entries: EntryServer, tmp_path: Path) -> None:

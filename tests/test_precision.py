@@ -57,7 +57,7 @@ def test_all_ranks_take_what_the_slowest_device_has(
 def timed(world: World) -> tuple[float, bool, bool]:
     config = configuration("vit", [*TINY.overrides(""), "train.precision=float32"])
     job = build_job(config, world, lead=partial(led_by, 0))
-    kept = {name: value.clone() for name, value in job.chain.model.state_dict().items()}
+    kept = {name: value.clone() for name, value in job.whole_model().state_dict().items()}
     state = torch.get_rng_state()
     ratio = precision._ratio(job.chain, job.datasets["train"], rows=8)
     same = all(torch.equal(value, kept[name]) for name, value in job.chain.model.state_dict().items())

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from laws import REPOSITORY, STATIC, Case, configuration
 from test_models import MODELS, wrapped
 
@@ -183,10 +185,18 @@ def test_a_kept_profile_holds_as_long_as_a_forward_takes_as_long(
     seconds = costs.prefix_seconds(0, len(job.parameter_bytes), num_samples=8)
     monkeypatch.setattr(measure, "microbatch_of", lambda *_, **__: None)
     monkeypatch.setattr(measure, "prefix_seconds", lambda *_: now * seconds)
-    monkeypatch.setattr(measure, "slowest", lambda mine: mine)
+    monkeypatch.setattr(measure, "total", lambda mine: mine)
     chain: Any = SimpleNamespace(num_units=len(job.parameter_bytes))
     workload: Any = SimpleNamespace(modal_length=16, examples={16: None}, share=8)
-    assert measure._holds(kept, chain, Any, workload=workload) == holds  # type: ignore[arg-type]
+    assert measure._holds(kept, chain, Any, workload=workload, world=ALONE) == holds  # type: ignore[arg-type]
+
+
+@given(num_units=st.integers(3, 100), size=st.integers(1, 120))
+def test_ranks_share_the_units(num_units: int, size: int) -> None:
+    chain: Any = SimpleNamespace(num_units=num_units)
+    shares = [measure.share_of_units(chain, World(rank, size, 0, 1, torch.device("cpu"))) for rank in range(size)]
+    assert [unit for share in shares for unit in share] == [*range(num_units)]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -213,7 +223,9 @@ def test_units_are_timed_as_far_as_the_budget_goes(
 
     monkeypatch.setattr(units._Shape, "time", time)
     monkeypatch.setattr(units, "_LONG_SECONDS", 0.3)
-    found = profile_units(chain, batches, budget_seconds=budget, agree=lambda seconds: 1.0)
+    found = profile_units(
+        chain, batches, units=range(chain.num_units), budget_seconds=budget, agree=lambda seconds: 1.0
+    )
     assert [costs.rows for costs in found] == [4, 2, 1][:shapes]
     assert len(timed) == shapes * (1 + rounds)
     assert all(max(costs.backward_ns) < 10**11 for costs in found)

@@ -31,9 +31,9 @@ ON = MODES[1:]
 def stage_of_vit(*, precision: str, dropout: float, around: Any = None) -> tuple[Stage, Tensor]:
     """Blocks and head of a tiny ViT, and what enters them [4, tokens, width]."""
     overrides = [*Case("vit", 1, ()).overrides(""), f"train.precision={precision}", f"model.dropout={dropout}"]
-    chain = build_job(configuration("vit", overrides), World(0, 1, 0, 1, torch.device("cpu")), lead=alone).chain
-    chain.freeze(0)
-    chain.train()
+    job = build_job(configuration("vit", overrides), World(0, 1, 0, 1, torch.device("cpu")), lead=alone)
+    job.whole_model().train()
+    chain = job.chain
     hidden = torch.randn(chain.boundary(0, rows=4, length=1).shape, generator=torch.Generator().manual_seed(1))
     return Stage(chain, range(1, chain.num_units), around=around), hidden.to(chain.dtype).requires_grad_()
 

@@ -189,7 +189,7 @@ def test_an_elastic_run_answers_as_the_plain_loop(shared: Path, ranks: RankPool,
 
     config = configuration(case.model, case.overrides(str(tmp_path)))
     job = build_job(config, World(0, 1, 0, 1, torch.device("cpu")), lead=alone)
-    plain, data = job.built.model, job.datasets["eval"]
+    plain, data = job.whole_model(), job.datasets["eval"]
     assert isinstance(data, SquadDataset)
     plain.double().load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
     outputs = []

@@ -214,7 +214,7 @@ class RankJob:
         if world.device.type == "cpu":
             gc.collect()
             release_freed_memory()
-            weights = sum(p.numel() * p.element_size() for p in chain.model.parameters())
+            weights = sum(p.numel() * p.element_size() for p in chain.model.parameters() if not p.is_meta)
             self.start_bytes = psutil.Process().memory_info().rss - weights
 
     def feed(self) -> Feed:
@@ -244,8 +244,7 @@ class RankJob:
         """
         chain, device, feed = self.job.chain, self._world.device, self.feed()
         m = self._plan.num_microbatches
-        chain.freeze(0)
-        chain.train()
+        self.job.whole_model().train()
         model = DistributedDataParallel(
             chain.model,
             device_ids=[device] if device.type == "cuda" else None,

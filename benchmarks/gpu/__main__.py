@@ -284,7 +284,7 @@ class Bench:
     def costs(self):  # type: ignore[no-untyped-def]
         calendar = Calendar.of(self.config, batches_per_epoch=len(self.batches))
         autopipe = AutoPipe(self.config, chain=self.chain, world=self.world, calendar=calendar)
-        self.engine.gather()
+        self.engine.forget()
         autopipe.measure(self.engine, self.batches)
         return autopipe.profile.job
 

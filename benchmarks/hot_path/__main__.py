@@ -15,7 +15,6 @@ advance  samples a second of the advance pass from the model's inputs, over the 
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -121,7 +120,9 @@ class Bench:
         self.config = config
         self.job: Job = build_job(config, world, lead=partial(led_by, 0))
         chain, data = self.job.chain, self.job.datasets["train"]
-        self.alone = copy.deepcopy(chain)  # that no plan takes apart
+        own = build_job(config, world, lead=partial(led_by, 0))  # that no plan takes apart
+        own.whole_model()
+        self.alone = own.chain
         self.cache = AutoCache(config, chain=chain, datasets=self.job.datasets, world=world)
         self.engine = Engine(chain, self.job.datasets, config, world, stores=self.cache.store)
         blocks = chain.num_blocks

@@ -162,7 +162,7 @@ def real_bytes(world: World, config: Config, plans: Sequence[ParallelPlan]) -> l
                     del given
             moments = sum(_size(t) for state in engine.layout.state().values() for t in state.values())
             found.append(Real(peak=live.peak - others, lasting=moments + _weights(job)))
-        engine.gather()
+        engine.forget()
     return found
 
 

@@ -141,7 +141,7 @@ def pairs(model: str, *, steps: int) -> tuple[list[float], list[float]]:
 def bare_loop(config: Config, world: World) -> Callable[[int], None]:
     """Trains step ``step`` with torch alone."""
     job, train = build_job(config, world, lead=alone), config.train
-    model, data = job.built.model.to(world.device), job.datasets["train"]
+    model, data = job.whole_model(), job.datasets["train"]
     batches = [
         (epoch, batch)
         for epoch in range(train.epochs)

@@ -91,7 +91,9 @@ class Bench:
         self.engine = Engine(job.chain, job.datasets, config, world)
         self.objective = self.engine.objective
         self.plan: ParallelPlan | None = None
-        whole = build_job(config, world, lead=partial(led_by, 0)).chain  # that no transition takes apart
+        own = build_job(config, world, lead=partial(led_by, 0))  # that no transition takes apart
+        own.whole_model()
+        whole = own.chain
         self.alone, self.gpipes = whole, {m: gpipe_of(whole, m) for m in MICROBATCHES}
         raw = data.inputs(self.batches[0].ids, length=self.batches[0].length, epoch=0)
         self.inputs, self.labels = raw[whole.family.main_input], data.labels[self.batches[0].ids]

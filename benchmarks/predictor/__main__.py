@@ -240,7 +240,7 @@ class Bench:
 
     def give_back(self) -> None:
         """As measurements before training find the job."""
-        self._engine.gather()
+        self._engine.forget()
 
 
 def plan_of(schedule: str, m: int, *, config: Config, job: Job, costs: JobCosts) -> ParallelPlan:

@@ -38,7 +38,7 @@ def of_every_n(config: Config, job: Job, world: World, *, repeats: int) -> list[
         for at in list(range(len(chosen)))[:: 1 if number % 2 else -1]:
             engine.enter(chosen[at].plan)
             real[at].append(time_steps(engine, example, num_steps=STEPS))
-    engine.gather()
+    engine.forget()
     rows = []
     for prediction, seconds in zip(chosen, real):
         plan, ratios = prediction.plan, [prediction.step_seconds / each for each in seconds]

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from benchmarks.signals import rules
@@ -78,10 +77,9 @@ class Signals:
         length = int(lengths[np.argmax(counts)])
         ids = np.flatnonzero(data.lengths == length)[:_NUM_SAMPLES]
         chain.train(False)
-        with torch.no_grad():
-            found = pooled(chain, data, ids, length=length)
+        found = pooled(chain, data, [(ids, length)])
         chain.train()
-        return found[1:]
+        return [of_batch for (of_batch,) in found[1:]]
 
     def told(self) -> dict[str, object]:
         """The signals, and the number of blocks that each one's rule would freeze."""

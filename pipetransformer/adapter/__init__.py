@@ -2,6 +2,7 @@
 
 from pipetransformer.adapter.behaviour import keeps_boundaries, sends_without_gradients
 from pipetransformer.adapter.checkpoints import CheckpointException, load_tensors, save_tensors
+from pipetransformer.adapter.deferred import Deferred, NotDeferred
 from pipetransformer.adapter.export import block_call, export, export_failure, module_call, requires_grad
 from pipetransformer.adapter.groups import group_among
 from pipetransformer.adapter.launch import is_peer_failure, run_ranks
@@ -15,8 +16,10 @@ from pipetransformer.adapter.tensors import belongs_to_parameter, gradient_norms
 
 __all__ = [
     "CheckpointException",
+    "Deferred",
     "LiveBytes",
     "MODES",
+    "NotDeferred",
     "Recompute",
     "Schedule",
     "StagePart",

@@ -3,6 +3,7 @@
 from pipetransformer.cache.advance import advance
 from pipetransformer.cache.controller import Advance, AutoCache
 from pipetransformer.cache.device_tier import DeviceTier
+from pipetransformer.cache.identity import digests_of_units
 from pipetransformer.cache.reader import BatchReader, read_ahead
 from pipetransformer.cache.shared import available_host_memory, open_cache
 from pipetransformer.cache.store import ActivationStore, StoreLayout
@@ -17,6 +18,7 @@ __all__ = [
     "StoreLayout",
     "advance",
     "available_host_memory",
+    "digests_of_units",
     "open_cache",
     "read_ahead",
     "settle_views",

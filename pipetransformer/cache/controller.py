@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from pipetransformer.cache.advance import advance, agrees
 from pipetransformer.cache.codec import stored_dtype
-from pipetransformer.cache.identity import Identity
+from pipetransformer.cache.identity import Identity, digests_of_units
 from pipetransformer.cache.kept import KeptStores, stores_folder
 from pipetransformer.cache.publisher import Publisher
 from pipetransformer.cache.shared import ActivationCache, Tier, disk_budget, open_cache, open_kept
@@ -85,8 +85,10 @@ class AutoCache:
         self._is_there: dict[int, bool] = {}  # whether an earlier run has stored a boundary on every node
         freezes = config.freeze.policy != "none" or config.run.replay is not None
         self._keeps = freezes and not self.declined and config.cache.disk_budget is not None
-        if self._keeps and world.local_rank == 0:  # all weights of the start are here now
-            self._identity = Identity(chain, self._datasets, rows=self._rows)
+        if self._keeps:  # while all ranks have the weights of the start
+            digests = digests_of_units(chain, world=world)[world.rank // world.local_size]
+            if world.local_rank == 0:
+                self._identity = Identity(chain, self._datasets, digests=digests, rows=self._rows)
 
     @property
     def _rows(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,24 @@ from pipetransformer.cache.kept import key_of
 from pipetransformer.cache.store import StoreLayout
 from pipetransformer.data import Dataset
 from pipetransformer.models import Chain
+from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.device import device_name
+from pipetransformer.process.world import World
 
 _PACKAGE = Path(__file__).parent.parent
 _CODE = ("adapter", "cache", "data", "models")
 
 
 class Identity:
-    """Of the activations that ``chain`` gives with its present weights: those of the start, where all are there.
+    """Of the activations that ``chain`` gives with the weights of the start.
 
     Args:
         datasets: the datasets by split.
+        digests: digest of the weights of each unit [num_units].
         rows: samples of a batch of the advance pass: results depend on the shape.
     """
 
-    def __init__(self, chain: Chain, datasets: Mapping[str, Dataset], *, rows: int) -> None:
+    def __init__(self, chain: Chain, datasets: Mapping[str, Dataset], *, digests: Sequence[str], rows: int) -> None:
         self._fingerprints = {split: data.fingerprint for split, data in datasets.items()}
         device = chain.device
         self._surroundings = (
@@ -37,21 +40,33 @@ class Identity:
             *(device_name(device), _structure(chain.model), _code()),
             *(version(name) for name in ("torch", "transformers", "timm")),
         )
-        self._weights: list[str] = []  # of the units before each boundary, in blocks, from 0
-        digest, parameters = hashlib.sha256(), dict(chain.model.named_parameters())
-        first = 0
-        for block in range(chain.num_blocks + 1):
-            stop = chain.numbering.behind(block)
-            for name in sorted(chain.named_parameters(range(first, stop))):
-                digest.update(name.encode())
-                digest.update(parameters[name].detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-            self._weights.append(digest.hexdigest())
-            first = stop
+        stops = map(chain.numbering.behind, range(chain.num_blocks + 1))
+        self._weights = ["".join(digests[:stop]) for stop in stops]  # of the units before each boundary, from 0
 
     def key(self, boundary: int, layouts: Mapping[str, StoreLayout]) -> str:
         """Of the stores at a boundary, in blocks, laid out so."""
         data = sorted((split, self._fingerprints[split], _told(layout)) for split, layout in layouts.items())
         return key_of((boundary, self._weights[boundary], data, self._surroundings))
+
+
+def digests_of_units(chain: Chain, *, world: World) -> tuple[tuple[str, ...], ...]:
+    """Collective. Digests of the weights of each unit, as each node has them [nodes][num_units].
+
+    The ranks of a node share the units, which are lent to them: each weight is read once a node.
+    """
+    mine = {unit: _digest_of(chain, unit) for unit in range(world.local_rank, chain.num_units, world.local_size)}
+    told = values_of_ranks(mine) if world.size > 1 else [mine]
+    nodes = [told[first : first + world.local_size] for first in range(0, world.size, world.local_size)]
+    return tuple(tuple(ranks[unit % world.local_size][unit] for unit in range(chain.num_units)) for ranks in nodes)
+
+
+def _digest_of(chain: Chain, unit: int) -> str:
+    digest = hashlib.sha256()
+    with chain.lent([unit]):
+        for name, parameter in sorted(chain.named_parameters([unit]).items()):
+            digest.update(name.encode())
+            digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _told(layout: StoreLayout) -> tuple[object, ...]:

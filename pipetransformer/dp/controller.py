@@ -36,10 +36,11 @@ class Arrival:
 class AutoDP:
     """Moves the same ranks from plan to plan. A move to a longer pipeline (after unfreezing) is the same as any other.
 
-    Every rank knows the holders of all units, so that transfers need no negotiation.
+    Every rank knows the holders of all units, so that transfers need no negotiation. A unit that nobody holds yet has
+    the weights of before training, which every rank can have from the model's files, or by drawing them.
 
     Attributes:
-        weights: holders of the weights of each unit; at first all ranks, because every rank builds the whole model.
+        weights: holders of the weights of each unit.
         parked: this rank's optimizer state of frozen units by parameter name, kept while they may unfreeze.
 
     Args:
@@ -50,26 +51,28 @@ class AutoDP:
         self._train, self._chain, self._world = config.train, chain, world
         self._keeps_frozen_state = keeps_frozen_state
         self._mesh: Mesh | None = None
-        self.forget()
+        self._begin()
 
     def forget(self) -> None:
-        """Returns to the start, as needed before the read of a checkpoint.
+        """Returns to the start: nobody holds weights or optimizer state."""
+        self._chain.release(range(self._chain.num_units))
+        self._begin()
 
-        Every rank has memory for the weights of all units, and no optimizer state.
-        """
-        self._chain.materialize(range(self._chain.num_units))
-        self.weights: Holders = dict.fromkeys(range(self._chain.num_units), range(self._world.size))
+    def _begin(self) -> None:
+        self.weights: Holders = {}
         self._state: dict[int, range] = {}
         self.parked: OptimizerState = {}
 
-    def restore(self, state_holders: Holders) -> OptimizerState:
-        """Takes over the holders of optimizer state, as a checkpoint names them.
+    def restore(self, plan: ParallelPlan, state_holders: Holders) -> OptimizerState:
+        """Makes room for what a checkpoint of ``plan`` gives this rank: weights, and optimizer state by its holders.
 
         Returns:
             Uninitialised optimizer state of this rank by parameter name, to be filled from the checkpoint and given to
-            the next ``enter``.
+            the next ``enter``. The weights are uninitialised too.
         """
-        self._state = dict(state_holders)
+        self.forget()
+        self.weights, self._state = self._needed(plan), dict(state_holders)
+        self._chain.materialize(unit for unit, ranks in self.weights.items() if self._world.rank in ranks)
         mine = [unit for unit, ranks in state_holders.items() if self._world.rank in ranks]
         return {
             name: empty_state(self._train, parameter, device=self._chain.device)
@@ -123,16 +126,21 @@ class AutoDP:
             self._mesh.close()
             self._mesh = None
 
+    def _needed(self, plan: ParallelPlan) -> Holders:
+        """Holders of the weights of each unit under ``plan``: those of the prefix are all ranks."""
+        active = plan.ranks_by_unit()
+        return {unit: active.get(unit, range(self._world.size)) for unit in range(plan.num_units)}
+
     def _move(self, plan: ParallelPlan, state: OptimizerState) -> int:
         """Brings the missing units to this rank, and frees the memory of those that it no longer needs.
 
         Weights of the prefix go to every rank. ``state`` is filled in place. Returns the bytes that this rank received.
         """
         chain, rank, units = self._chain, self._world.rank, range(plan.num_units)
-        active = plan.ranks_by_unit()
-        needed = {unit: active.get(unit, range(self._world.size)) for unit in units}
+        needed, active = self._needed(plan), plan.ranks_by_unit()
         state_needed = {unit: ranks for unit, ranks in active.items() if unit in self._state}
         mine = [unit for unit in units if rank in needed[unit]]
+        chain.fill(unit for unit in mine if unit not in self.weights)
         chain.materialize(mine)
         parameters = {unit: chain.named_parameters([unit]) for unit in units}
         for unit in mine:

@@ -147,18 +147,8 @@ class Engine:
         self.stepper.clear()
         self.objective.clear()
 
-    def gather(self) -> None:
-        """Leaves its plan: every rank holds the whole model, and nobody optimizer state, as before training."""
-        numbering = self.chain.numbering
-        blocks, units_per_block = numbering.num_blocks, numbering.units_per_block
-        self.enter(ParallelPlan(0, 1, self._world.size, (), 1, "1f1b", None, blocks, units_per_block=units_per_block))
-        self.forget()
-
     def forget(self) -> None:
-        """Leaves the plan and the optimizer state. Every rank gets memory for the whole model.
-
-        Units that it did not hold are uninitialised until a checkpoint fills them.
-        """
+        """Leaves its plan: nobody holds weights or optimizer state, as before training."""
         self.close()
         self.autodp.forget()
 

@@ -5,8 +5,11 @@ G. Alain and Y. Bengio, "Understanding intermediate layers using linear classifi
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import torch
+from torch import Tensor
 
 from pipetransformer.data import Dataset, epoch_batches
 from pipetransformer.models import MASK, Chain
@@ -21,7 +24,7 @@ def boundary_scores(chain: Chain, dataset: Dataset, *, world: World, rows: int) 
     """Collective. ``explained`` at every boundary [blocks + 1], that behind the stem first, by a third of the training
     data and at most 1,000 samples. The same numbers on all ranks; None for questions, whose labels are positions.
 
-    Every rank must hold the whole chain.
+    Units that a rank does not hold are lent to it, one after another.
 
     Args:
         rows: samples of a forward.
@@ -32,14 +35,12 @@ def boundary_scores(chain: Chain, dataset: Dataset, *, world: World, rows: int) 
     ids = np.sort(np.random.default_rng(len(dataset)).permutation(len(dataset))[:count])
     batches = epoch_batches(dataset.lengths[ids], batch_size=rows, seed=0, epoch=0, shuffle=False)
     chain.train(False)
-    with torch.inference_mode():
-        mine = [pooled(chain, dataset, ids[b.ids], length=b.length) for b in batches[world.rank :: world.size]]
+    mine = pooled(chain, dataset, [(ids[batch.ids], batch.length) for batch in batches[world.rank :: world.size]])
     chain.train()
     order = np.concatenate([ids[batch.ids] for rank in range(world.size) for batch in batches[rank :: world.size]])
     targets, scores = _targets(dataset)[order], {}
     for boundary in range(chain.num_blocks + 1):
-        own = [found[boundary] for found in mine]
-        parts = values_of_ranks(np.concatenate(own) if own else None)
+        parts = values_of_ranks(np.concatenate(mine[boundary]) if mine[boundary] else None)
         if boundary % world.size == world.rank:
             features = np.concatenate([part for part in parts if part is not None])
             scores[boundary] = round(explained(features, targets), 6)
@@ -83,20 +84,38 @@ def explained(features: np.ndarray, targets: np.ndarray) -> float:
     return max(0.0, 1.0 - least / variance)
 
 
-def pooled(chain: Chain, dataset: Dataset, ids: np.ndarray, *, length: int) -> list[np.ndarray]:
-    """Mean activations of each sample over its positions, without padding, at every boundary [samples, width]."""
-    raw = {key: v.to(chain.device) for key, v in dataset.inputs(ids, length=length, epoch=None).items()}
-    hidden, side = raw[chain.family.main_input], {key: raw[key] for key in chain.input_keys if key in raw}
-    found, first = list[np.ndarray](), 0
+@torch.no_grad()
+def pooled(chain: Chain, dataset: Dataset, batches: Sequence[tuple[np.ndarray, int]]) -> list[list[np.ndarray]]:
+    """Mean activations of each sample over its positions, without padding, at every boundary and of every batch
+    [samples, width].
+
+    Args:
+        batches: sample ids of each batch, and their padded length.
+    """
+    inputs = [_inputs(chain, dataset, ids, length=length) for ids, length in batches]
+    hidden = [given[chain.family.main_input] for given in inputs]
+    found, first = list[list[np.ndarray]](), 0
     for block in range(chain.num_blocks + 1):
-        stop = max(1, chain.numbering.behind(block))
-        hidden, first = chain.run(range(first, stop), hidden, side), stop
-        weights = torch.ones(hidden.shape[:2], device=hidden.device)
-        if MASK in side and hidden.shape[1] == length:  # else the one row that the head reads
-            weights = side[MASK].float()
-        pooled = (hidden.float() * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
-        found.append(pooled.cpu().numpy())
+        units, first = range(first, max(1, chain.numbering.behind(block))), max(1, chain.numbering.behind(block))
+        with chain.lent(units):
+            hidden = [chain.run(units, entering, given) for entering, given in zip(hidden, inputs)]
+        lengths = (length for _, length in batches)
+        found.append([_mean(leaving, given, length=n) for leaving, given, n in zip(hidden, inputs, lengths)])
     return found
+
+
+def _inputs(chain: Chain, dataset: Dataset, ids: np.ndarray, *, length: int) -> dict[str, Tensor]:
+    raw = dataset.inputs(ids, length=length, epoch=None)
+    keys = (chain.family.main_input, *chain.input_keys)
+    return {key: raw[key].to(chain.device) for key in keys if key in raw}
+
+
+def _mean(hidden: Tensor, inputs: Mapping[str, Tensor], *, length: int) -> np.ndarray:
+    weights = torch.ones(hidden.shape[:2], device=hidden.device)
+    if MASK in inputs and hidden.shape[1] == length:  # else the one row that the head reads
+        weights = inputs[MASK].float()
+    mean: np.ndarray = ((hidden.float() * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)).cpu().numpy()
+    return mean
 
 
 def _targets(dataset: Dataset) -> np.ndarray:

@@ -2,8 +2,9 @@
 
 from pipetransformer.models.build import build_model
 from pipetransformer.models.built import BuiltModel, saved_tensors
-from pipetransformer.models.chain import Chain, Stage
+from pipetransformer.models.chain import Chain
 from pipetransformer.models.families import MASK
+from pipetransformer.models.stage import Stage
 from pipetransformer.models.timm_model import TimmModel
 from pipetransformer.models.transformers_model import TransformersModel
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import torch
-
 from pipetransformer.config import Config
 from pipetransformer.data import DataInfo
 from pipetransformer.models.timm_model import TimmModel
 from pipetransformer.models.transformers_model import TransformersModel
+from pipetransformer.models.values import Values, built_with_values
 
 
-def build_model(config: Config, info: DataInfo) -> TimmModel | TransformersModel:
+def build_model(config: Config, info: DataInfo) -> tuple[TimmModel | TransformersModel, Values]:
     """Builds the model of ``config.model`` for the labels and channels of ``info``, the same on every rank.
+
+    Returns:
+        The model, its weights on the meta device where they can be; and these weights.
 
     Raises:
         UserError: the model cannot be found, or its arguments do not fit.
     """
-    torch.manual_seed(config.train.seed)
-    return TimmModel(config, info) if config.task == "image_classification" else TransformersModel(config, info)
+    kind = TimmModel if config.task == "image_classification" else TransformersModel
+    return built_with_values(lambda: kind(config, info), seed=config.train.seed)

@@ -7,7 +7,7 @@ parameters of the others are released to the meta device and come back by ``mate
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.models.families import MASK, Family, family_of
 from pipetransformer.models.halves import Halves
 from pipetransformer.models.proof import differ, halves_differ, row_differs
+from pipetransformer.models.values import Values, during_forward, empty
 from pipetransformer.plan.units import Numbering
 
 
@@ -31,6 +32,7 @@ class Chain:
         device: place of its tensors.
         units_per_block: 1, or 2 to cut blocks in halves.
         head_row_only: whether the last block is computed for the one row that the head reads, where there is one.
+        values: the weights, for a rank that begins without any; None where ``model`` has them.
 
     Attributes:
         autocasts: whether units compute in bfloat16. It may change before ``learn_shapes``.
@@ -49,12 +51,18 @@ class Chain:
         device: torch.device,
         units_per_block: int = 1,
         head_row_only: bool = True,
+        values: Values | None = None,
     ) -> None:
         self.name = name
         self.family: Family = family_of(model, name=name)
         self.device = device
         self.dtype = torch.float64 if precision == "float64" else torch.float32
-        self.model = model.to(device=device, dtype=self.dtype)
+        self._values = values
+        if values is None:
+            model.to(device=device, dtype=self.dtype)
+        else:
+            empty(model, device=device, dtype=self.dtype)
+        self.model = model
         if any(buffer.endswith("running_mean") for buffer, _ in model.named_buffers()):
             raise UserError(
                 f"model.name: {name} has batch normalisation, whose statistics would depend on how a batch is cut; "
@@ -180,6 +188,31 @@ class Chain:
                 part.training = False
                 part.__dict__["train"] = lambda mode=True, part=part: part
 
+    def holds(self, unit: int) -> bool:
+        """Whether this rank has memory for all parameters of ``unit``."""
+        return not any(parameter.is_meta for parameter in self.named_parameters([unit]).values())
+
+    def fill(self, units: Iterable[int]) -> None:
+        """Gives the released parameters of ``units`` memory, and the values that they had before training."""
+        held = list(units)
+        released = [name for name, parameter in self.named_parameters(held).items() if parameter.is_meta]
+        self.materialize(held)
+        for name in released:
+            assert self._values is not None
+            self.model.get_parameter(name).data.copy_(self._values.of(name))
+
+    @contextmanager
+    def lent(self, units: Iterable[int]) -> Iterator[None]:
+        """Fills, as a context, those of ``units`` that this rank does not hold. They can be trained."""
+        missing = [unit for unit in units if not self.holds(unit)]
+        self.fill(missing)
+        for parameter in self.named_parameters(missing).values():
+            parameter.requires_grad_()
+        try:
+            yield
+        finally:
+            self.release(missing)
+
     def release(self, units: Iterable[int]) -> None:
         """Gives the parameters' memory of ``units`` back; their shapes and names stay."""
         self._move(units, device=torch.device("meta"))
@@ -212,8 +245,9 @@ class Chain:
         main = inputs[self.family.main_input]
         side = {key: inputs[key] for key in self.input_keys}
         autocasts, self.autocasts, found = self.autocasts, False, ""
-        with torch.no_grad():
-            expected = self._own_outputs(main, side)
+        with torch.no_grad(), self.lent((0, self.num_units - 1)):
+            with during_forward(self.blocks, self._lent_block):
+                expected = self._own_outputs(main, side)
             for row_only in (True, False) if self._head_row_only and head_row_only else (False,):
                 found = self._other_than(expected, main, side, row_only=row_only)
                 if not found:
@@ -266,15 +300,24 @@ class Chain:
         hidden, self._leaving = main, []
         starts = {self.numbering.first_of(index + 1): block for index, block in enumerate(self.blocks)}
         for unit in range(self.num_units):
-            if proves and self._halves is not None and unit in starts:
-                self._prove_halves(self._halves, starts[unit], hidden, side)
-            if row_only and unit == self.numbering.first_of(self.num_blocks):
-                self._narrow(unit, hidden, side)
-            hidden = self.run(range(unit, unit + 1), hidden, side)
+            with self.lent(self._units_of_block(unit)):
+                if proves and self._halves is not None and unit in starts:
+                    self._prove_halves(self._halves, starts[unit], hidden, side)
+                if row_only and unit == self.numbering.first_of(self.num_blocks):
+                    self._narrow(unit, hidden, side)
+                hidden = self.run(range(unit, unit + 1), hidden, side)
             one_row = 0 < self._narrowing <= unit
             by_length = not main.is_floating_point() and hidden.dim() == 3 and not one_row
             self._leaving.append((tuple(hidden.shape[1:]), by_length, hidden.dtype))
         return hidden
+
+    def _lent_block(self, index: int) -> AbstractContextManager[None]:
+        return self.lent(self._units_of_block(self.numbering.first_of(index + 1)))
+
+    def _units_of_block(self, unit: int) -> range:
+        """The units of the block that ``unit`` is of; of the stem or of the head, itself."""
+        first = self.numbering.first_of(self.numbering.part_of(unit))
+        return range(first, min(first + self.numbering.units_per_block, self.num_units) if first else 1)
 
     def _prove_halves(self, halves: Halves, block: nn.Module, hidden: Tensor, side: Mapping[str, Tensor]) -> None:
         """Refuses halves that differ from their block.
@@ -354,33 +397,3 @@ class Chain:
                 f"model.kwargs: unit {unit} of {self.name} gave {list(leaving.shape)} in training and "
                 f"{list(expected)} in evaluation; leave out what drops patches or tokens"
             )
-
-
-class Stage(nn.Module):
-    """Consecutive active units that one rank trains, as the module that a pipeline stage runs.
-
-    It registers no parameter: the chain's model owns them all, under the model's names.
-
-    Args:
-        around: called with (forward of one unit, hidden, inputs) in that forward's place, to recompute it, say.
-    """
-
-    def __init__(self, chain: Chain, units: range, *, around: Callable[..., Tensor] | None = None) -> None:
-        super().__init__()
-        self._chain = chain
-        self._around = around
-        self.units = units
-
-    def forward(self, hidden: Tensor, **inputs: Tensor) -> Tensor:
-        if self._around is None:
-            leaving = self._chain.run(self.units, hidden, inputs)
-        else:
-            leaving = hidden
-            for unit in self.units:
-                leaving = self._around(partial(self._chain.run, range(unit, unit + 1)), leaving, inputs)
-        self._chain.check_leaving(leaving, unit=self.units.stop - 1, hidden=hidden)
-        return leaving
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Parameters of its units: a schedule that splits a backward asks for them."""
-        return iter(self._chain.named_parameters(self.units).values())

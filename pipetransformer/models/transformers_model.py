@@ -142,11 +142,25 @@ def _network(config: Config, model_config: Any) -> tuple[nn.Module, Mapping[str,
     model, report = factory.from_pretrained(
         config.model.name,
         config=model_config,
-        dtype=torch.float32,
+        dtype=_stored_type(config.model.name),
         ignore_mismatched_sizes=True,
         output_loading_info=True,
     )
     return model, report
+
+
+def _stored_type(name: str) -> torch.dtype:
+    """The type to load weights in: that of all weights of a folder, so that they stay in its files until they are
+    needed; float32 where they have several, and from a hub."""
+    from safetensors import safe_open
+
+    types = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+    found = set[str]()
+    for path in Path(name).glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            found |= {file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118 (it is no mapping)
+    floating = {kind for kind in found if not kind.startswith(("I", "U", "B")) or kind == "BF16"}
+    return types.get(floating.pop(), torch.float32) if len(floating) == 1 else torch.float32
 
 
 def _set_dropout(settings: Any, rate: float) -> None:

@@ -43,6 +43,13 @@ def slowest(seconds: float) -> float:
     return float(most)
 
 
+def total(seconds: float) -> float:
+    """Collective. The sum over all ranks."""
+    summed = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(summed)
+    return float(summed)
+
+
 def led_by(leader: int, action: Callable[[], Result]) -> Result:
     """Collective. The result of ``action``, which the leader alone calls; every rank names its leader.
 

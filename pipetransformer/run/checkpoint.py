@@ -193,10 +193,9 @@ class CheckpointStore:
             UserError: if the checkpoint belongs to another model or optimizer, or is damaged.
         """
         plan: ParallelPlan = state["plan"]
-        own_units = plan.units_of(self._world.rank)
-        needed = [u for u in range(plan.num_units) if u < plan.first_active or u in own_units]
-        parameters = engine.chain.named_parameters(needed)
-        optimizer_state = engine.autodp.restore(state["state_holders"])
+        optimizer_state = engine.autodp.restore(plan, state["state_holders"])
+        held = [unit for unit, ranks in engine.autodp.weights.items() if self._world.rank in ranks]
+        parameters = engine.chain.named_parameters(held)
         tensors: dict[str, Any] = {f"model.{name}": p.data for name, p in parameters.items()}
         for name, entries in optimizer_state.items():
             tensors |= {f"optimizer.{name}.{key}": value for key, value in entries.items()}

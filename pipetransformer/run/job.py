@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
+from torch import nn
 
-from pipetransformer.cache import settle_views
+from pipetransformer.cache import digests_of_units, settle_views
 from pipetransformer.config import Config
 from pipetransformer.data import (
     SET_ASIDE,
@@ -63,6 +62,12 @@ class Job:
         """The name of the metric that decides which evaluation is the best."""
         return next(data for split, data in self.datasets.items() if split != "train").metric_names[0]
 
+    def whole_model(self) -> nn.Module:
+        """The model, all of its weights on this rank: those of before training, where it did not hold them."""
+        self.chain.fill(range(self.chain.num_units))
+        self.chain.freeze(0)
+        return self.chain.model
+
     def train_batches(self, epoch: int) -> Sequence[Batch]:
         """The global batches of an epoch, in order: a pure function of seed, epoch and number of nodes."""
         return epoch_batches(
@@ -87,7 +92,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     if config.train.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
         raise UserError("train.precision: this GPU has no bfloat16; give float32")
     info = lead(lambda: describe(config.data))
-    built = build_model(config, info)
+    built, values = build_model(config, info)
     datasets = _load_data(config, built, info=info, lead=lead)
     chain = Chain(
         built.model,
@@ -97,6 +102,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         units_per_block=config.pipe.units_per_block,
         # Note: a backward that is split in two needs each weight in one product; the one row's are in two.
         head_row_only=config.model.head_row_only and config.pipe.schedule not in ("zero_bubble", "auto"),
+        values=values,
     )
     torch.set_float32_matmul_precision("highest")
     train_data = datasets["train"]
@@ -174,12 +180,9 @@ def _check_agreement(chain: Chain, datasets: Mapping[str, Dataset], *, world: Wo
     Raises:
         UserError: on every rank.
     """
-    weights = hashlib.sha256()
-    for parameter in chain.model.parameters():
-        weights.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
-    mine = {f"{split} data": data.fingerprint for split, data in datasets.items()} | {"weights": weights.hexdigest()}
-    everyone = [mine] * world.size
-    dist.all_gather_object(everyone, mine)
+    weights = digests_of_units(chain, world=world)[world.rank // world.local_size]
+    mine = {f"{split} data": data.fingerprint for split, data in datasets.items()} | {"weights": "".join(weights)}
+    everyone = values_of_ranks(mine)
     for rank, theirs in enumerate(everyone):
         for what, digest in theirs.items():
             if digest != everyone[0][what]:

@@ -6,7 +6,7 @@ with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,7 @@ def settle(chain: Chain, dataset: Dataset, config: Config, *, world: World) -> P
     Gradients are deleted, weights and random numbers left as they were.
 
     Args:
-        chain: whole, in float32 where the precision is ``auto``.
+        chain: in float32 where the precision is ``auto``.
         dataset: the training data.
     """
     given = config.train.precision
@@ -116,14 +116,14 @@ def _ratio(chain: Chain, dataset: Dataset, *, rows: int) -> float:
     ids = np.flatnonzero(dataset.lengths == length)[:rows]
     chain.train()
     with torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
-        _seconds(chain, _inputs(chain, dataset, ids[:1], length=length), autocasts=False)  # warm-up
-        of_one = slowest(_seconds(chain, _inputs(chain, dataset, ids[:1], length=length), autocasts=False))
-        num_rows = min(rows, max(1, int(_LONGEST_PASS / of_one)), _MOST_ROWS)
+        one = _inputs(chain, dataset, ids[:1], length=length)
+        _seconds(chain, one, autocasts=(False,))  # warm-up
+        (of_one,) = _seconds(chain, one, autocasts=(False,))
+        num_rows = min(rows, max(1, int(_LONGEST_PASS / slowest(of_one))), _MOST_ROWS)
         inputs = _inputs(chain, dataset, np.resize(ids, num_rows), length=length)
-        warm = sum(slowest(_seconds(chain, inputs, autocasts=both)) for both in (False, True))
+        warm = sum(map(slowest, _seconds(chain, inputs, autocasts=(False, True))))
         num_rounds = min(_MOST_ROUNDS, max(2, int(_ROUNDS_SECONDS / warm)))
-        rounds = [[_seconds(chain, inputs, autocasts=both) for both in (False, True)] for _ in range(num_rounds)]
-    plain, half = (slowest(median(times)) for times in zip(*rounds))
+        plain, half = map(slowest, _seconds(chain, inputs, autocasts=(False, True), num_rounds=num_rounds))
     return half / plain
 
 
@@ -132,16 +132,27 @@ def _inputs(chain: Chain, dataset: Dataset, ids: np.ndarray, *, length: int) -> 
     return {key: value.to(chain.device) for key, value in raw.items()}
 
 
-def _seconds(chain: Chain, inputs: Mapping[str, Tensor], *, autocasts: bool) -> float:
-    """Of forward and backward, unit by unit: no more than one unit's activations and gradients are held."""
-    chain.autocasts = autocasts
+def _seconds(
+    chain: Chain, inputs: Mapping[str, Tensor], *, autocasts: Sequence[bool], num_rounds: int = 1
+) -> list[float]:
+    """Median seconds of forward and backward for each of ``autocasts``, which take turns.
+
+    Unit by unit: no more than the weights, activations and gradients of one are held.
+    """
     side, hidden = {key: inputs[key] for key in chain.input_keys}, inputs[chain.family.main_input]
-    start = perf_counter()
+    seconds = np.zeros((num_rounds, len(autocasts)))
     for unit in range(chain.num_units):
-        source = hidden.detach().requires_grad_(hidden.is_floating_point())
-        hidden = chain.run(range(unit, unit + 1), source, side)
-        torch.autograd.backward(hidden, torch.ones_like(hidden))
-        for parameter in chain.named_parameters([unit]).values():
-            parameter.grad = None
-    synchronize(chain.device)
-    return perf_counter() - start
+        with chain.lent([unit]):
+            parameters = list(chain.named_parameters([unit]).values())
+            for each in np.ndindex(seconds.shape):
+                chain.autocasts = autocasts[each[1]]
+                start = perf_counter()
+                source = hidden.detach().requires_grad_(hidden.is_floating_point())
+                leaving = chain.run(range(unit, unit + 1), source, side)
+                torch.autograd.backward(leaving, torch.ones_like(leaving))
+                for parameter in parameters:
+                    parameter.grad = None
+                synchronize(chain.device)
+                seconds[each] += perf_counter() - start
+        hidden = leaving
+    return [median(of_one) for of_one in seconds.T.tolist()]

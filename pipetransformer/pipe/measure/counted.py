@@ -13,7 +13,8 @@ from pipetransformer.pipe.measure.profile import (
     microbatch_of,
     optimizer_factor,
     parameter_bytes,
-    slowest_of_ranks,
+    share_of_units,
+    together,
     weights_apart,
 )
 from pipetransformer.pipe.measure.profile_file import Profile
@@ -36,8 +37,8 @@ def counted_profile(chain: Chain, dataset: Dataset, *, workload: Workload, confi
     samples = [microbatch_of(chain, dataset, workload.examples[length], rows=1) for length in lengths]
     chain.train()
     apart, recompute = weights_apart(config), config.pipe.recompute
-    costs = count_units(chain, samples, weights_apart=apart, recompute=recompute)
-    counted = dict(zip(lengths, map(slowest_of_ranks, costs)))
+    costs = count_units(chain, samples, units=share_of_units(chain, world), weights_apart=apart, recompute=recompute)
+    counted = dict(zip(lengths, map(together, costs)))
     factor, link = optimizer_factor(config.train), Link(_LATENCY_NS, _LINK_NS_PER_BYTE)
     job = JobCosts(
         by_rows={1: counted[workload.modal_length]},

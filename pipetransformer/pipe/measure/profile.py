@@ -1,7 +1,8 @@
 """The measurements before training: unit costs, links, the update of weights, and copies in the host's memory.
 
-Each figure is the maximum over the ranks, so that all ranks plan alike; contention is the mean. A profile is kept in
-the user's cache folder. The next job with the same shapes on the same kind of machine uses it again.
+All ranks plan by the same figures: each measures a share of the units; links and updates are those of the slowest rank,
+contention is the mean. A profile is kept in the user's cache folder. The next job with the same shapes on the same kind
+of machine uses it again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pipetransformer.pipe.measure.units import Microbatch, prefix_seconds, profi
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.choice import schedules_of
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
-from pipetransformer.process.collectives import slowest, smallest
+from pipetransformer.process.collectives import slowest, smallest, total
 from pipetransformer.process.device import device_memory, device_name, synchronize
 from pipetransformer.process.world import World
 
@@ -57,7 +58,7 @@ def measure_profile(
     one, measured with real samples. It is measured again, and not kept, where a forward takes another time at its end:
     then it was taken under load.
 
-    Every rank must hold the whole chain.
+    Each rank measures a share of the units, which are lent to it where it does not hold them.
 
     Args:
         dataset: the training data.
@@ -69,11 +70,11 @@ def measure_profile(
     found: list[Profile | None] = [_kept(key) if world.rank == 0 else None]
     if world.size > 1:
         dist.broadcast_object_list(found, src=0)
-    if found[0] is not None and _holds(found[0], chain, dataset, workload=workload):
+    if found[0] is not None and _holds(found[0], chain, dataset, workload=workload, world=world):
         return found[0]
     for _ in range(_TIMES):
         profile = _measure(chain, dataset, key=key, workload=workload, config=config, world=world, num_steps=num_steps)
-        if holds := _holds(profile, chain, dataset, workload=workload):
+        if holds := _holds(profile, chain, dataset, workload=workload, world=world):
             break
     is_whole = set(profile.job.by_rows) == set(workload.rows) and set(profile.measured) == set(workload.lengths)
     if world.rank == 0 and is_whole and holds:  # else the next job may have more time, or a quiet machine
@@ -82,14 +83,20 @@ def measure_profile(
     return profile
 
 
-def _holds(profile: Profile, chain: Chain, dataset: Dataset, *, workload: Workload) -> bool:
+def _holds(profile: Profile, chain: Chain, dataset: Dataset, *, workload: Workload, world: World) -> bool:
     """Collective. Whether the model's forward takes as long as it did: other work on the machine may have been measured
     with it, then or now."""
     length = workload.modal_length
     batch = microbatch_of(chain, dataset, workload.examples[length], rows=workload.share)
     expected = profile.measured[length].prefix_seconds(0, chain.num_units, num_samples=workload.share)
-    now = slowest(prefix_seconds(chain, batch))
+    now = total(prefix_seconds(chain, batch, share_of_units(chain, world)))
     return expected / _CHANGE <= now <= expected * _CHANGE
+
+
+def share_of_units(chain: Chain, world: World) -> range:
+    """The units that this rank measures."""
+    first, stop = (chain.num_units * place // world.size for place in (world.rank, world.rank + 1))
+    return range(first, stop)
 
 
 def _path(key: Mapping[str, object]) -> Path:
@@ -160,9 +167,9 @@ def _measure(
     at_first = contention()
     budget = math.inf
     if num_steps is not None:
-        forward = slowest(prefix_seconds(chain, modal))
+        forward = total(prefix_seconds(chain, modal, share_of_units(chain, world)))
         budget = UNITS_SHARE * num_steps * _STEP_OVER_FORWARD * forward
-    found = _unit_costs(chain, dataset, workload=workload, config=config, budget_seconds=budget)
+    found = _unit_costs(chain, dataset, workload=workload, config=config, world=world, budget_seconds=budget)
     update_s, memcpy_s, (reduction, send, between) = _bytes_seconds(config.train, chain, world=world)
     job = JobCosts(
         by_rows={rows: costs for (length, rows), costs in found.items() if length == workload.modal_length},
@@ -202,9 +209,9 @@ def microbatch_of(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int) ->
 
 
 def _unit_costs(
-    chain: Chain, dataset: Dataset, *, workload: Workload, config: Config, budget_seconds: float
+    chain: Chain, dataset: Dataset, *, workload: Workload, config: Config, world: World, budget_seconds: float
 ) -> dict[tuple[int, int], UnitCosts]:
-    """Collective. The slowest rank's costs by (padded length, rows).
+    """Collective. Costs by (padded length, rows), each rank's share of the units together.
 
     The modal length is measured with ``workload.share`` rows and with the fewest, which tell what a micro-batch costs
     beside its rows; then, as far as the budget goes, every other length with ``workload.share``, and the modal length
@@ -216,12 +223,13 @@ def _unit_costs(
     costs = profile_units(
         chain,
         [microbatch_of(chain, dataset, workload.examples[length], rows=rows) for length, rows in shapes],
+        units=share_of_units(chain, world),
         weights_apart=weights_apart(config),
         recompute=config.pipe.recompute,
         budget_seconds=budget_seconds,
         agree=slowest,
     )
-    return dict(zip(shapes, map(slowest_of_ranks, costs)))
+    return dict(zip(shapes, map(together, costs)))
 
 
 def _bytes_seconds(train: TrainConfig, chain: Chain, *, world: World) -> tuple[float, float, list[Link]]:
@@ -260,7 +268,7 @@ def _contention(chain: Chain, batch: Microbatch, *, world: World) -> float:
         return perf_counter() - start
 
     ratios = list[float]()
-    with torch.random.fork_rng(devices=[]):
+    with chain.lent(range(chain.numbering.behind(1))), torch.random.fork_rng(devices=[]):
         forward()
         for _ in range(_CONTENTION_ROUNDS):  # in turn, so that a slow moment of the machine spoils only a round or two
             dist.barrier()
@@ -275,8 +283,8 @@ def _contention(chain: Chain, batch: Microbatch, *, world: World) -> float:
     return max(1.0, float(ratio) / world.size)
 
 
-def slowest_of_ranks(costs: UnitCosts) -> UnitCosts:
-    """Collective. The maximum of each cost over the ranks: the same integers on every rank."""
+def together(costs: UnitCosts) -> UnitCosts:
+    """Collective. The costs of all units from each rank's share: the same integers on every rank."""
     table = torch.tensor(costs.columns())
     dist.all_reduce(table, op=dist.ReduceOp.MAX)
     return UnitCosts(costs.rows, costs.length, *(tuple(row) for row in table.tolist()))

@@ -55,20 +55,22 @@ def profile_units(
     chain: Chain,
     microbatches: Sequence[Microbatch],
     *,
+    units: range,
     weights_apart: bool = False,
     recompute: str = "never",
     budget_seconds: float = math.inf,
     agree: Callable[[float], float] = float,
 ) -> list[UnitCosts]:
-    """Times forward and backward of every unit, and counts their bytes.
+    """Times forward and backward of some units, and counts their bytes.
 
-    This rank must hold all units, and all must be trainable. Each round times every shape once, so that a slow moment
-    of the machine spoils one sample of each shape, not all samples of one. A first round is not counted: where memory
-    is touched for the first time, the backward of an embedding took 25 times as long as later. Weights, state of random
-    numbers and buffers are left as they were; gradients are deleted.
+    Units that this rank does not hold are lent to it; others must be trainable. Each round times every shape once, so
+    that a slow moment of the machine spoils one sample of each shape, not all samples of one. A first round is not
+    counted: where memory is touched for the first time, the backward of an embedding took 25 times as long as later.
+    Weights, state of random numbers and buffers are left as they were; gradients are deleted.
 
     Args:
         microbatches: one example of each shape.
+        units: consecutive units.
         weights_apart: whether the gradients of weights are timed separately, by a backward of inputs alone; their costs
             are zero otherwise.
         recompute: mode of recomputation whose costs are measured, one of ``adapter.MODES``.
@@ -76,14 +78,15 @@ def profile_units(
         agree: gives the seconds that all ranks go by, from this rank's.
 
     Returns:
-        The costs of all units, for each of ``microbatches``; of the first ones alone where the budget is too small.
+        The costs by unit, 0 for those that are not of ``units``, for each of ``microbatches``; for the first ones alone
+        where the budget is too small.
     """
 
     def seconds(since: int) -> float:
         return agree((now_ns(chain.device) - since) / 1e9)
 
-    shapes = [_Shape(chain, batch, weights_apart=weights_apart, recompute=recompute) for batch in microbatches]
-    with torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
+    shapes = [_Shape(chain, batch, units, weights_apart=weights_apart, recompute=recompute) for batch in microbatches]
+    with chain.lent(units), torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
         began = now_ns(chain.device)
         shapes[0].count_bytes()
         # Counting takes about as long as the fewest rounds.
@@ -108,22 +111,28 @@ def profile_units(
 
 
 def count_units(
-    chain: Chain, microbatches: Sequence[Microbatch], *, weights_apart: bool = False, recompute: str = "never"
+    chain: Chain,
+    microbatches: Sequence[Microbatch],
+    *,
+    units: range,
+    weights_apart: bool = False,
+    recompute: str = "never",
 ) -> list[UnitCosts]:
-    """Counts the bytes of every unit, and operations in place of times. Arguments as of ``profile_units``."""
-    shapes = [_Shape(chain, batch, weights_apart=weights_apart, recompute=recompute) for batch in microbatches]
-    with torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
+    """Counts the bytes of units, and operations in place of times. Arguments as of ``profile_units``."""
+    shapes = [_Shape(chain, batch, units, weights_apart=weights_apart, recompute=recompute) for batch in microbatches]
+    with chain.lent(units), torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
         for shape in shapes:
             shape.count_bytes()
             shape.count_operations()
     return [shape.costs() for shape in shapes]
 
 
-def prefix_seconds(chain: Chain, batch: Microbatch) -> float:
-    """Seconds of a forward of all units as a frozen prefix, timed as ``profile_units`` does."""
-    shape = _Shape(chain, batch, weights_apart=False, recompute="never")
-    for _ in range(_ROUNDS + 1):
-        shape.time_prefix()
+def prefix_seconds(chain: Chain, batch: Microbatch, units: range) -> float:
+    """Seconds of a forward of ``units`` as a frozen prefix, timed as ``profile_units`` does."""
+    shape = _Shape(chain, batch, units, weights_apart=False, recompute="never")
+    with chain.lent(units):
+        for _ in range(_ROUNDS + 1):
+            shape.time_prefix()
     return sum(shape.costs_of_prefix()) / 1e9
 
 
@@ -148,19 +157,24 @@ def _above(times: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Shape:
-    """One shape of micro-batches, with its measurements."""
+    """One shape of micro-batches, with the measurements of some units."""
 
-    def __init__(self, chain: Chain, batch: Microbatch, *, weights_apart: bool, recompute: str) -> None:
-        self._chain = chain
-        self._main = batch.main.to(chain.dtype) if batch.main.is_floating_point() else batch.main  # as in a step
+    def __init__(self, chain: Chain, batch: Microbatch, units: range, *, weights_apart: bool, recompute: str) -> None:
+        self._chain, self._units = chain, units
+        main = batch.main.to(chain.dtype) if batch.main.is_floating_point() else batch.main  # as in a step
+        self._entering, self._rows = main, len(main)
+        if units.start > 0:  # Note: zeros would stay zeros in a model from scratch, whose layer norms then overflow
+            like = chain.boundary(units.start - 1, rows=len(main), length=batch.length)
+            random = torch.Generator(chain.device).manual_seed(0)
+            self._entering = torch.randn(like.shape, generator=random, dtype=like.dtype, device=chain.device)
         self._inputs = batch.inputs
         self._length = batch.length
-        self.size = len(batch.main) * batch.length
+        self.size = len(main) * batch.length
         self._weights_apart = weights_apart
         self._mode = recompute
         self._recompute = Recompute(recompute)
         self._recompute.is_last_microbatch = False
-        self._bytes: dict[str, list[int]] = defaultdict(list)
+        self._bytes: dict[str, list[int]] = defaultdict(lambda: [0] * chain.num_units)
         self.forget_times()
 
     def forget_times(self) -> None:
@@ -172,8 +186,8 @@ class _Shape:
 
         It also warms up the machine for the timed rounds.
         """
-        hidden = self._main
-        for unit in range(self._chain.num_units):
+        hidden = self._entering
+        for unit in self._units:
             source, parameters = self._enter(unit, hidden), self._with_gradients(unit)
             saved, live = dict[int, int](), LiveBytes()
             with live, torch.autograd.graph.saved_tensors_hooks(partial(_note, saved), lambda tensor: tensor):
@@ -193,7 +207,7 @@ class _Shape:
                 between_bytes=between,
             )  # fmt: skip
             for name, num_bytes in counted.items():
-                self._bytes[name].append(num_bytes)
+                self._bytes[name][unit] = num_bytes
             _clear(parameters)
             hidden = output.detach()
         self._run_prefix(counts_bytes=True)
@@ -207,9 +221,9 @@ class _Shape:
 
     def count_operations(self) -> None:
         """Notes nanoseconds at assumed speeds: those of a forward, and twice as many of a backward."""
-        hidden = self._main
+        hidden = self._entering
         with torch.no_grad():
-            for unit in range(self._chain.num_units):
+            for unit in self._units:
                 with FlopCounterMode(display=False) as counter:
                     output = self._run(unit, hidden)
                 ns = round(_NS_PER_FLOP * counter.get_total_flops() + _NS_PER_BYTE * (hidden.nbytes + output.nbytes))
@@ -225,10 +239,10 @@ class _Shape:
         cache no longer holds its activations. Backwards wait here until the same is true. With recomputation, the
         activations are fresh, and no backward waits.
         """
-        hidden, waiting_bytes = self._main, 0
+        hidden, waiting_bytes = self._entering, 0
         most = _CACHE_BYTES if self._mode == "never" else 0
         waiting: deque[tuple[int, Tensor, Tensor]] = deque()
-        for unit in range(self._chain.num_units):
+        for unit in self._units:
             source = self._enter(unit, hidden)
             output = self._timed(forward, unit, partial(self._run, unit, source))
             waiting.append((unit, source, output))
@@ -268,7 +282,7 @@ class _Shape:
         backward = ns["backward"]
         of_inputs = ns["backward of inputs"] if self._weights_apart else backward
         return UnitCosts(
-            rows=self._main.shape[0],
+            rows=self._rows,
             length=self._length,
             forward_ns=ns["forward"],
             backward_ns=backward,
@@ -307,14 +321,14 @@ class _Shape:
         Args:
             counts_bytes: whether to count the most bytes that a unit holds beside its input, instead of its time.
         """
-        hidden = self._main
+        hidden = self._entering
         self._chain.train(False)
         with torch.inference_mode():
-            for unit in range(self._chain.num_units):
+            for unit in self._units:
                 if counts_bytes:
                     with LiveBytes() as live:
                         hidden = self._run(unit, hidden)
-                    self._bytes["prefix_bytes"].append(live.peak)
+                    self._bytes["prefix_bytes"][unit] = live.peak
                 else:
                     hidden = self._timed("prefix", unit, partial(self._run, unit, hidden))
         self._chain.train()

@@ -1,0 +1,112 @@
+"""The weights of a model before training, one by one: read from its files, or drawn at random.
+
+Each depends on the seed and its name alone, so that any rank can have any of them, whoever else holds what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from pipetransformer.adapter import Deferred, NotDeferred
+
+
+class _Built(Protocol):
+    model: nn.Module
+
+
+Built = TypeVar("Built", bound=_Built)
+
+
+class Values:
+    """The weights of ``model``, which was built in ``deferred``, if not None.
+
+    Those that are in memory, or in a mapped file, stay there. Its buffers, which every rank needs, are filled at once.
+
+    Raises:
+        NotDeferred: one of them is not known.
+    """
+
+    def __init__(self, model: nn.Module, *, deferred: Deferred | None, seed: int) -> None:
+        self._sources: dict[str, Callable[[], Tensor]] = {}
+        for name, parameter in model.named_parameters():
+            held = parameter.detach()
+            if not held.is_meta:
+                self._sources[name] = partial(_itself, held)
+            elif deferred is not None and deferred.knows(held):
+                self._sources[name] = partial(_drawn, deferred, held, seed=seed, name=name)
+            else:
+                raise NotDeferred(f"nothing is known of {name}")
+        for path, module in model.named_modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.is_meta and deferred is not None:
+                    drawn = _drawn(deferred, buffer, seed=seed, name=f"{path}.{name}")
+                    setattr(module, name, drawn.to(buffer.dtype))
+
+    def of(self, name: str) -> Tensor:
+        """The weight of this name, on the CPU, in the type that it was saved or made in."""
+        return self._sources[name]()
+
+
+def built_with_values(build: Callable[[], Built], *, seed: int) -> tuple[Built, Values]:
+    """What ``build`` gives, its model's weights on the meta device, and these weights.
+
+    A model whose constructor looks at its own weights is built whole, in the host's memory.
+    """
+    torch.manual_seed(seed)
+    deferred = Deferred()
+    try:
+        with deferred:
+            built = build()
+        return built, Values(built.model, deferred=deferred, seed=seed)
+    except Exception:  # of any library, about weights that are not there, or of ``build`` itself: it tells again below
+        torch.manual_seed(seed)
+        built = build()
+        return built, Values(built.model, deferred=None, seed=seed)
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _drawn(deferred: Deferred, tensor: Tensor, *, seed: int, name: str) -> Tensor:
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return deferred.draw(tensor, torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1))
+
+
+def empty(model: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:
+    """Leaves nothing but shapes of the parameters, and moves the buffers; tensors that are one stay one."""
+    shapes: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if parameter not in shapes:
+                shapes[parameter] = nn.Parameter(torch.empty_like(parameter, dtype=dtype, device="meta"))
+            setattr(module, name, shapes[parameter])
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            if buffer not in shapes:
+                shapes[buffer] = buffer.to(device=device, dtype=dtype if buffer.is_floating_point() else buffer.dtype)
+            setattr(module, name, shapes[buffer])
+
+
+@contextmanager
+def during_forward(modules: Sequence[nn.Module], lend: Callable[[int], AbstractContextManager[None]]) -> Iterator[None]:
+    """Enters, as a context, ``lend(i)`` for the time of each forward of ``modules[i]``; they do not call each other."""
+    lending = ExitStack()
+
+    def begin(index: int, *_: object) -> None:
+        lending.enter_context(lend(index))
+
+    def end(*_: object) -> None:
+        lending.close()
+
+    with lending, ExitStack() as hooks:
+        for index, module in enumerate(modules):
+            hooks.callback(module.register_forward_pre_hook(partial(begin, index)).remove)
+            hooks.callback(module.register_forward_hook(end).remove)
+        yield
