@@ -123,8 +123,8 @@ _TEXT_MODELS: Mapping[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 
 # Learning rates and epochs to choose from, by kind of task.
 _TUNED: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-    "sst2": (("5e-5", "1e-4", "2e-4", "4e-4"), (1, 2, 3)),
-    "cifar100": (("5e-4", "1e-3", "2e-3"), (4, 6, 8)),
+    "sst2": (("1e-4", "2e-4", "4e-4"), (1, 2)),
+    "cifar100": (("5e-4", "1e-3"), (4, 6)),
 }
 
 
