@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from time import perf_counter
 
@@ -199,15 +198,16 @@ class Trainer:
 
     def _with_cache(self, plan: ParallelPlan, *, at_start: bool) -> ParallelPlan:
         """Reserves the cache's memory. Returns ``plan``, without a cache if the memory is declined."""
-        if plan.cached is not None and self.autocache.reserve(plan.cached, at_start=at_start):
-            plan = replace(plan, cached=None)
+        by_block = plan.prefix == "streamed"
+        if plan.cached is not None and self.autocache.reserve(plan.cached, by_block=by_block, at_start=at_start):
+            plan = plan.without_cache()
         if plan.frozen and self.autocache.declined:
             self._tell(events.CacheDeclined(self.step, self.autocache.declined))
         return plan
 
     def _advance(self, boundary: int, *, at_start: bool, is_refill: bool = False) -> None:
-        cache = self.autocache
-        advance = cache.advance(boundary, at_start=at_start)
+        cache, lent = self.autocache, self.engine.autodp.lent
+        advance = cache.advance(boundary, lent=lent, by_block=self.engine.plan.prefix == "streamed", at_start=at_start)
         self._tell(events.Advanced(self.step, boundary, advance, cache.num_bytes, cache.tier, is_refill))
 
     # ---- training and evaluation -----------------------------------------------------------------------------------

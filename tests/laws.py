@@ -44,8 +44,9 @@ class Case:
 
     Attributes:
         moves: (step, frozen, pp). ways: for each move (schedule, stages a rank), where they are not all ``schedule``
-            with one. clip: max_grad_norm. recompute: pipe.recompute. units: pipe.units.
-            stem: freeze.stem. head_lr_scale, layer_decay: those of train.
+            with one. prefixes: for each move the place of the prefix, where it is not on all ranks.
+            clip: max_grad_norm. recompute: pipe.recompute. units: pipe.units. stem: freeze.stem. head_lr_scale,
+            layer_decay: those of train.
     """
 
     model: str
@@ -64,6 +65,7 @@ class Case:
     stem: bool = False
     head_lr_scale: float = 1.0
     layer_decay: float = 1.0
+    prefixes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -87,6 +89,7 @@ class Case:
 
     def plans(self) -> dict[int, ParallelPlan]:
         ways = self.ways or ((self.schedule, 1),) * len(self.moves)
+        prefixes = self.prefixes or ("replicated",) * len(self.moves)
         return {
             step: make_plan(
                 frozen,
@@ -94,12 +97,13 @@ class Case:
                 world_size=self.world_size,
                 num_microbatches=self.num_microbatches,
                 schedule=schedule,
-                cached=frozen if self.cached and frozen else None,
+                cached=frozen if self.cached and frozen and prefix != "in_place" else None,
                 stages_per_rank=stages_per_rank,
                 units_per_block=2 if self.units == "half" else 1,
                 stem_frozen=self.stem,
+                prefix=prefix,
             )
-            for (step, frozen, pp), (schedule, stages_per_rank) in zip(self.moves, ways, strict=True)
+            for (step, frozen, pp), (schedule, stages_per_rank), prefix in zip(self.moves, ways, prefixes, strict=True)
         }
 
 
@@ -114,16 +118,18 @@ def make_plan(
     stages_per_rank: int = 1,
     units_per_block: int = 1,
     stem_frozen: bool = False,
+    prefix: str = "replicated",
 ) -> ParallelPlan:
     """A plan with evenly cut stages; halves of blocks are cut apart (at even units) wherever there is room."""
     first = 1 + frozen * units_per_block if frozen else int(stem_frozen)
+    first = 0 if prefix == "in_place" else first
     active, num_stages = NUM_BLOCKS * units_per_block + 2 - first, pp * stages_per_rank
     boundaries = [first + round(stage * active / num_stages) for stage in range(1, num_stages)]
     if units_per_block == 2 and active >= 2 * num_stages:
         boundaries = [cut - cut % 2 for cut in boundaries]
     return ParallelPlan(
         *(frozen, pp, world_size // pp, tuple(boundaries), num_microbatches, schedule, cached, NUM_BLOCKS),
-        *(stages_per_rank, units_per_block, stem_frozen),
+        *(stages_per_rank, units_per_block, stem_frozen, prefix),
     )
 
 
@@ -328,7 +334,7 @@ def plain_outputs(
     """The logits of classes, or those of first and last tokens."""
     if "pixel_values" in inputs:
         return (network(inputs["pixel_values"].to(dtype)),)
-    if network.config.model_type in ("distilbert", "gpt2", "llama"):  # their tokenizers make no token types
+    if network.config.model_type not in ("bert", "roberta", "electra"):  # their tokenizers make no token types
         inputs = {name: value for name, value in inputs.items() if name != "token_type_ids"}
     told = network(**inputs)
     return (told.logits,) if "logits" in told else (told.start_logits, told.end_logits)
@@ -363,6 +369,8 @@ def is_of_stem(name: str) -> bool:
         "embeddings",
         "embeddings_project",
         "embed_tokens",
+        "embed_positions",
+        "project_in",
     )
     return any(part in (*of_stem, "wte", "wpe") for part in name.split("."))
 

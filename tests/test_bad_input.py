@@ -100,6 +100,8 @@ def _write_cifar100(path: Path, labels: list[int]) -> None:
 
 def _other_families(folder: Path) -> None:
     from transformers import (
+        AlbertConfig,
+        AlbertForSequenceClassification,
         DebertaConfig,
         DebertaForSequenceClassification,
         RobertaConfig,
@@ -116,7 +118,9 @@ def _other_families(folder: Path) -> None:
     DebertaForSequenceClassification(deberta).save_pretrained(folder / "deberta")
     roberta = RobertaConfig(**sizes, intermediate_size=32, max_position_embeddings=80, pad_token_id=1)
     RobertaForSequenceClassification(roberta).save_pretrained(folder / "roberta")
-    for name in ("xlnet", "deberta", "roberta"):
+    albert = AlbertConfig(**sizes, intermediate_size=32, embedding_size=8)
+    AlbertForSequenceClassification(albert).save_pretrained(folder / "albert")
+    for name in ("xlnet", "deberta", "roberta", "albert"):
         tokenizer.save_pretrained(folder / name)
 
 
@@ -192,7 +196,11 @@ def test_a_mistake_about_images(entries: EntryServer, clean: Path, override: str
     ("override", "line"),
     [
         ("model.name=FOLDER/xlnet", f"xlnet (XLNetForSequenceClassification) {NO_CHAIN}"),
-        ("model.name=FOLDER/deberta", f"deberta (DebertaForSequenceClassification) {NO_CHAIN}"),
+        (
+            "model.name=FOLDER/deberta",
+            "deberta is no chain: all of its blocks train the same relative positions, which",
+        ),
+        ("model.name=FOLDER/albert", "albert is no chain: its blocks are one and the same, so that none can be frozen"),
         ("model.name=FOLDER/roberta", "roberta pads with token 0 and the model with 1; use the tokenizer that belongs"),
         ("model.name=nobody/nothing", "model.name: nobody/nothing could not be loaded ("),
         ("model.name=FOLDER/no_weights", "no_weights could not be loaded (Error no file named model.safetensors"),

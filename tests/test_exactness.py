@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from ranks import RankPool
 from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_stsb, tiny_text_model
 
 from pipetransformer.data import alone
+from pipetransformer.dp import controller
 from pipetransformer.process.world import World
 from pipetransformer.run.job import build_job
 
@@ -107,6 +109,7 @@ CASES = [
 
 FAMILIES = {
     **{"roberta": "Roberta", "electra": "Electra", "distilbert": "DistilBert", "gpt2": "GPT2", "llama": "Llama"},
+    **{"mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "opt": "OPT", "modernbert": "ModernBert"},
     **{"bert-scores": "Bert", "gpt2-scores": "GPT2"},
     **{"bert-qa": "Bert-qa", "roberta-qa": "Roberta-qa", "electra-qa": "Electra-qa", "distilbert-qa": "DistilBert-qa"},
 }
@@ -148,6 +151,48 @@ def test_elastic_is_plain_for_every_family_and_task(
     assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
     assert deviation(answers[0][0], weights) < 1e-10
     assert_saved_model_is_plain(case, texts, tmp_path / "elastic" / "model" / "final", weights)
+
+
+# The prefix leaves the devices and comes back: behind steps that trained it, and as it was before all steps.
+PREFIX_MOVES = {
+    "4": (
+        ((0, 0, 4), (4, 2, 2), (7, 4, 1), (10, 4, 2), (12, 5, 1), (14, 3, 2), (17, 4, 4)),
+        ("replicated", "cached", "streamed", "in_place", "streamed", "cached", "in_place"),
+    ),
+    "2": (
+        ((0, 3, 2), (5, 6, 1), (9, 2, 2), (12, 5, 2), (16, 0, 2)),
+        ("streamed", "cached", "streamed", "in_place", "replicated"),
+    ),
+}
+
+
+@pytest.mark.parametrize("units", ["block", pytest.param("half", marks=pytest.mark.full)])
+@pytest.mark.parametrize("model", ["vit", "bert"])
+@pytest.mark.parametrize("world_size", PREFIX_MOVES)
+def test_every_place_of_the_prefix_is_plain(
+    world_size: str, model: str, units: str, ranks: RankPool, texts: str, tmp_path: Path
+) -> None:
+    moves, prefixes = PREFIX_MOVES[world_size]
+    case = Case(model, int(world_size), moves, 4, cached=True, prefixes=prefixes, units=units)
+    weights, gradients = reference(case, texts)
+    answers = ranks.run(case.world_size, elastic_run, case, texts, str(tmp_path))
+    assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
+    assert deviation(answers[0][0], weights) < 1e-10
+    assert_saved_model_is_plain(case, texts, tmp_path / "elastic" / "model" / "final", weights)
+
+
+def one_by_one(world: World, case: Case, data: str, folder: str) -> Weights | None:
+    with mock.patch.object(controller, "_MOVED_TOGETHER", 1):
+        return elastic_run(world, case, data, folder)[0]
+
+
+def test_units_that_move_one_after_another_arrive_as_all_at_once(ranks: RankPool, texts: str, tmp_path: Path) -> None:
+    """As those of a large model do; with moments parked on the way, and with a prefix that waits."""
+    moves, prefixes = PREFIX_MOVES["4"]
+    case = Case("vit", 4, moves, 4, cached=True, prefixes=prefixes)
+    weights, _ = reference(case, texts)
+    moved, *_ = ranks.run(4, one_by_one, case, texts, str(tmp_path))
+    assert deviation(moved, weights) < 1e-10
 
 
 # Every schedule follows others, with freezing and thawing in between; cuts of 4 and 8 stages.

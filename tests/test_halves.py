@@ -19,6 +19,8 @@ from test_models import (
     GPT2,
     LLAMA,
     MODELS,
+    MODERNBERT,
+    OPT,
     WITH_DROPOUT,
     check_every_cut,
     inputs_of,
@@ -64,6 +66,8 @@ DROPPING: dict[str, Callable[[], nn.Module]] = {
     "distilbert": lambda: of_transformers("DistilBert", **DISTILBERT, dropout=0.5, attention_dropout=0.5),
     "gpt2": lambda: of_transformers("GPT2", **GPT2, resid_pdrop=0.5, attn_pdrop=0.5),
     "llama": lambda: of_transformers("Llama", **LLAMA, attention_dropout=0.5),
+    "opt": lambda: of_transformers("OPT", **OPT, dropout=0.5),
+    "modernbert": lambda: of_transformers("ModernBert", **MODERNBERT, attention_dropout=0.5, mlp_dropout=0.5),
 }
 
 
@@ -86,7 +90,7 @@ def test_each_parameter_of_a_block_belongs_to_one_half(name: str) -> None:
         assert all(f".{block}." in key for key in (*attention, *mlp))
         assert any("attn" in key or "attention" in key for key in attention)
         assert not any("attn." in key or ".attention." in key for key in mlp)
-        assert any(word in key for key in mlp for word in ("mlp", "intermediate", "ffn"))
+        assert any(word in key for key in mlp for word in ("mlp", "intermediate", "ffn", "fc"))
 
 
 @pytest.mark.parametrize("name", DROPPING)

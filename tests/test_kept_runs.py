@@ -71,7 +71,7 @@ def kept_run(
         if step == stop_after:
             raise _Stop
 
-    key = mock.patch.object(Identity, "key", lambda *_: "one") if one_key else mock.patch.dict({}, {})
+    key = mock.patch.object(Identity, "key", lambda *_, **__: "one") if one_key else mock.patch.dict({}, {})
     weights = None
     with mock.patch.dict(os.environ, {"PIPETRANSFORMER_CACHE": f"{folder}/cache"}), key:
         trainer = Trainer(configuration(case.model, overrides), world, probe=probe, timed=False, listeners=[note])

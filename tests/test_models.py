@@ -53,6 +53,8 @@ def of_transformers(name: str, task: str = "SequenceClassification", **settings:
 DISTILBERT = {"vocab_size": 30, "dim": 16, "hidden_dim": 32, "n_layers": 3, "n_heads": 2}
 GPT2 = {"vocab_size": 30, "n_embd": 16, "n_layer": 3, "n_head": 2, "pad_token_id": 0, "n_positions": 64}
 LLAMA = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
+OPT = {**SIZES, "num_attention_heads": 4, "ffn_dim": 32, "pad_token_id": 0, "max_position_embeddings": 64}
+MODERNBERT = {**SIZES, "pad_token_id": 0, "local_attention": 4, "global_attn_every_n_layers": 2}
 ROBERTA = {**SIZES, "pad_token_id": 0, "max_position_embeddings": 40, "type_vocab_size": 2}
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -79,6 +81,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "llama": lambda: of_transformers("Llama", **LLAMA),
     "mistral, by structure": lambda: of_transformers("Mistral", **LLAMA),
     "camembert, by structure": lambda: of_transformers("Camembert", **ROBERTA),
+    "qwen2": lambda: of_transformers("Qwen2", **LLAMA),
+    "qwen3": lambda: of_transformers("Qwen3", **LLAMA, head_dim=4),
+    "opt": lambda: of_transformers("OPT", **OPT),
+    "opt, projected": lambda: of_transformers("OPT", **OPT, word_embed_proj_dim=8),
+    "modernbert": lambda: of_transformers("ModernBert", **MODERNBERT),
+    "modernbert, averaged": lambda: of_transformers("ModernBert", **MODERNBERT, classifier_pooling="mean"),
     "bert": bert,
     "bert, eager attention": lambda: bert(attn_implementation="eager"),
 }

@@ -20,7 +20,7 @@ def test_several_stages_a_rank() -> None:
     assert PLAN.cuts == (3, 4, 6, 8, 10)
     assert PLAN.num_stages == 4
     assert PLAN.stages_of(0) == PLAN.stages_of(2) == range(0, 4, 2)
-    assert PLAN.active_units_of(3) == (range(4, 6), range(8, 10))
+    assert PLAN.staged_units_of(3) == (range(4, 6), range(8, 10))
     assert PLAN.units_of(3) == (4, 5, 8, 9)
     assert PLAN.ranks_by_unit()[3] == range(0, 4, 2) and PLAN.ranks_by_unit()[9] == range(1, 4, 2)
 

@@ -21,7 +21,7 @@ from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 from pipetransformer.pipe.planner.microbatches import microbatch_choices
 from pipetransformer.pipe.planner.search import best_plans
 from pipetransformer.pipe.planner.step_simulator import StageCosts, simulate
-from pipetransformer.plan import ParallelPlan
+from pipetransformer.plan import PREFIXES, ParallelPlan
 from pipetransformer.plan.prefix import cached_choices
 from pipetransformer.plan.schedules import why_not
 
@@ -151,7 +151,9 @@ def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, line: Line) -> t
         )
         weights[stage % plan.pp] += sum(costs.parameter_bytes[u] for u in units)
         if plan.stages_per_rank == 1:
-            held[stage] += stage_bytes(plan, stage, costs, unit, computed_prefix)
+            lasting = sum(round(costs.parameter_bytes[u] * costs.optimizer_factor) for u in units)
+            advance = lasting + advance_bytes(plan, unit, rows=-(-batch // plan.world_size))
+            held[stage] += max(stage_bytes(plan, stage, costs, unit, computed_prefix), advance)
     timeline = simulate(
         "1f1b" if plan.pp == 1 else plan.schedule,
         stages,
@@ -164,6 +166,12 @@ def predict(plan: ParallelPlan, costs: JobCosts, *, batch: int, line: Line) -> t
         overlap=costs.overlap,
     )
     return stage_ns, round(line.constant * 1e9 + timeline.total * line.slope) / 1e9, max(held)
+
+
+def advance_bytes(plan: ParallelPlan, unit: UnitCosts, *, rows: int) -> int:
+    """The most that a forward of the advance pass holds."""
+    units = range(0 if plan.cached is None else plan.cached + 1)
+    return max((round(rows / unit.rows * (unit.prefix_bytes[u] + unit.entering_bytes[u])) for u in units), default=0)
 
 
 def stage_bytes(plan: ParallelPlan, stage: int, costs: JobCosts, unit: UnitCosts, computed_prefix: list[int]) -> int:
@@ -300,8 +308,9 @@ def test_every_weighed_plan_is_valid_and_told_as_it_is() -> None:
     assert seen == {"gpipe", "1f1b", "interleaved", "zero_bubble"}
 
 
-def test_a_cut_fits_where_the_prediction_does() -> None:
-    """Into exactly as many bytes as each rank is predicted to hold, and into no byte less."""
+def test_a_cut_fits_where_the_prediction_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into exactly as many bytes as each rank is predicted to hold in a step, and into no byte less."""
+    monkeypatch.setattr(planner, "advance_bytes", lambda *_, **__: 0)
     random = Random(3)
     for _ in range(NUM_JOBS):
         num_blocks, pp, dp = random.randint(3, 8), random.choice([1, 2, 3]), random.choice([1, 2])
@@ -612,6 +621,23 @@ def test_nothing_fits_where_the_prefix_alone_does_not(limit: int) -> None:
     for pp in (1, 2):
         allowed = replace(FREE, pipeline_lengths=(pp,), memory_limit=sum(JOB.parameter_bytes[:4]) + limit)
         assert best_plans(3, cached=None, costs=JOB, constraints=allowed, num_blocks=6, lines={}) == ()
+
+
+def test_what_fits_unfrozen_fits_with_any_number_of_frozen_blocks() -> None:
+    """Without a cache, in the memory that some unfrozen plan of one stage a rank takes."""
+    for number in range(NUM_JOBS):
+        random = Random(number)
+        given = random_case(random)
+        free = replace(given["constraints"], memory_limit=None, schedules=(("1f1b", 1),))  # type: ignore[type-var]
+        others = {key: given[key] for key in ("costs", "num_blocks", "lines")}
+        plans: Any = best_plans(0, cached=None, constraints=free, **others)  # type: ignore[arg-type]
+        if not plans:
+            continue
+        limit = max(random.choice(plans).memory_bytes)
+        for frozen in range(1, int(str(given["num_blocks"])) + 1):
+            constraints = replace(free, memory_limit=limit, prefixes=PREFIXES)
+            found = best_plans(frozen, cached=None, constraints=constraints, **others)  # type: ignore[arg-type]
+            assert found, (number, frozen, limit)
 
 
 def test_several_stages_a_rank_are_cut_for_memory_where_the_fastest_cut_does_not_fit() -> None:

@@ -29,6 +29,7 @@ DEVICE = torch.device("cpu")
 ONE_ROW = {
     *("vit", "vit with registers", "vit of clip, normed before", "deit", "deit 3, scaled layers"),
     *("roberta", "electra", "distilbert", "gpt2", "llama", "mistral, by structure", "camembert, by structure"),
+    "qwen2",
     *("bert", "bert, eager attention", "vit, normed queries", "gpt2, scaled by layer"),
 }
 VARIANTS: dict[str, Callable[[], nn.Module]] = {
@@ -80,7 +81,7 @@ def test_one_row_leaves_the_last_block(units_per_block: int) -> None:
         assert shapes == [(2, 1 if unit >= first else 9, 16), (2, 9, 16)]
 
 
-@pytest.mark.parametrize("name", [name for name in DROPPING if name not in ("beit", "eva")])
+@pytest.mark.parametrize("name", [name for name in DROPPING if name not in ("beit", "eva", "opt", "modernbert")])
 def test_in_training_each_dropout_is_where_the_block_has_it(name: str) -> None:
     chain = wrapped(DROPPING[name])
     assert chain.leaves_one_row(chain.num_blocks)

@@ -80,12 +80,12 @@ def test_a_kept_pipeline_keeps_a_unit_for_each_stage() -> None:
 
 
 def test_a_prefix_that_fits_in_no_layout_freezes_as_far_as_one_does() -> None:
-    """Every rank holds the prefix; the unfrozen model is cut, so that four ranks hold it."""
+    """Where every rank holds the prefix; the unfrozen model is cut, so that four ranks hold it."""
     heavy = replace(JOB, parameter_bytes=tuple(10_000 for _ in JOB.parameter_bytes))
     limits = [
         (n, controller)
         for limit in range(60_000, 400_000, 10_000)
-        if (controller := make_planner(pipe={"memory_limit": limit, "initial_length": 4}))
+        if (controller := on_every_rank(make_planner(pipe={"memory_limit": limit, "initial_length": 4})))
         and (n := frozen_under(controller, heavy)) is not None
     ]
     most = [n for n, _ in limits]
@@ -94,6 +94,26 @@ def test_a_prefix_that_fits_in_no_layout_freezes_as_far_as_one_does() -> None:
         plan = controller.first_plan(heavy, {}).plan
         reason = "" if n == 6 else "no layout fits in memory"
         assert settled(controller, 6, plan, costs=heavy) == (n, reason, n > 0)
+
+
+def test_a_prefix_that_fits_on_no_rank_stays_in_its_stages() -> None:
+    """Nothing but memory speaks against freezing all: the limits are those of the test above."""
+    heavy = replace(JOB, parameter_bytes=tuple(10_000 for _ in JOB.parameter_bytes))
+    places = set()
+    for limit in range(60_000, 400_000, 10_000):
+        controller = make_planner(pipe={"memory_limit": limit, "initial_length": 4})
+        if (most := frozen_under(controller, heavy)) is not None:
+            assert most == 6
+            plan = controller.first_plan(heavy, {}).plan
+            choice = controller.next_plan(6, cached_options={None: 0.0}, current=plan, outlook=Outlook(heavy, 100))
+            assert choice is not None
+            places.add(choice.plan.prefix)
+    assert places == {"in_place", "replicated"}
+
+
+def on_every_rank(controller: Planner) -> Planner:
+    """Takes no plan whose prefix is elsewhere."""
+    return replace(controller, first=replace(controller.first, prefixes=("replicated",)))
 
 
 def frozen_under(controller: Planner, costs: JobCosts) -> int | None:
@@ -114,7 +134,7 @@ def test_each_number_of_blocks_is_searched_once_for_steady_plans() -> None:
     controller = next(
         controller
         for limit in range(60_000, 400_000, 10_000)
-        if (controller := make_planner(pipe={"memory_limit": limit, "initial_length": 4}))
+        if (controller := on_every_rank(make_planner(pipe={"memory_limit": limit, "initial_length": 4})))
         and frozen_under(controller, heavy) in range(1, 6)
     )
     most = frozen_under(controller, heavy)

@@ -155,7 +155,7 @@ def saved(source: Path, folder: Path) -> dict[str, torch.Tensor]:
     """A tiny model with its head, as a run of ours leaves it; returns its weights."""
     config = load_config(CONFIG, (*TINY, f"data.path={source}"))
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(20261124)  # that no other test begins with: the new head must not be the same
         model = built(config)
     weights = {name: weight.detach().clone() for name, weight in model.model.state_dict().items()}
     model.save(folder, weights.items())

@@ -186,3 +186,27 @@ def test_tied_weights_stay_tied() -> None:
     assert model.one.weight is model.two.weight and model.one.weight.dtype == torch.float64
     assert [*dict(model.named_parameters())] == ["one.weight", "one.bias", "two.bias"]
     assert values.of("one.weight").shape == (3, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_what_is_kept_lies_in_a_file_and_comes_back(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPETRANSFORMER_CACHE", str(tmp_path / "cache"))
+    _, values = values_of(lambda: nn.Linear(300, 200))
+    weight = torch.randn(200, 300).to(dtype)
+    values.put("weight", weight)
+    kept = values.of("weight")
+    assert kept.equal(weight) and kept.dtype == dtype and kept.data_ptr() != weight.data_ptr()
+    assert [*(tmp_path / "cache").iterdir()] == [], "the file has no name"
+    values.put("weight", torch.zeros(0, 3))
+    assert values.of("weight").shape == (0, 3)
+
+
+def test_what_is_kept_stays_in_memory_where_there_is_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("no folder")
+    monkeypatch.setenv("PIPETRANSFORMER_CACHE", str(tmp_path / "cache"))
+    _, values = values_of(lambda: nn.Linear(3, 2))
+    weight = torch.randn(2, 3)
+    values.put("weight", weight)
+    assert values.of("weight").equal(weight) and values.of("weight").data_ptr() != weight.data_ptr()

@@ -67,7 +67,11 @@ def tiny_text_model(folder: Path, family: str, *, layers: int = 6) -> Path:
         sizes |= {"hidden_size": 16, "intermediate_size": 64, "num_hidden_layers": layers, "num_attention_heads": 4}
         sizes |= {"max_position_embeddings": 140}
         sizes |= {"embedding_size": 8} if family == "Electra" else {}
-        sizes |= {"num_key_value_heads": 2} if family == "Llama" else {}
+        sizes |= {"num_key_value_heads": 2} if family in ("Llama", "Mistral", "Qwen2", "Qwen3") else {}
+        sizes |= {"head_dim": 4} if family == "Qwen3" else {}
+        sizes |= {"vocab_size": len(tokenizer) + 4} if family.startswith("Qwen") else {}  # their tokenizers add some
+        sizes |= {"ffn_dim": 64, "word_embed_proj_dim": 8} if family == "OPT" else {}
+        sizes |= {"local_attention": 8, "global_attn_every_n_layers": 2} if family == "ModernBert" else {}
     config = getattr(transformers, f"{family}Config")(**sizes)
     with torch.random.fork_rng():
         torch.manual_seed(0)

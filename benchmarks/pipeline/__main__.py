@@ -159,7 +159,7 @@ class Bench:
 
     def half(self, plan: ParallelPlan) -> None:
         """This rank's stage, on inputs and gradients of its own."""
-        (units,) = plan.active_units_of(self.world.rank)
+        (units,) = plan.staged_units_of(self.world.rank)
         stage, rows = Stage(self.alone, units), BATCH // plan.num_microbatches
         self.objective.begin(step=0, batch_size=BATCH)
         for number in range(plan.num_microbatches):

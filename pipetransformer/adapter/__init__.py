@@ -4,6 +4,7 @@ from pipetransformer.adapter.behaviour import keeps_boundaries, sends_without_gr
 from pipetransformer.adapter.checkpoints import CheckpointException, load_tensors, save_tensors
 from pipetransformer.adapter.deferred import Deferred, NotDeferred
 from pipetransformer.adapter.export import block_call, export, export_failure, module_call, requires_grad
+from pipetransformer.adapter.fake import shapes_alone
 from pipetransformer.adapter.groups import group_among
 from pipetransformer.adapter.launch import is_peer_failure, run_ranks
 from pipetransformer.adapter.memory import LiveBytes
@@ -12,7 +13,7 @@ from pipetransformer.adapter.pipelining import Schedule, StagePart, build_schedu
 from pipetransformer.adapter.recomputation import MODES, Recompute, kept_bytes, product_bytes
 from pipetransformer.adapter.split import bytes_between_halves
 from pipetransformer.adapter.stage import StageTimes
-from pipetransformer.adapter.tensors import belongs_to_parameter, gradient_norms, scaled_step
+from pipetransformer.adapter.tensors import belongs_to_parameter, gradient_norms, scaled_step, storage_of
 
 __all__ = [
     "CheckpointException",
@@ -48,5 +49,7 @@ __all__ = [
     "save_tensors",
     "scaled_step",
     "sends_without_gradients",
+    "shapes_alone",
+    "storage_of",
     "written",
 ]

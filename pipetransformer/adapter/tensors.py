@@ -16,6 +16,15 @@ def gradient_norms(gradients: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(gradients)))
 
 
+def storage_of(tensor: Tensor) -> tuple[int, int]:
+    """A number of the memory that a tensor lies in, its own while it lives, and its bytes.
+
+    Note: a fake tensor's memory has no address.
+    """
+    storage = tensor.untyped_storage()
+    return storage._cdata, storage.nbytes()
+
+
 def belongs_to_parameter(tensor: Tensor) -> bool:
     """Whether ``tensor`` is a parameter or a view of one. Note: a view's base has no public name."""
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)

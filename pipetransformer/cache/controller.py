@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -27,6 +28,13 @@ from pipetransformer.plan.prefix import PrefixWork, cached_choices
 from pipetransformer.process.collectives import led_by, values_of_ranks
 from pipetransformer.process.heap import release_freed_memory
 from pipetransformer.process.world import World
+
+Lender = Callable[[range], AbstractContextManager[None]]
+
+
+def nothing_lent(units: range) -> AbstractContextManager[None]:
+    """For ranks that hold the weights of the prefix."""
+    return nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +187,13 @@ class AutoCache:
         """The store of a split; None before ``reserve`` and where there is no cache."""
         return self._cache.stores[split] if self._cache is not None else None
 
-    def reserve(self, boundary: int | None = None, *, at_start: bool = False) -> str:
+    def reserve(self, boundary: int | None = None, *, by_block: bool = False, at_start: bool = False) -> str:
         """Collective. Reserves the place of the next advance, if there is none yet: memory, or disk where that is too
         small.
 
         Args:
             boundary: the boundary of the plan to come; None for any.
+            by_block: as in ``advance``.
             at_start: whether no step has trained the units before it. Then the stores of an earlier run are taken, or
                 new ones are left to later runs.
 
@@ -198,7 +207,7 @@ class AutoCache:
         if boundary is not None and at_start and self._keeps:
             self._next = open_kept(
                 self._layouts(),
-                key="" if self._identity is None else self._identity.key(boundary, self._layouts()),
+                key="" if self._identity is None else self._identity.key(boundary, self._layouts(), by_block=by_block),
                 kept=self._kept,
                 budget=self._all_kept,
                 rank=self._world.rank,
@@ -270,29 +279,42 @@ class AutoCache:
             self.boundary, self.is_of_start = None, False
             self.path = []
 
-    def advance(self, target: int, *, at_start: bool = False) -> Advance:
+    def advance(
+        self, target: int, *, lent: Lender = nothing_lent, by_block: bool = False, at_start: bool = False
+    ) -> Advance:
         """Collective. Computes and stores every sample of all splits at boundary ``target``, unless an earlier run has.
 
         The first ``target`` blocks must be frozen, and the memory reserved with the same ``at_start``.
+
+        Args:
+            lent: a collective context in which every rank has the weights of some units.
+            by_block: whether no rank has more than one block of them at a time: all samples pass it, then the next.
 
         Raises:
             UserError: if the type of the stores cannot hold the activations.
         """
         start = perf_counter()
+        behind = self._chain.numbering.behind
         source = self.boundary if self.boundary is not None and self.boundary <= target else None
-        if self._next is not None and self._next.is_kept:
-            self._check(self._next, target)
+        # Note: a pass by block has none but its own block, and cannot compute a sample anew.
+        if self._next is not None and self._next.is_kept and not by_block:
+            with lent(range(behind(target))):
+                self._check(self._next, target)
         into = self._next or self._cache
         assert into is not None
         done, error = Counter[tuple[int, int]](), None
-        if not into.is_complete:
-            done, error = self._compute(into, source=source, target=target)
+        stops = range((source or 0) + 1, target + 1) if by_block else range(target, target + 1)
+        before, origin = source, into if source is None or self._cache is None else self._cache
+        for stop in () if into.is_complete else stops:
+            with lent(range(behind(before or 0), behind(stop))):
+                passed, error = self._compute(into, origin=origin, source=before, target=stop)
+            done, before, origin = done or passed, stop, into
         parts = values_of_ranks((done, error))  # also a barrier: no rank reads before all have written
         if self._cache is not None and into is not self._cache:
             self._end_publication()
             self._cache.close()
         self._cache, self._next, self.boundary, self.is_of_start = into, None, target, at_start
-        self.path.append(target)
+        self.path += stops
         if into.held is not None and not into.is_complete:
             self._publisher.publish(into.held, about=self._about(target))
         is_found = all(values_of_ranks(into.is_complete))
@@ -309,13 +331,13 @@ class AutoCache:
         led_by(self._world.rank - self._world.local_rank, self._publisher.wait)
 
     def _compute(
-        self, into: ActivationCache, *, source: int | None, target: int
+        self, into: ActivationCache, *, origin: ActivationCache, source: int | None, target: int
     ) -> tuple[Counter[tuple[int, int]], float | None]:
         """This rank's part of an advance pass, and the relative error of what was stored for training."""
         done, error = Counter[tuple[int, int]](), None
         for split, store in into.stores.items():
             samples, rounding = advance(
-                store if source is None or self._cache is None else self._cache.stores[split],
+                origin.stores[split],
                 self._datasets[split],
                 self._chain,
                 source=source,

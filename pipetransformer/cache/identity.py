@@ -43,10 +43,14 @@ class Identity:
         stops = map(chain.numbering.behind, range(chain.num_blocks + 1))
         self._weights = ["".join(digests[:stop]) for stop in stops]  # of the units before each boundary, from 0
 
-    def key(self, boundary: int, layouts: Mapping[str, StoreLayout]) -> str:
-        """Of the stores at a boundary, in blocks, laid out so."""
+    def key(self, boundary: int, layouts: Mapping[str, StoreLayout], *, by_block: bool = False) -> str:
+        """Of the stores at a boundary, in blocks, laid out so.
+
+        Args:
+            by_block: whether the activations were stored behind each block, where a narrower type rounds them.
+        """
         data = sorted((split, self._fingerprints[split], _told(layout)) for split, layout in layouts.items())
-        return key_of((boundary, self._weights[boundary], data, self._surroundings))
+        return key_of((boundary, by_block, self._weights[boundary], data, self._surroundings))
 
 
 def digests_of_units(chain: Chain, *, world: World) -> tuple[tuple[str, ...], ...]:

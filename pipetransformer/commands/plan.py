@@ -15,9 +15,12 @@ from pipetransformer.errors import UserError
 from pipetransformer.launch.arguments import count
 from pipetransformer.pipe.measure.profile import costs_key
 from pipetransformer.pipe.measure.profile_file import Profile, load_profile, save_profile
+from pipetransformer.pipe.measure.shapes import Hardware, profile_of_shapes
+from pipetransformer.pipe.measure.units import Speeds
 from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.search import Prediction
+from pipetransformer.simulation.schema import load_cluster
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,11 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="costs measured elsewhere; measured here if not given"
     )
+    parser.add_argument(
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help="plan for the machines of this file (its section cluster, as in config/simulation_1024.yaml) from the "
+        "model's shapes alone: nothing is loaded or timed",
+    )
     parser.add_argument("--save-profile", type=Path, metavar="FILE", help="keep what was measured here")
 
 
 def run(arguments: argparse.Namespace) -> None:
     config = load_config(arguments.config, arguments.overrides)
+    if arguments.cluster is not None:
+        _of_shapes(config, arguments)
+        return
     world_size = arguments.world_size or local_ranks()
     local_size = arguments.gpus_per_node or world_size
     if world_size % local_size:
@@ -67,6 +80,36 @@ def run(arguments: argparse.Namespace) -> None:
         console.print("the link between nodes was not measured, and is taken to be as fast as those inside a node")
     rows = plans(config, profile, world_size=world_size, local_size=local_size)
     console.print(_table(rows))
+
+
+def _of_shapes(config: Config, arguments: argparse.Namespace) -> None:
+    for name in ("world_size", "gpus_per_node", "profile"):
+        if getattr(arguments, name) is not None:
+            raise UserError(
+                f"--{name.replace('_', '-')}: has no effect with --cluster, whose file says it; leave it out"
+            )
+    cluster = load_cluster(arguments.cluster)
+    world_size, local_size = cluster.nodes * cluster.devices_per_node, cluster.devices_per_node
+    if cluster.nodes > 1 and cluster.between is None:
+        raise UserError("cluster.between: missing; give the link of a node to others")
+    hardware = Hardware(
+        Speeds(1e9 / cluster.operations_per_second, 1e9 / cluster.memory_bytes_per_second),
+        inside=cluster.inside.link(),
+        between=cluster.between.link() if cluster.between is not None and cluster.nodes > 1 else None,
+        host=cluster.host.link(),
+        overlap=cluster.overlap,
+        memory=cluster.memory,
+    )
+    profile = profile_of_shapes(config, hardware, num_ranks=world_size)
+    num_units = len(profile.job.parameter_bytes)
+    check_layout(config, world_size=world_size, local_size=local_size, num_units=num_units)
+    if arguments.save_profile is not None:
+        save_profile(profile, arguments.save_profile, key="--save-profile")
+    console, num_bytes = make_console(), sum(profile.job.parameter_bytes)
+    console.print(
+        f"{num_bytes / 4e9:,.2f} billion weights; costs counted from shapes, speeds as {arguments.cluster} says"
+    )
+    console.print(_table(plans(config, profile, world_size=world_size, local_size=local_size)))
 
 
 def plans(config: Config, profile: Profile, *, world_size: int, local_size: int) -> tuple[Prediction, ...]:
@@ -122,8 +165,8 @@ def _measured(arguments: argparse.Namespace, *, world_size: int, local_size: int
 
 
 def _table(rows: tuple[Prediction, ...]) -> Table:
-    titles = ("frozen", "pp x dp", "schedule", "M", "boundaries", "cache", "step ms", "MB by rank", "idle %")
-    return make_table(titles, map(_row, rows), left=["schedule", "boundaries"])
+    titles = ("frozen", "pp x dp", "schedule", "M", "boundaries", "cache", "prefix", "step ms", "MB by rank", "idle %")
+    return make_table(titles, map(_row, rows), left=["schedule", "boundaries", "prefix"])
 
 
 def _row(prediction: Prediction) -> tuple[str, ...]:
@@ -135,6 +178,7 @@ def _row(prediction: Prediction) -> tuple[str, ...]:
         str(plan.num_microbatches),
         ", ".join(map(str, plan.boundaries)) or "-",
         "-" if plan.cached is None else str(plan.cached),
+        plan.prefix if plan.frozen else "-",
         f"{prediction.step_seconds * 1e3:,.1f}",
         ", ".join(f"{num_bytes / 1e6:,.0f}" for num_bytes in prediction.memory_bytes),
         f"{100 * prediction.bubble:.0f}",

@@ -4,7 +4,8 @@ plan's process groups where pp changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -16,6 +17,8 @@ from pipetransformer.dp.transfer import Holders, execute_transfers, transfers_of
 from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
+
+_MOVED_TOGETHER = 2**26  # bytes of weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +39,13 @@ class Arrival:
 class AutoDP:
     """Moves the same ranks from plan to plan. A move to a longer pipeline (after unfreezing) is the same as any other.
 
-    Every rank knows the holders of all units, so that transfers need no negotiation. A unit that nobody holds yet has
-    the weights of before training, which every rank can have from the model's files, or by drawing them.
+    Every rank knows the holders of all units, so that transfers need no negotiation. A unit that nobody holds and whose
+    weights wait nowhere has those of before training, which every rank can have from the model's files, or by drawing
+    them.
 
     Attributes:
-        weights: holders of the weights of each unit.
+        weights: holders of the weights of each unit that is in use.
+        waiting: the rank in whose host's memory the weights of a unit wait that is not in use, by unit.
         parked: this rank's optimizer state of frozen units by parameter name, kept while they may unfreeze.
 
     Args:
@@ -59,7 +64,8 @@ class AutoDP:
         self._begin()
 
     def _begin(self) -> None:
-        self.weights: Holders = {}
+        self.weights: dict[int, range] = {}
+        self.waiting: dict[int, int] = {}
         self._state: dict[int, range] = {}
         self.parked: OptimizerState = {}
 
@@ -71,7 +77,9 @@ class AutoDP:
             the next ``enter``. The weights are uninitialised too.
         """
         self.forget()
-        self.weights, self._state = self._needed(plan), dict(state_holders)
+        size, prefix = self._world.size, range(plan.first_active)
+        unused = {unit: range(unit % size, unit % size + 1) for unit in prefix}
+        self.weights, self._state = {**unused, **plan.holders()}, dict(state_holders)
         self._chain.materialize(unit for unit, ranks in self.weights.items() if self._world.rank in ranks)
         mine = [unit for unit, ranks in state_holders.items() if self._world.rank in ranks]
         return {
@@ -126,38 +134,97 @@ class AutoDP:
             self._mesh.close()
             self._mesh = None
 
-    def _needed(self, plan: ParallelPlan) -> Holders:
-        """Holders of the weights of each unit under ``plan``: those of the prefix are all ranks."""
-        active = plan.ranks_by_unit()
-        return {unit: active.get(unit, range(self._world.size)) for unit in range(plan.num_units)}
+    @contextmanager
+    def lent(self, units: range) -> Iterator[None]:
+        """Collective. Every rank has the weights of ``units``, for the time of the context, in eval mode."""
+        missing = [unit for unit in units if unit not in self.weights]
+        held = self._taken_up(missing)
+        self._bring(held, dict.fromkeys(missing, range(self._world.size)))
+        try:
+            yield
+        finally:
+            self._lay_down(held)
+            self._chain.release(missing)
+
+    def saved_by(self, unit: int) -> int:
+        """The rank that has the weights of a unit to save: one that holds them, or where they wait. All can have those
+        of before training: they take turns."""
+        ranks = self.weights.get(unit)
+        return ranks[0] if ranks else self.waiting.get(unit, unit % self._world.size)
+
+    def _taken_up(self, units: Iterable[int]) -> dict[int, range]:
+        """Takes those of ``units`` that wait from their hosts' memory. Returns their holders."""
+        held = {unit: range(rank, rank + 1) for unit in units if (rank := self.waiting.pop(unit, None)) is not None}
+        self._chain.fill(unit for unit, ranks in held.items() if self._world.rank in ranks)
+        return held
+
+    def _lay_down(self, held: Holders) -> None:
+        """Leaves each unit in the host's memory of one of its holders, which take turns."""
+        for unit, ranks in held.items():
+            self.waiting[unit] = ranks[unit % len(ranks)]
+            if self.waiting[unit] == self._world.rank:
+                self._chain.keep([unit])
+
+    def _bring(self, held: Holders, needed: Holders) -> int:
+        """Brings the weights of units that this rank needs and does not hold. Returns the bytes that it received."""
+        chain, rank = self._chain, self._world.rank
+        mine = [unit for unit, ranks in needed.items() if rank in ranks]
+        chain.fill(unit for unit in mine if unit not in held)
+        chain.materialize(mine)
+
+        def weights_of(unit: int) -> Iterator[Tensor]:
+            return (parameter.data for parameter in chain.named_parameters([unit]).values())
+
+        transfers = transfers_of(rank, held, needed, ranks_per_node=self._world.local_size)
+        return execute_transfers(transfers, rank=rank, tensors=weights_of)
 
     def _move(self, plan: ParallelPlan, state: OptimizerState) -> int:
         """Brings the missing units to this rank, and frees the memory of those that it no longer needs.
 
-        Weights of the prefix go to every rank. ``state`` is filled in place. Returns the bytes that this rank received.
+        A few units at a time, so that no rank holds much more than the larger of what it had and what it gets. Entries
+        of ``state`` come and go in place. Returns the bytes that this rank received.
         """
-        chain, rank, units = self._chain, self._world.rank, range(plan.num_units)
-        needed, active = self._needed(plan), plan.ranks_by_unit()
-        state_needed = {unit: ranks for unit, ranks in active.items() if unit in self._state}
-        mine = [unit for unit in units if rank in needed[unit]]
-        chain.fill(unit for unit in mine if unit not in self.weights)
-        chain.materialize(mine)
-        parameters = {unit: chain.named_parameters([unit]) for unit in units}
-        for unit in mine:
-            if rank in state_needed.get(unit, ()) and rank not in self._state[unit]:
-                for name, parameter in parameters[unit].items():
-                    state[name] = empty_state(self._train, parameter, device=chain.device)
+        active = plan.ranks_by_unit()
+        num_bytes, in_use = 0, plan.holders()
+        for units in self._groups():
+            needed = {unit: in_use[unit] for unit in units if unit in in_use}
+            held = {unit: self.weights[unit] for unit in units if unit in self.weights} | self._taken_up(needed)
+            num_bytes += self._bring(held, needed)
+            self._lay_down({unit: ranks for unit, ranks in held.items() if unit not in needed})
+            self._chain.release(unit for unit in units if self._world.rank not in needed.get(unit, ()))
+            trained = {unit: active[unit] for unit in units if unit in active and unit in self._state}
+            num_bytes += self._bring_state(trained, state)
+            for unit in units:
+                keeps = unit not in active and self._keeps_frozen_state
+                if not keeps and self._world.rank not in active.get(unit, ()):
+                    for name in self._chain.named_parameters([unit]):
+                        state.pop(name, None)
+        self.weights = in_use
+        return num_bytes
 
-        def weights_of(unit: int) -> Iterator[Tensor]:
-            return (parameter.data for parameter in parameters[unit].values())
+    def _groups(self) -> Iterator[list[int]]:
+        """All units, so many at a time as have a bounded number of bytes, the same on every rank."""
+        group, num_bytes = list[int](), 0
+        for unit in range(self._chain.num_units):
+            of_unit = sum(parameter.nbytes for parameter in self._chain.named_parameters([unit]).values())
+            if group and num_bytes + of_unit > _MOVED_TOGETHER:
+                yield group
+                group, num_bytes = [], 0
+            group.append(unit)
+            num_bytes += of_unit
+        yield group
+
+    def _bring_state(self, needed: Holders, state: OptimizerState) -> int:
+        """Brings the optimizer state of units that this rank trains and did not before, into ``state``. Returns the
+        bytes that it received."""
+        rank, parameters = self._world.rank, {unit: self._chain.named_parameters([unit]) for unit in needed}
+        for unit, ranks in needed.items():
+            if rank in ranks and rank not in self._state[unit]:
+                for name, parameter in parameters[unit].items():
+                    state[name] = empty_state(self._train, parameter, device=self._chain.device)
 
         def state_of(unit: int) -> Iterator[Tensor]:
             return (state[name][key] for name in parameters[unit] for key in state_keys(self._train))
 
-        num_bytes = 0
-        for held, wanted, tensors in ((self.weights, needed, weights_of), (self._state, state_needed, state_of)):
-            transfers = transfers_of(rank, held, wanted, ranks_per_node=self._world.local_size)
-            num_bytes += execute_transfers(transfers, rank=rank, tensors=tensors)
-        chain.release(unit for unit in units if unit not in mine)
-        self.weights = needed
-        return num_bytes
+        transfers = transfers_of(rank, self._state, needed, ranks_per_node=self._world.local_size)
+        return execute_transfers(transfers, rank=rank, tensors=state_of)

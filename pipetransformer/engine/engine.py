@@ -116,12 +116,8 @@ class Engine:
         if self._layout is not None:
             self.stepper.settle_norms(self._layout)
         start = perf_counter()
-        state, stepped = dict(state or {}), None
-        if self._layout is not None:
-            stepped = self._layout.stepped
-            state |= self._layout.state()
-            self._layout.close()
-        arrival = self.autodp.enter(plan, state=state, stepped=stepped)
+        stepped = None if self._layout is None else self._layout.stepped
+        arrival = self.autodp.enter(plan, state=self._left(state or {}), stepped=stepped)
         self._layout = Layout(
             plan,
             arrival,
@@ -136,6 +132,15 @@ class Engine:
         seconds, num_bytes = slowest(perf_counter() - start), torch.tensor(arrival.num_bytes)
         dist.all_reduce(num_bytes)
         return Move(seconds=seconds, num_bytes=int(num_bytes))
+
+    def _left(self, state: OptimizerState) -> OptimizerState:
+        """Leaves the present layout, if any. Returns ``state`` with that of the layout, and keeps none of it: else it
+        would lie beside that of the next one."""
+        layout, self._layout = self._layout, None
+        if layout is None:
+            return dict(state)
+        layout.close()
+        return {**state, **layout.state()}
 
     def state_holders(self) -> dict[int, range]:
         """The present holders of the optimizer state of each unit."""
@@ -264,4 +269,4 @@ class Engine:
 
         None on the other ranks, which must ask for them as well, to the end.
         """
-        return gathered_weights(self.chain, self.autodp.weights, world=self._world)
+        return gathered_weights(self.chain, self.autodp, world=self._world)

@@ -224,7 +224,7 @@ def build_executor(
         recompute: mode of recomputation, one of ``adapter.MODES``.
     """
     again = None if recompute == "never" else Recompute(recompute)
-    stages = [Stage(chain, units, around=again) for units in plan.active_units_of(rank)]
+    stages = [Stage(chain, units, first_active=plan.first_active, around=again) for units in plan.staged_units_of(rank)]
     if plan.pp == 1:
         return _PlainExecutor(stages[0], objective, num_microbatches=plan.num_microbatches, recompute=again)
     assert group is not None

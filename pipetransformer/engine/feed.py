@@ -116,7 +116,7 @@ class Feed:
             stored = view_numbers(dataset, ids, epoch=item.epoch)
             hidden = self._reader.read(stored, positions=self._stored_positions(item.length))
         needs_main = self._is_first and hidden is None
-        keys = chain.input_keys if needs_main or plan.first_active == 0 else chain.family.side_inputs
+        keys = chain.input_keys if needs_main or plan.first_staged == 0 else chain.family.side_inputs
         raw: dict[str, Tensor] = {}
         if needs_main or keys:
             wanted = (*keys, chain.family.main_input) if needs_main else keys
@@ -150,8 +150,8 @@ class Feed:
             batch.move(chain.device)
         if batch.hidden is None:
             return
-        if plan.first_active:
-            units = range(batch.enters, plan.first_active)
+        if plan.first_staged:
+            units = range(batch.enters, plan.first_staged)
             if units:
                 with torch.no_grad():
                     batch.hidden = chain.run(units, batch.hidden, batch.inputs)

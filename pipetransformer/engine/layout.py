@@ -47,7 +47,7 @@ class Layout:
         chain.freeze(plan.frozen, stem=plan.stem_frozen)
         self.parameters = chain.named_parameters(plan.units_of(rank))
         parts = [chain.numbering.part_of(chain.unit_of(name)) for name in self.parameters]
-        self.part_index = torch.tensor(parts, device=chain.device)
+        self.part_index = torch.tensor(parts, dtype=torch.int64, device=chain.device)
         scales = [lr_scale(config.train, part, num_blocks=chain.num_blocks) for part in parts]
         self.optimizer = build_optimizer(
             config.train, self.parameters, arrival.state, lr_scales=dict(zip(self.parameters, scales, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +32,10 @@ def build_optimizer(
     for name, parameter in parameters.items():
         scale = 1.0 if lr_scales is None else lr_scales[name]
         alike[scale, train.weight_decay if parameter.ndim > 1 else 0.0].append(parameter)
-    groups = [{"params": found, "lr_scale": scale, "weight_decay": decay} for (scale, decay), found in alike.items()]
+    groups: list[dict[str, Any]] = [
+        {"params": found, "lr_scale": scale, "weight_decay": decay} for (scale, decay), found in alike.items()
+    ]
+    groups = groups or [{"params": [], "lr_scale": 1.0, "weight_decay": 0.0}]  # where all units are frozen in place
     optimizer: torch.optim.Optimizer
     if train.optimizer == "adamw":
         optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)

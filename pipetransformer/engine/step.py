@@ -143,7 +143,9 @@ class Stepper:
         max_norm = self._train.max_grad_norm
         if max_norm is None and not self._needs_norms and step % _SAMPLED:
             return None
-        norms = gradient_norms(layout.gradients())
+        gradients = layout.gradients()  # none where all units are frozen in place
+        none = torch.zeros(0, dtype=self._chain.dtype, device=self._chain.device)
+        norms = gradient_norms(gradients) if gradients else none
         # One slot for each part; those of stem and head are dropped.
         squares = torch.zeros(self._chain.num_blocks + 2, dtype=torch.float64, device=norms.device)
         squares.index_add_(0, layout.part_index, norms.double().square())

@@ -8,29 +8,27 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pipetransformer.dp import Holders, execute_transfers, transfers_of
+from pipetransformer.dp import AutoDP, Transfer, execute_transfers
 from pipetransformer.models import Chain, saved_tensors
 from pipetransformer.process.world import World
 
 
-def gathered_weights(chain: Chain, holders: Holders, *, world: World) -> Iterator[tuple[str, Tensor]]:
+def gathered_weights(chain: Chain, autodp: AutoDP, *, world: World) -> Iterator[tuple[str, Tensor]]:
     """Collective: every rank asks for all. Names and values on the CPU of rank 0; none on the other ranks.
 
     No more than one unit is there at a time.
-
-    Args:
-        holders: holders of the weights of each unit.
     """
-    first = range(1)
-    for unit in sorted(holders):
-        named = {name: parameter.data for name, parameter in chain.named_parameters([unit]).items()}
-        transfers = transfers_of(world.rank, {unit: holders[unit]}, {unit: first}, ranks_per_node=world.local_size)
-        if world.rank in first and transfers:
-            named = {name: torch.empty_like(tensor, device=chain.device) for name, tensor in named.items()}
-        execute_transfers(transfers, rank=world.rank, tensors=partial(_values, named))
-        if world.rank in first:
-            yield from ((name, tensor.cpu()) for name, tensor in named.items())
-    if world.rank in first:
+    for unit in range(chain.num_units):
+        source = autodp.saved_by(unit)
+        with chain.lent([unit] if world.rank == source else []):
+            named = {name: parameter.data for name, parameter in chain.named_parameters([unit]).items()}
+            if world.rank == 0 != source:
+                named = {name: torch.empty_like(tensor, device=chain.device) for name, tensor in named.items()}
+            transfers = [Transfer(unit, source, 0)] if source and world.rank in (0, source) else []
+            execute_transfers(transfers, rank=world.rank, tensors=partial(_values, named))
+            if world.rank == 0:
+                yield from ((name, tensor.cpu()) for name, tensor in named.items())
+    if world.rank == 0:
         parameters = dict(chain.model.named_parameters())
         yield from ((n, tensor.cpu()) for n, tensor in saved_tensors(chain.model).items() if n not in parameters)
 

@@ -6,8 +6,8 @@ parameters of the others are released to the meta device and come back by ``mate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from pipetransformer.errors import UserError
 from pipetransformer.models.families import MASK, Family, family_of
 from pipetransformer.models.halves import Halves
+from pipetransformer.models.held import Held
 from pipetransformer.models.proof import differ, halves_differ, row_differs
 from pipetransformer.models.values import Values, during_forward, empty
 from pipetransformer.plan.units import Numbering
 
 
-class Chain:
+class Chain(Held):
     """A wrapped model.
 
     Args:
@@ -55,14 +56,12 @@ class Chain:
     ) -> None:
         self.name = name
         self.family: Family = family_of(model, name=name)
-        self.device = device
         self.dtype = torch.float64 if precision == "float64" else torch.float32
-        self._values = values
         if values is None:
             model.to(device=device, dtype=self.dtype)
         else:
             empty(model, device=device, dtype=self.dtype)
-        self.model = model
+        super().__init__(model, device=device, values=values)
         if any(buffer.endswith("running_mean") for buffer, _ in model.named_buffers()):
             raise UserError(
                 f"model.name: {name} has batch normalisation, whose statistics would depend on how a batch is cut; "
@@ -117,14 +116,6 @@ class Chain:
         """Batch entries beside the main input for a rank without a prefix in front of it."""
         return (*self.family.stem_inputs, *self.family.side_inputs)
 
-    def unit_of(self, parameter: str) -> int:
-        return self._owners[parameter]
-
-    def named_parameters(self, units: Iterable[int]) -> dict[str, nn.Parameter]:
-        """The parameters of ``units`` by the model's own names, in the model's order."""
-        wanted = set(units)
-        return {name: p for name, p in self.model.named_parameters() if self._owners[name] in wanted}
-
     def autocast(self) -> torch.autocast | nullcontext[None]:
         if self.autocasts:
             return torch.autocast(self.device.type, dtype=torch.bfloat16)
@@ -151,10 +142,16 @@ class Chain:
                     if unit == self._narrowing:
                         assert self.family.row is not None
                         arguments["at"] = self.family.row(hidden, inputs)
-                    hidden = self._bodies[unit - 1](hidden, **arguments)
+                    hidden = self._bodies[unit - 1](hidden, **self._of_block(unit, arguments))
             if stop == self.num_units:
                 hidden = self.family.head(self.model, hidden, inputs)
         return hidden
+
+    def _of_block(self, unit: int, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Arguments of the block of ``unit``, from those of all blocks."""
+        if self.family.of_block is None or not arguments:
+            return arguments
+        return self.family.of_block(self.blocks[self.numbering.part_of(unit) - 1], arguments)
 
     def freeze(self, num_frozen: int, *, stem: bool = False) -> None:
         """Freezes the stem and the first ``num_frozen`` blocks and makes the rest trainable again.
@@ -188,47 +185,6 @@ class Chain:
                 part.training = False
                 part.__dict__["train"] = lambda mode=True, part=part: part
 
-    def holds(self, unit: int) -> bool:
-        """Whether this rank has memory for all parameters of ``unit``."""
-        return not any(parameter.is_meta for parameter in self.named_parameters([unit]).values())
-
-    def fill(self, units: Iterable[int]) -> None:
-        """Gives the released parameters of ``units`` memory, and the values that they had before training."""
-        held = list(units)
-        released = [name for name, parameter in self.named_parameters(held).items() if parameter.is_meta]
-        self.materialize(held)
-        for name in released:
-            assert self._values is not None
-            self.model.get_parameter(name).data.copy_(self._values.of(name))
-
-    @contextmanager
-    def lent(self, units: Iterable[int]) -> Iterator[None]:
-        """Fills, as a context, those of ``units`` that this rank does not hold. They can be trained."""
-        missing = [unit for unit in units if not self.holds(unit)]
-        self.fill(missing)
-        for parameter in self.named_parameters(missing).values():
-            parameter.requires_grad_()
-        try:
-            yield
-        finally:
-            self.release(missing)
-
-    def release(self, units: Iterable[int]) -> None:
-        """Gives the parameters' memory of ``units`` back; their shapes and names stay."""
-        self._move(units, device=torch.device("meta"))
-
-    def materialize(self, units: Iterable[int]) -> None:
-        """Uninitialised memory for the released parameters of ``units``, to be filled by a transfer."""
-        self._move(units, device=self.device)
-
-    def _move(self, units: Iterable[int], *, device: torch.device) -> None:
-        """New parameters, without their values, in place of those that are on the other side."""
-        for name, old in self.named_parameters(units).items():
-            if old.is_meta != (device.type == "meta"):
-                path, _, attribute = name.rpartition(".")
-                new = nn.Parameter(torch.empty_like(old, device=device), requires_grad=False)
-                setattr(self.model.get_submodule(path), attribute, new)
-
     def learn_shapes(self, inputs: Mapping[str, Tensor], *, head_row_only: bool = True) -> None:
         """Runs ``inputs`` through the chain, remembers every unit's output shape, and proves the chain right.
 
@@ -258,6 +214,13 @@ class Chain:
                 self._run_by_unit(main, side)
         if found:
             raise self._unlike(found)
+
+    def assume_shapes(self, inputs: Mapping[str, Tensor]) -> None:
+        """Remembers every unit's output shape, and takes the chain to be right, where there is nothing but shapes."""
+        side = {key: inputs[key] for key in self.input_keys if key in inputs}
+        self.model.eval()
+        with torch.no_grad():
+            self._run_by_unit(inputs[self.family.main_input], side)
 
     def _other_than(self, expected: Tensor, main: Tensor, side: Mapping[str, Tensor], *, row_only: bool) -> str:
         """The difference of the chain to ``expected``, in words; empty where there is none."""
@@ -298,11 +261,11 @@ class Chain:
             row_only: whether the last block is computed for the head's row from now on.
         """
         hidden, self._leaving = main, []
-        starts = {self.numbering.first_of(index + 1): block for index, block in enumerate(self.blocks)}
+        starts = {self.numbering.first_of(part) for part in range(1, self.num_blocks + 1)}
         for unit in range(self.num_units):
             with self.lent(self._units_of_block(unit)):
                 if proves and self._halves is not None and unit in starts:
-                    self._prove_halves(self._halves, starts[unit], hidden, side)
+                    self._prove_halves(self._halves, unit, hidden, side)
                 if row_only and unit == self.numbering.first_of(self.num_blocks):
                     self._narrow(unit, hidden, side)
                 hidden = self.run(range(unit, unit + 1), hidden, side)
@@ -319,13 +282,14 @@ class Chain:
         first = self.numbering.first_of(self.numbering.part_of(unit))
         return range(first, min(first + self.numbering.units_per_block, self.num_units) if first else 1)
 
-    def _prove_halves(self, halves: Halves, block: nn.Module, hidden: Tensor, side: Mapping[str, Tensor]) -> None:
-        """Refuses halves that differ from their block.
+    def _prove_halves(self, halves: Halves, unit: int, hidden: Tensor, side: Mapping[str, Tensor]) -> None:
+        """Refuses halves that differ from their block, which begins with ``unit``.
 
         Note: for every block, because the blocks of a model need not be alike.
         """
+        block = self.blocks[self.numbering.part_of(unit) - 1]
         with self.autocast():
-            arguments = self.family.block_arguments(self.model, hidden, side)
+            arguments = self._of_block(unit, self.family.block_arguments(self.model, hidden, side))
             try:
                 differs = halves_differ(halves, block, hidden, arguments=arguments)
                 found = "other outputs than the whole" if differs else ""
@@ -344,7 +308,7 @@ class Chain:
         if halves is None or halves.attention_of_row is None or row is None:
             return
         with self.autocast():
-            arguments = self.family.block_arguments(self.model, hidden, side)
+            arguments = self._of_block(unit, self.family.block_arguments(self.model, hidden, side))
             try:
                 if row_differs(halves, block, hidden, row(hidden, side), arguments=arguments):
                     return

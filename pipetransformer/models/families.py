@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from pipetransformer.errors import UserError
-from pipetransformer.models.halves import DISTILBERT, ENCODER, GPT2, LLAMA, SCALED, VIT, Halves
+from pipetransformer.models.halves import DISTILBERT, ENCODER, GPT2, LLAMA, MODERNBERT, OPT, SCALED, VIT, Halves
 from pipetransformer.models.rows import row_of
 
 Inputs = Mapping[str, Tensor]
@@ -34,7 +34,8 @@ class Family:
         main_input: the batch entry that enters the stem.
         stem: ``(model, inputs) -> hidden [batch, tokens, width]``.
         head: ``(model, hidden, inputs) -> outputs``.
-        block_arguments: ``(model, hidden, inputs) -> keyword arguments`` of every block.
+        block_arguments: ``(model, hidden, inputs) -> keyword arguments`` of the blocks.
+        of_block: ``(block, arguments) -> arguments`` of one block, from those of all; None where all have the same.
         halves: the two parts of a block; None where it does not divide.
         stem_inputs: batch entries beside ``main_input`` for the stem alone.
         side_inputs: batch entries for every rank: it derives its blocks' arguments and the head's from them.
@@ -53,6 +54,7 @@ class Family:
     stem_inputs: tuple[str, ...] = ()
     side_inputs: tuple[str, ...] = ()
     row: Callable[[Tensor, Inputs], Tensor | None] | None = None
+    of_block: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] | None = None
 
 
 def _find(model: nn.Module, path: str) -> Any:
@@ -242,6 +244,81 @@ def _decoder(model: nn.Module) -> Family | None:
     )
 
 
+def _opt(model: nn.Module) -> Family | None:
+    if not _has(model, "model.decoder.embed_tokens", "model.decoder.embed_positions", "model.decoder.layers", "score"):
+        return None
+    if model.model.decoder.layerdrop:  # type: ignore[union-attr]
+        return None
+
+    def positions(inputs: Inputs) -> Tensor:
+        """Of the real tokens, from 0 on; padding has one of its own."""
+        mask = inputs[MASK] if MASK in inputs else torch.ones_like(inputs["input_ids"])
+        return (mask.cumsum(dim=1) * mask - 1).long()
+
+    def stem(model: Any, inputs: Inputs) -> Tensor:
+        decoder = model.model.decoder
+        hidden = decoder.embed_tokens(inputs["input_ids"])
+        hidden = hidden if decoder.project_in is None else decoder.project_in(hidden)
+        # Note: the mask is not looked at where the positions are given.
+        return hidden + decoder.embed_positions(None, 0, position_ids=positions(inputs))  # type: ignore[no-any-return]
+
+    def head(model: Any, hidden: Tensor, inputs: Inputs) -> Tensor:
+        for part in (model.model.decoder.final_layer_norm, model.model.decoder.project_out, model.score):
+            hidden = hidden if part is None else part(hidden)
+        return _last_token(hidden, inputs)
+
+    return _texts(
+        name="OPT",
+        blocks="model.decoder.layers",
+        stem_prefixes=tuple(f"model.decoder.{part}." for part in ("embed_tokens", "embed_positions", "project_in")),
+        stem=stem,
+        head=head,
+        block_arguments=_causal_mask,
+        halves=OPT,
+        row=_last_row,
+    )
+
+
+def _modernbert(model: nn.Module) -> Family | None:
+    """ModernBERT: most blocks see a window of the text, some all of it, each kind with rotary tables of its own."""
+    if not _has(model, "model.embeddings", "model.layers", "model.final_norm", "model.rotary_emb", "head", "drop"):
+        return None
+
+    def arguments(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
+        from transformers.masking_utils import create_bidirectional_sliding_window_mask
+
+        given, positions = inputs.get(MASK), torch.arange(hidden.shape[1], device=hidden.device)[None]
+        kinds = sorted(set(model.config.layer_types))
+        masks = {"full_attention": _bidirectional_mask(model, hidden, inputs)["attention_mask"]}
+        if "sliding_attention" in kinds:
+            masks["sliding_attention"] = create_bidirectional_sliding_window_mask(
+                model.config, hidden, given, allow_is_bidirectional_skip=given is None
+            )
+        tables = {kind: model.model.rotary_emb(hidden, positions, kind) for kind in kinds}
+        return {"attention_mask": masks, "position_embeddings": tables}
+
+    def head(model: Any, hidden: Tensor, inputs: Inputs) -> Tensor:
+        hidden = model.model.final_norm(hidden)
+        if by_token:
+            pooled = hidden[:, 0]
+        else:
+            weights = inputs[MASK] if MASK in inputs else hidden.new_ones(hidden.shape[:2])
+            pooled = (hidden * weights.unsqueeze(-1)).sum(dim=1) / weights.sum(dim=1, keepdim=True)
+        return model.classifier(model.drop(model.head(pooled)))  # type: ignore[no-any-return]
+
+    by_token = model.config.classifier_pooling == "cls"  # type: ignore[union-attr]
+    return _texts(
+        name="ModernBERT",
+        blocks="model.layers",
+        stem_prefixes=("model.embeddings.",),
+        stem=lambda model, inputs: model.model.embeddings(input_ids=inputs["input_ids"]),
+        head=head,
+        block_arguments=arguments,
+        halves=MODERNBERT,
+        of_block=lambda block, arguments: {key: of[block.attention_type] for key, of in arguments.items()},
+    )
+
+
 def _bidirectional_mask(model: Any, hidden: Tensor, inputs: Inputs) -> dict[str, Any]:
     from transformers.masking_utils import create_bidirectional_mask
 
@@ -290,13 +367,24 @@ FAMILIES: tuple[tuple[str, Callable[[nn.Module], Family | None]], ...] = (
     ("DistilBERT", _distilbert),
     ("BERT, RoBERTa, ELECTRA and encoders built like them", _encoder),
     ("GPT-2", _gpt2),
-    ("Llama and decoders built like it", _decoder),
+    ("Llama, Mistral, Qwen2, Qwen3 and decoders built like them", _decoder),
+    ("OPT", _opt),
+    ("ModernBERT", _modernbert),
 )
 """Name for the user, and test of a model. Put an entry of your own first."""
+
+_NO_CHAINS = (
+    ("albert.encoder.albert_layer_groups", "its blocks are one and the same, so that none can be frozen alone"),
+    ("deberta.encoder.rel_embeddings", "all of its blocks train the same relative positions, which no block owns"),
+)
+"""Attribute paths of models that look like chains, and why they are none."""
 
 
 def family_of(model: nn.Module, *, name: str) -> Family:
     """The table entry that fits ``model``. Raises UserError where none does."""
+    for path, reason in _NO_CHAINS:
+        if _find(model, path) is not None:
+            raise UserError(f"model.name: {name} is no chain: {reason}; use another model")
     for _, recognise in FAMILIES:
         family = recognise(model)
         if family is not None and isinstance(blocks := _find(model, family.blocks), (nn.ModuleList, nn.Sequential)):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipetransformer.models import rows
 
@@ -103,6 +103,28 @@ def _llama_mlp(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
     return hidden + block.mlp(block.post_attention_layernorm(hidden))  # type: ignore[no-any-return]
 
 
+def _modernbert_attention(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    return hidden + block.attn(block.attn_norm(hidden), **arguments)[0]  # type: ignore[no-any-return]
+
+
+def _modernbert_mlp(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    return hidden + block.mlp(block.mlp_norm(hidden))  # type: ignore[no-any-return]
+
+
+def _opt_attention(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    before, norm = block.do_layer_norm_before, block.self_attn_layer_norm
+    found = block.self_attn(hidden_states=norm(hidden) if before else hidden, **arguments)[0]
+    hidden = hidden + nn.functional.dropout(found, p=block.dropout, training=block.training)
+    return hidden if before else norm(hidden)
+
+
+def _opt_mlp(block: Any, hidden: Tensor, **arguments: Any) -> Tensor:
+    before, norm = block.do_layer_norm_before, block.final_layer_norm
+    found = block.fc2(block.activation_fn(block.fc1(norm(hidden) if before else hidden)))
+    hidden = hidden + nn.functional.dropout(found, p=block.dropout, training=block.training)
+    return hidden if before else norm(hidden)
+
+
 ENCODER = Halves(
     _encoder_attention, _encoder_mlp, ("attention.",), ("intermediate.", "output."), rows.encoder_attention
 )
@@ -122,3 +144,5 @@ LLAMA = Halves(
     ("post_attention_layernorm.", "mlp."),
     rows.llama_attention,
 )
+MODERNBERT = Halves(_modernbert_attention, _modernbert_mlp, ("attn_norm.", "attn."), ("mlp_norm.", "mlp."))
+OPT = Halves(_opt_attention, _opt_mlp, ("self_attn.", "self_attn_layer_norm."), ("fc1.", "fc2.", "final_layer_norm."))

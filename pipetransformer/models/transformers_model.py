@@ -173,11 +173,12 @@ def _set_dropout(settings: Any, rate: float) -> None:
 def _longest_text(model: nn.Module) -> int | None:
     """The number of positions of ``model``; RoBERTa numbers them from behind the padding token's.
 
-    At most its sliding window, where it has one: longer texts need another mask than the family's.
+    At most its sliding window, where it has one that its family has no mask for.
     """
     settings = model.config
     longest, window = (getattr(settings, name, None) for name in ("max_position_embeddings", "sliding_window"))
-    if isinstance(window, int) and getattr(settings, "use_sliding_window", True):
+    knows_window = family_of(model, name="").of_block is not None
+    if isinstance(window, int) and getattr(settings, "use_sliding_window", True) and not knows_window:
         longest = min(longest, window) if isinstance(longest, int) else window
     if not isinstance(longest, int):
         return None

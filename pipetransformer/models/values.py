@@ -6,15 +6,19 @@ Each depends on the seed and its name alone, so that any rank can have any of th
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pipetransformer.adapter import Deferred, NotDeferred
+from pipetransformer.data import cache_folder
 
 
 class _Built(Protocol):
@@ -53,6 +57,11 @@ class Values:
         """The weight of this name, on the CPU, in the type that it was saved or made in."""
         return self._sources[name]()
 
+    def put(self, name: str, weight: Tensor) -> None:
+        """Takes a copy of ``weight`` in the place of the weight of this name: in the host's memory, or in a file where
+        the weight itself is there."""
+        self._sources[name] = partial(_itself, _in_file(weight) if weight.device.type == "cpu" else weight.cpu())
+
 
 def built_with_values(build: Callable[[], Built], *, seed: int) -> tuple[Built, Values]:
     """What ``build`` gives, its model's weights on the meta device, and these weights.
@@ -78,6 +87,22 @@ def _itself(tensor: Tensor) -> Tensor:
 def _drawn(deferred: Deferred, tensor: Tensor, *, seed: int, name: str) -> Tensor:
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     return deferred.draw(tensor, torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1))
+
+
+def _in_file(weight: Tensor) -> Tensor:
+    """A copy in a mapped file without a name, whose pages the system writes out for want of memory; in memory where
+    there is no room on disk."""
+    try:
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache_folder()) as file:
+            os.posix_fallocate(file.fileno(), 0, max(weight.nbytes, 1))  # Note: else a full disk would kill the process
+            mapped = np.memmap(file, dtype=np.uint8, mode="r+", shape=(weight.nbytes,)) if weight.nbytes else None
+    except OSError:
+        return weight.clone()
+    if mapped is None:
+        return weight.clone()
+    copy = torch.from_numpy(mapped).view(weight.dtype).view(weight.shape)
+    return copy.copy_(weight)
 
 
 def empty(model: nn.Module, *, device: torch.device, dtype: torch.dtype) -> None:

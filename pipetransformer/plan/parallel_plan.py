@@ -16,6 +16,11 @@ from itertools import pairwise
 from pipetransformer.plan.schedules import SCHEDULES, Order, orders, why_not
 from pipetransformer.plan.units import Numbering
 
+PREFIXES = ("replicated", "cached", "streamed", "in_place")
+"""Places of the weights of the prefix: on every rank; where all that it computes is in the cache, on no device but for
+the time of an advance pass, all units of the pass at once (cached) or one block after another (streamed); or in the
+stages of a pipeline, which run their forward alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParallelPlan:
@@ -34,6 +39,7 @@ class ParallelPlan:
             other schedules take 1.
         units_per_block: 1, or 2 for blocks that may be cut into halves.
         stem_frozen: whether the stem is frozen at n = 0 too.
+        prefix: the place of the weights of the prefix, one of ``PREFIXES``.
 
     Raises:
         AssertionError: for fields that contradict each other.
@@ -50,8 +56,14 @@ class ParallelPlan:
     stages_per_rank: int = 1
     units_per_block: int = 1
     stem_frozen: bool = False
+    prefix: str = "replicated"
 
     def __post_init__(self) -> None:
+        assert self.prefix in PREFIXES, self
+        if self.prefix == "in_place":  # Note: a backward that is split asks each unit for gradients.
+            assert self.cached is None and self.run_schedule != "zero_bubble", self
+        else:
+            assert self.prefix == "replicated" or self.cached == self.frozen, self
         assert 0 <= self.frozen <= self.num_blocks, self
         assert len(self.boundaries) == self.num_stages - 1, self
         assert all(a < b for a, b in pairwise(self.cuts)), self
@@ -102,9 +114,19 @@ class ParallelPlan:
         return max(self.numbering.behind(self.frozen), int(self.stem_frozen))
 
     @property
+    def first_staged(self) -> int:
+        """The first unit of the first stage."""
+        return 0 if self.prefix == "in_place" else self.first_active
+
+    @property
+    def keeps_prefix(self) -> bool:
+        """Whether every rank holds the weights of the prefix."""
+        return self.prefix == "replicated"
+
+    @property
     def cuts(self) -> tuple[int, ...]:
         """Ends of all stages [num_stages + 1]: stage s holds the units cuts[s] .. cuts[s + 1] - 1."""
-        return (self.first_active, *self.boundaries, self.num_units)
+        return (self.first_staged, *self.boundaries, self.num_units)
 
     @property
     def world_size(self) -> int:
@@ -127,13 +149,13 @@ class ParallelPlan:
         """The units of ``stage``."""
         return range(self.cuts[stage], self.cuts[stage + 1])
 
-    def active_units_of(self, rank: int) -> tuple[range, ...]:
+    def staged_units_of(self, rank: int) -> tuple[range, ...]:
         """The units of ``rank``, as one range for each of its stages."""
         return tuple(map(self.stage_units, self.stages_of(rank)))
 
     def units_of(self, rank: int) -> tuple[int, ...]:
         """The active units of ``rank``, in order."""
-        return tuple(unit for units in self.active_units_of(rank) for unit in units)
+        return tuple(unit for units in self.staged_units_of(rank) for unit in units if unit >= self.first_active)
 
     def orders(self) -> list[Order]:
         """The work of each rank of a pipeline, in order."""
@@ -141,11 +163,21 @@ class ParallelPlan:
 
     def ranks_by_unit(self) -> dict[int, range]:
         """The ranks of each active unit: those that train it."""
-        return {
+        return {unit: ranks for unit, ranks in self.holders().items() if unit >= self.first_active}
+
+    def holders(self) -> dict[int, range]:
+        """The ranks that have the weights of each unit that is in use."""
+        staged = {
             unit: range(stage % self.pp, self.world_size, self.pp)
             for stage in range(self.num_stages)
             for unit in self.stage_units(stage)
         }
+        prefix = range(self.first_active if self.keeps_prefix else 0)
+        return {**dict.fromkeys(prefix, range(self.world_size)), **staged}
+
+    def without_cache(self) -> ParallelPlan:
+        """The same with a prefix that is computed in each step, on every rank."""
+        return replace(self, cached=None, prefix="replicated")
 
     def renumbered(self, units_per_block: int) -> ParallelPlan | None:
         """The same layout with another number of units per block; None where it cuts a block that would be one unit."""

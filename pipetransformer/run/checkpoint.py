@@ -123,9 +123,10 @@ class CheckpointStore:
         rank, chain = self._world.rank, engine.chain
         state = {**engine.autodp.parked, **engine.layout.state()}
         tensors: dict[str, Tensor] = {}
-        for unit, ranks in engine.autodp.weights.items():
-            if rank == ranks[0]:
-                tensors |= {f"model.{n}": p.detach() for n, p in chain.named_parameters([unit]).items()}
+        for unit in range(chain.num_units):
+            if rank == engine.autodp.saved_by(unit):
+                with chain.lent([unit]):
+                    tensors |= {f"model.{n}": p.detach() for n, p in chain.named_parameters([unit]).items()}
         for unit, ranks in engine.state_holders().items():
             if rank == ranks[0]:
                 for name in chain.named_parameters([unit]):

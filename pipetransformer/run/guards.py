@@ -43,8 +43,8 @@ class Guards:
         Args:
             last_step: number of the last step, from 0, whose update made the weights.
         """
-        parameters = self.engine.layout.parameters
-        finite = torch.stack([p.detach().isfinite().all() for p in parameters.values()]).all()
+        parameters = self.engine.layout.parameters.values()  # none where all units are frozen in place
+        finite = not parameters or torch.stack([p.detach().isfinite().all() for p in parameters]).all()
         self._stop_all(None if finite else last_step, what="the update made weights that are not finite")
 
     def evaluate(self, *, last_step: int) -> dict[str, float]:

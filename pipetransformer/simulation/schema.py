@@ -62,7 +62,9 @@ class _Link(Section):
         return Link(round(self.latency_us * 1000), 1e9 / self.bytes_per_second)
 
 
-class _Cluster(Section):
+class Cluster(Section):
+    """Machines with devices and links, as a file describes them."""
+
     nodes: Count = Field(description="Machines.")
     devices_per_node: Count = Field(description="Ranks of a node, which holds whole pipelines.")
     operations_per_second: Positive = Field(description="That training attains on a device.")
@@ -84,7 +86,7 @@ class SimulationConfig(Section):
     train: _Train = Field(description="the training")
     freeze: _Freeze = Field(default_factory=_Freeze, description="when blocks freeze")
     pipe: _Pipe = Field(default_factory=_Pipe, description="what may be elastic")
-    cluster: _Cluster = Field(description="what it runs on")
+    cluster: Cluster = Field(description="what it runs on")
 
     @property
     def world_size(self) -> int:
@@ -105,6 +107,19 @@ class SimulationConfig(Section):
             return tuple(self.freeze.frozen)
         blocks, alpha = self.model.blocks, self.freeze.alpha
         return tuple(scheduled(epoch, num_blocks=blocks, alpha=alpha) for epoch in range(self.train.epochs))
+
+
+class _OfCluster(Section):
+    cluster: Cluster = Field(description="what it runs on")
+
+
+def load_cluster(path: str | Path) -> Cluster:
+    """The section ``cluster`` of a YAML file. Raises UserError."""
+    values: dict[str, Any] = {key: value for key, value in read_yaml(path).items() if key == "cluster"}
+    try:
+        return _OfCluster.model_validate(values).cluster
+    except ValidationError as error:
+        raise UserError(explain(error, schema=_OfCluster, values=values)) from None
 
 
 def load_simulation(path: str | Path, overrides: Sequence[str] = ()) -> SimulationConfig:

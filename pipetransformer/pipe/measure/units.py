@@ -22,6 +22,7 @@ from pipetransformer.adapter import (
     bytes_between_halves,
     kept_bytes,
     product_bytes,
+    storage_of,
 )
 from pipetransformer.models import Chain
 from pipetransformer.pipe.planner.costs import UnitCosts
@@ -32,8 +33,20 @@ Result = TypeVar("Result")
 _FEWEST_SHAPES = 2
 _ROUNDS, _FEWEST, _LONG_SECONDS = 3, 2, 0.35  # a third round only if a shape took less than this in the first two
 _TIMED = ("forward", "backward", "forward again", "backward of inputs", "backward with recomputation", "prefix")
-_NS_PER_FLOP, _NS_PER_BYTE = 0.01, 0.1  # assumed where nothing is timed: 100 billion operations, 10 GB a second
 _CACHE_BYTES = 2**26  # more than one core's share of the processor's caches
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Speeds of a device, assumed where nothing is timed.
+
+    Attributes:
+        ns_per_operation: nanoseconds of an operation on two numbers.
+        ns_per_byte: nanoseconds of a byte of its memory.
+    """
+
+    ns_per_operation: float = 0.01
+    ns_per_byte: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +130,20 @@ def count_units(
     units: range,
     weights_apart: bool = False,
     recompute: str = "never",
+    speeds: Speeds | None = None,
 ) -> list[UnitCosts]:
-    """Counts the bytes of units, and operations in place of times. Arguments as of ``profile_units``."""
+    """Counts the bytes of units, and operations in place of times. Arguments as of ``profile_units``.
+
+    Under ``adapter.shapes_alone`` too.
+
+    Args:
+        speeds: assumed, of the device; None for 100 billion operations and 10 GB a second.
+    """
     shapes = [_Shape(chain, batch, units, weights_apart=weights_apart, recompute=recompute) for batch in microbatches]
     with chain.lent(units), torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
         for shape in shapes:
             shape.count_bytes()
-            shape.count_operations()
+            shape.count_operations(speeds or Speeds())
     return [shape.costs() for shape in shapes]
 
 
@@ -219,14 +239,15 @@ class _Shape:
             self._run_units(self._time_of_inputs, "forward again")
         self.time_prefix()
 
-    def count_operations(self) -> None:
+    def count_operations(self, speeds: Speeds) -> None:
         """Notes nanoseconds at assumed speeds: those of a forward, and twice as many of a backward."""
         hidden = self._entering
         with torch.no_grad():
             for unit in self._units:
                 with FlopCounterMode(display=False) as counter:
                     output = self._run(unit, hidden)
-                ns = round(_NS_PER_FLOP * counter.get_total_flops() + _NS_PER_BYTE * (hidden.nbytes + output.nbytes))
+                moved = hidden.nbytes + output.nbytes
+                ns = round(speeds.ns_per_operation * counter.get_total_flops() + speeds.ns_per_byte * moved)
                 shares = {"backward": 2, "backward with recomputation": 2 + (self._mode != "selective")}
                 for name in _TIMED:
                     self._times[name][unit].append(shares.get(name, 1) * ns)
@@ -343,6 +364,6 @@ def _clear(parameters: Sequence[torch.nn.Parameter]) -> None:
 def _note(saved: dict[int, int], tensor: Tensor) -> Tensor:
     """Notes the bytes of a tensor that autograd saves for a backward: each storage once, without parameters."""
     if not belongs_to_parameter(tensor):
-        storage = tensor.untyped_storage()
-        saved.setdefault(storage.data_ptr(), storage.nbytes())
+        storage, num_bytes = storage_of(tensor)
+        saved.setdefault(storage, num_bytes)
     return tensor

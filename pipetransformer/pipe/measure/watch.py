@@ -55,12 +55,14 @@ class CostWatch:
             plan: the plan of the steps.
             batches: the global batches of the steps.
         """
+        if plan.prefix == "in_place":  # its stages tell of other costs
+            return
         job, by_length = self._original.job, self._original.measured
         unit = unit_costs(plan, job, global_batch_size=self._global_batch_size)
         share = job.recomputed_share(plan.num_microbatches)
         modal = sum(by_length[self._modal_length].step_ns)
         weight = sum(sum(by_length[batch.length].step_ns) / modal for batch in batches) * plan.num_microbatches / 1e9
-        for units in plan.active_units_of(self._rank):
+        for units in plan.staged_units_of(self._rank):
             self._expected[0] += weight * total(unit.forward_ns, units)
             self._expected[1] += weight * total(unit.backward_ns, units)
             self._expected[1] += weight * share * total(unit.recompute_ns, units)
@@ -76,7 +78,7 @@ class CostWatch:
             return None
         num_units = self._plan.num_units
         ratios = torch.zeros(2, num_units, dtype=torch.float64)
-        for units in self._plan.active_units_of(self._rank):
+        for units in self._plan.staged_units_of(self._rank):
             for kind in (0, 1):
                 ratios[kind, units.start : units.stop] = self._spent[kind] / max(self._expected[kind], 1e-9)
         dist.all_reduce(ratios, op=dist.ReduceOp.MAX)

@@ -17,7 +17,7 @@ from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.obstacle import obstacle
 from pipetransformer.pipe.planner.search import Prediction, best_plans, predict
 from pipetransformer.pipe.planner.transition_cost import transition_seconds
-from pipetransformer.plan import ParallelPlan
+from pipetransformer.plan import PREFIXES, ParallelPlan
 from pipetransformer.plan.prefix import cached_choices
 from pipetransformer.plan.schedules import fewest_stages
 
@@ -132,6 +132,7 @@ class Planner:
             pipeline_lengths=(pipe.initial_length,) if isinstance(pipe.initial_length, int) else divisors(local_size),
             memory_limit=limit,
             stem_frozen=config.freeze.stem,
+            prefixes=PREFIXES if limit is not None and pipe.enabled else PREFIXES[:1],
         )
         return cls(
             first,
@@ -237,7 +238,7 @@ class Planner:
     ) -> Settled:
         """Decides how many of the ``wanted`` blocks freeze, and the plan for them.
 
-        Every rank holds the prefix, so that a longer prefix may break the memory limit in all layouts. Then n is the
+        Where the prefix must be on every rank, a longer one may break the memory limit in all layouts. Then n is the
         largest number that fits. If ``wanted`` is below the present n, blocks unfreeze, or nothing changes.
 
         Args:

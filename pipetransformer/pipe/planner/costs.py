@@ -133,11 +133,15 @@ class JobCosts:
         """Bytes of weights and optimizer state of each unit [num_units], without gradients."""
         return tuple(round(num_bytes * self.optimizer_factor) for num_bytes in self.parameter_bytes)
 
-    def frozen_bytes(self, first_active: int) -> int:
-        """Bytes of the weights of all units before ``first_active``, and of the optimizer state that stays."""
+    def frozen_bytes(self, first_active: int, *, keeps_prefix: bool = True) -> int:
+        """Bytes of the weights of all units before ``first_active``, and of the optimizer state that stays.
+
+        Args:
+            keeps_prefix: whether the weights are there.
+        """
         parked = slice(first_active if self.parked_from is None else self.parked_from, first_active)
         state = sum(self.lasting_bytes[parked]) - sum(self.parameter_bytes[parked])
-        return sum(self.parameter_bytes[:first_active]) + state
+        return keeps_prefix * sum(self.parameter_bytes[:first_active]) + state
 
     def recomputed_share(self, num_microbatches: int) -> float:
         """The share of a step's micro-batches whose activations are recomputed, 0 to 1."""

@@ -10,7 +10,9 @@
     | weights, optimizer state |  of its units; of the frozen prefix, which every rank has, weights alone
     +--------------------------+
 
-Or, on the first rank, before the activations: the forward of the prefix, for all micro-batches at once.
+Or, on the first rank, before the activations: the forward of the prefix, for all micro-batches at once. Or, on every
+rank, before the first step: the forward of a batch of the advance pass, with the weights of its units, where they do
+not stay.
 
 A boundary is the tensor between two stages, of one micro-batch, or its gradient. A received one is part of the
 activations, and its gradient part of the working set, until their backward is done. Beside those stay, by the version
@@ -79,7 +81,13 @@ def unit_bytes(plan: ParallelPlan, unit: UnitCosts, costs: JobCosts) -> list[Uni
         costs.lasting_bytes, costs.parameter_bytes, unit.entering_bytes, kept_bytes, unit.activation_bytes,
         unit.working_bytes, unit.between_bytes,
     )  # fmt: skip
-    return [UnitBytes(*of_unit) for of_unit in zip(*columns)]
+    found = [UnitBytes(*of_unit) for of_unit in zip(*columns)]
+    for u in range(plan.first_staged, plan.first_active):  # they run their forward alone
+        entering = unit.entering_bytes[u]  # stays at the start of a stage, until its backward
+        trained = found[u].whole - entering + found[u].working + found[u].gradients  # a forward takes no more
+        working = min(unit.prefix_bytes[u], trained)
+        found[u] = UnitBytes(costs.parameter_bytes[u], 0, entering, entering, entering, working, 0)
+    return found
 
 
 def prefix_bytes(plan: ParallelPlan, unit: UnitCosts) -> int:
@@ -88,11 +96,30 @@ def prefix_bytes(plan: ParallelPlan, unit: UnitCosts) -> int:
     Args:
         unit: costs of the plan's micro-batches.
     """
-    start, computed = plan.first_computed, range(plan.first_computed, plan.first_active)
+    start, computed = plan.first_computed, range(plan.first_computed, plan.first_staged)
     if not computed:
         return 0
     most = max(unit.prefix_bytes[u] + (unit.entering_bytes[u] if u > start else 0) for u in computed)
     return plan.num_microbatches * (unit.entering_bytes[start] + most)
+
+
+def advance_bytes(plan: ParallelPlan, unit: UnitCosts, costs: JobCosts, *, rows: int) -> int:
+    """The most that any rank holds for the advance pass, beside its active units and optimizer state that stays.
+
+    Args:
+        unit: costs of any micro-batches.
+        rows: samples of a batch of the pass.
+    """
+    if plan.cached is None:
+        return 0
+    units, numbering, weights = range(plan.first_computed), plan.numbering, costs.parameter_bytes
+    held = [0] * len(units)
+    if plan.prefix == "streamed":  # the units of its block; the stem comes with the first one
+        parts = [max(1, numbering.part_of(u)) for u in units]
+        held = [sum(weights[u] for u, of in zip(units, parts) if of == part) for part in parts]
+    scale = rows / unit.rows
+    most = max(n + round(scale * (unit.prefix_bytes[u] + unit.entering_bytes[u])) for u, n in zip(units, held))
+    return most + (sum(weights[: units.stop]) if plan.prefix == "cached" else 0)
 
 
 def widest_boundary(units: Sequence[UnitBytes]) -> int:

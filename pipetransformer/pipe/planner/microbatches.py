@@ -29,15 +29,22 @@ def microbatch_choices(share: int, *, pp: int, fixed: int | None = None) -> tupl
 def uncut_plans(
     frozen: int, *, cached: int | None, constraints: Constraints, numbering: Numbering
 ) -> Iterator[ParallelPlan]:
-    """All that ``constraints`` allow, each with its leftmost boundaries: one unit in every stage but the last."""
-    first = max(numbering.behind(frozen), int(constraints.stem_frozen))
-    for pp in constraints.pipeline_lengths:
+    """All that ``constraints`` allow, each with its leftmost boundaries: one unit in every stage but the last.
+
+    The places of the prefix follow each other in the order of the bytes that they move.
+    """
+    first_active = max(numbering.behind(frozen), int(constraints.stem_frozen))
+    places = _places(first_active, frozen=frozen, cached=cached, constraints=constraints)
+    for prefix, pp in product(places, constraints.pipeline_lengths):
+        first = 0 if prefix == "in_place" else first_active
         share = constraints.share(pp)
         choices = microbatch_choices(share, pp=pp, fixed=constraints.num_microbatches)
         # Note: a plain loop has no schedule, whatever is written in its plan.
         schedules = constraints.schedules if pp > 1 else ((constraints.schedules[0][0], 1),)
         for (schedule, per_rank), num_microbatches in product(schedules, choices):
             if num_microbatches > share or first + pp * per_rank > numbering.num_units:
+                continue
+            if prefix == "in_place" and pp > 1 and schedule == "zero_bubble":
                 continue
             numbers = {"num_microbatches": num_microbatches, "stages_per_rank": per_rank}
             if pp == 1 or why_not(schedule, num_ranks=pp, **numbers) is None:
@@ -51,5 +58,14 @@ def uncut_plans(
                     num_blocks=numbering.num_blocks,
                     units_per_block=numbering.units_per_block,
                     stem_frozen=constraints.stem_frozen,
+                    prefix=prefix,
                     **numbers,
                 )
+
+
+def _places(first_active: int, *, frozen: int, cached: int | None, constraints: Constraints) -> Iterator[str]:
+    """Where the prefix of such a plan may be."""
+    for prefix in constraints.prefixes:
+        on_no_device = prefix in ("cached", "streamed")
+        if prefix == "replicated" or first_active and (cached == frozen if on_no_device else cached is None):
+            yield prefix

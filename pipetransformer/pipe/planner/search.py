@@ -15,6 +15,7 @@ from pipetransformer.pipe.planner.calibration import AS_SIMULATED, Line
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts, total
 from pipetransformer.pipe.planner.memory import (
+    advance_bytes,
     cut_bytes,
     prefix_bytes,
     rank_bytes,
@@ -65,16 +66,19 @@ def best_plans(
     """
     numbering = Numbering.of(num_blocks=num_blocks, num_units=len(costs.parameter_bytes))
     weighed: list[Prediction] = []
+    limit, found = constraints.memory_limit, set[tuple[int, str, int]]()
     for plan in uncut_plans(frozen, cached=cached, constraints=constraints, numbering=numbering):
-        for boundaries in _cuts(plan, costs=costs, constraints=constraints):
+        layout = (plan.pp, plan.schedule, plan.num_microbatches)
+        for boundaries in _cuts(plan, costs=costs, constraints=constraints) if layout not in found else ():
             prediction = predict(
                 replace(plan, boundaries=boundaries),
                 costs=costs,
                 global_batch_size=constraints.global_batch_size,
                 line=lines.get(plan.pp, AS_SIMULATED),
             )
-            if constraints.memory_limit is None or max(prediction.memory_bytes) <= constraints.memory_limit:
+            if limit is None or max(prediction.memory_bytes) <= limit:
                 weighed.append(prediction)
+                found.add(layout)
                 break
     return tuple(sorted(weighed, key=lambda p: (p.step_seconds, p.plan.pp, p.plan.num_microbatches)))
 
@@ -88,12 +92,15 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, line
     unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
     timeline = simulate_plan(plan, costs=costs, global_batch_size=global_batch_size)
     units = unit_bytes(plan, unit, costs)
-    before, widest = prefix_bytes(plan, unit), widest_boundary(units[plan.first_active :])
-    frozen_bytes = costs.frozen_bytes(plan.first_active)
+    before, widest = prefix_bytes(plan, unit), widest_boundary(units[plan.first_staged :])
+    frozen_bytes = costs.frozen_bytes(plan.first_active, keeps_prefix=plan.keeps_prefix)
+    advance = advance_bytes(plan, unit, costs, rows=-(-global_batch_size // plan.world_size))
     memory = []
     for rank, work in enumerate(works_of(plan, costs)):
         stages = {stage: [units[u] for u in plan.stage_units(stage)] for stage in plan.stages_of(rank)}
-        memory.append(frozen_bytes + rank_bytes(work, stages, before=0 if rank else before, widest=widest))
+        in_step = rank_bytes(work, stages, before=0 if rank else before, widest=widest)
+        lasting = sum(unit.lasting for stage in stages.values() for unit in stage)
+        memory.append(frozen_bytes + max(in_step, lasting + advance))
     return Prediction(plan, line.ns(timeline.total) / 1e9, tuple(memory), timeline.bubble)
 
 
@@ -104,14 +111,16 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
     stages = []
     for stage in range(plan.num_stages):
         units = plan.stage_units(stage)
+        active = range(max(units.start, min(plan.first_active, units.stop)), units.stop)
+        frozen = range(units.start, active.start)
         received = unit.boundary_bytes[units.start - 1] if stage else 0
-        backward = total(unit.backward_ns, units) + round(total(unit.recompute_ns, units) * share)
+        backward = total(unit.backward_ns, active) + round(total(unit.recompute_ns, active) * share)
         # The first stage needs no gradients of inputs: the second half of a split backward is all of it. A backward
         # with recomputation is not split (see ``adapter/stage.py``).
-        apart = total(unit.weight_ns, units) if costs.recompute == "never" else 0
+        apart = total(unit.weight_ns, active) if costs.recompute == "never" else 0
         stages.append(
             StageCosts(
-                forward=total(unit.forward_ns, units),
+                forward=total(unit.prefix_ns, frozen) + total(unit.forward_ns, active),
                 backward=backward,
                 weight=apart if stage else backward,
                 send=costs.send.bytes_ns(unit.boundary_bytes[units.stop - 1]),
@@ -119,7 +128,7 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
             )
         )
     weights = [sum(costs.parameter_bytes[unit] for unit in plan.units_of(rank)) for rank in range(plan.pp)]
-    computed = range(plan.first_computed, plan.first_active)
+    computed = range(plan.first_computed, plan.first_staged)
     return simulate(
         plan.run_schedule,
         stages,
@@ -151,19 +160,22 @@ def _cuts(plan: ParallelPlan, *, costs: JobCosts, constraints: Constraints) -> l
     """
     if constraints.fixed_cut is not None:
         return [tuple(map(max, constraints.fixed_cut, plan.boundaries))]
-    first = plan.first_active
+    first = plan.first_staged
     unit = unit_costs(plan, costs, global_batch_size=constraints.global_batch_size)
     share = costs.recomputed_share(plan.num_microbatches)
+    active = slice(plan.first_active, None)
+    of_active = [step + round(again * share) for step, again in zip(unit.step_ns[active], unit.recompute_ns[active])]
     fastest = partial(
         partition,
-        [step + round(again * share) for step, again in zip(unit.step_ns[first:], unit.recompute_ns[first:])],
+        [*unit.prefix_ns[first : plan.first_active], *of_active],
         num_stages=plan.num_stages,
         crossing=[2 * costs.send.ns(num_bytes) for num_bytes in unit.boundary_bytes[first:]],
     )
     units = unit_bytes(plan, unit, costs)[first:]
+    lasting = costs.frozen_bytes(plan.first_active, keeps_prefix=plan.keeps_prefix)
     if constraints.memory_limit is None:
         cuts = [fastest()]
-    elif (limit := constraints.memory_limit - costs.frozen_bytes(first)) < 0:
+    elif (limit := constraints.memory_limit - lasting) < 0:
         return []  # even what the prefix keeps does not fit
     elif plan.stages_per_rank == 1:
         memory, largest = cut_bytes(works_of(plan, costs), units, before=prefix_bytes(plan, unit), limit=limit)

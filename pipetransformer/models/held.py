@@ -1,0 +1,80 @@
+"""The weights of a chain's units that a rank holds; those of the others are shapes on the meta device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from pipetransformer.models.values import Values
+
+
+class Held:
+    """Parameters by unit, under the model's own names.
+
+    Attributes:
+        model: the model that has them.
+        device: place of those that are held.
+    """
+
+    def __init__(self, model: nn.Module, *, device: torch.device, values: Values | None) -> None:
+        self.model, self.device = model, device
+        self._values = values  # before training; None where the model has begun with them
+        self._owners: Mapping[str, int] = {}  # the unit of each parameter
+
+    def unit_of(self, parameter: str) -> int:
+        return self._owners[parameter]
+
+    def named_parameters(self, units: Iterable[int]) -> dict[str, nn.Parameter]:
+        """The parameters of ``units`` by the model's own names, in the model's order."""
+        wanted = set(units)
+        return {name: p for name, p in self.model.named_parameters() if self._owners[name] in wanted}
+
+    def holds(self, unit: int) -> bool:
+        """Whether this rank has memory for all parameters of ``unit``."""
+        return not any(parameter.is_meta for parameter in self.named_parameters([unit]).values())
+
+    def fill(self, units: Iterable[int]) -> None:
+        """Gives the released parameters of ``units`` memory, and the values that they had before training."""
+        held = list(units)
+        released = [name for name, parameter in self.named_parameters(held).items() if parameter.is_meta]
+        self.materialize(held)
+        for name in released:
+            assert self._values is not None
+            self.model.get_parameter(name).data.copy_(self._values.of(name))
+
+    def keep(self, units: Iterable[int]) -> None:
+        """Has ``fill`` give the present values of ``units`` from now on."""
+        assert self._values is not None
+        for name, parameter in self.named_parameters(units).items():
+            self._values.put(name, parameter.detach())
+
+    @contextmanager
+    def lent(self, units: Iterable[int]) -> Iterator[None]:
+        """Fills, as a context, those of ``units`` that this rank does not hold. They can be trained."""
+        missing = [unit for unit in units if not self.holds(unit)]
+        self.fill(missing)
+        for parameter in self.named_parameters(missing).values():
+            parameter.requires_grad_()
+        try:
+            yield
+        finally:
+            self.release(missing)
+
+    def release(self, units: Iterable[int]) -> None:
+        """Gives the parameters' memory of ``units`` back; their shapes and names stay."""
+        self._move(units, device=torch.device("meta"))
+
+    def materialize(self, units: Iterable[int]) -> None:
+        """Uninitialised memory for the released parameters of ``units``, to be filled by a transfer."""
+        self._move(units, device=self.device)
+
+    def _move(self, units: Iterable[int], *, device: torch.device) -> None:
+        """New parameters, without their values, in place of those that are on the other side."""
+        for name, old in self.named_parameters(units).items():
+            if old.is_meta != (device.type == "meta"):
+                path, _, attribute = name.rpartition(".")
+                new = nn.Parameter(torch.empty_like(old, device=device), requires_grad=False)
+                setattr(self.model.get_submodule(path), attribute, new)
