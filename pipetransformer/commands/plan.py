@@ -107,9 +107,7 @@ def _of_shapes(config: Config, arguments: argparse.Namespace) -> None:
         save_profile(profile, arguments.save_profile, key="--save-profile")
     console, weights = make_console(), sum(profile.job.parameter_bytes) / 4  # in float32
     told = f"{weights / 1e9:,.2f} billion" if weights >= 1e9 else f"{weights / 1e6:,.2f} million"
-    console.print(
-        f"{num_bytes / 4e9:,.2f} billion weights; costs counted from shapes, speeds as {arguments.cluster} says"
-    )
+    console.print(f"{told} weights; costs counted from shapes, speeds as {arguments.cluster} says")
     console.print(_table(plans(config, profile, world_size=world_size, local_size=local_size)))
 
 
