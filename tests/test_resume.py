@@ -60,6 +60,18 @@ CASES = {
         *(Case("vit", 4, SHRINK_AND_GROW, 4, cached=True), ["checkpoint.every=3 steps"], 14),
         "step-00000012",
     ),
+    "while the prefix waits": (
+        Case("vit", 4, ((0, 0, 4), (4, 2, 2), (16, 1, 4)), 4, cached=True, prefixes=("replicated", "cached", "cached")),
+        *(["checkpoint.every=3 steps"], 14, "step-00000012"),
+    ),
+    "behind a streamed prefix, then thawed": (
+        Case("vit", 2, ((0, 3, 2), (14, 0, 2)), 2, cached=True, prefixes=("streamed", "replicated")),
+        *(["checkpoint.every=3 steps"], 11, "step-00000010"),
+    ),
+    "with the prefix in its stages": (
+        Case("vit", 2, ((0, 0, 2), (4, 4, 2)), 2, prefixes=("replicated", "in_place")),
+        *(["checkpoint.every=3 steps"], 11, "step-00000010"),
+    ),
     "with parked moments": (Case("vit", 2, TWO_RANKS, 2), ["checkpoint.every=7 steps"], 12, "step-00000010"),
 }
 

@@ -21,13 +21,13 @@ import torch.distributed as dist
 
 from benchmarks.support.command_line import bench_parser
 from benchmarks.support.measure import CONFIGS, save, spread
+from benchmarks.support.plans import even_plan
 from benchmarks.support.ranks import as_ranks
 from pipetransformer.adapter import group_among
 from pipetransformer.config import load_config
 from pipetransformer.dp import mesh
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import run_guarded
-from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
 from pipetransformer.run.tracking import Transition
 from pipetransformer.trainer import Trainer
@@ -50,15 +50,13 @@ def main() -> None:
     as_ranks(__file__, partial(run, cycles=arguments.cycles), num_ranks=NUM_RANKS)
 
 
-def plan_of(pp: int) -> ParallelPlan:
-    boundaries = tuple(round(stage * (NUM_BLOCKS + 2) / pp) for stage in range(1, pp))
-    return ParallelPlan(0, pp, NUM_RANKS // pp, boundaries, pp, "1f1b", None, NUM_BLOCKS)
+plan_of = partial(even_plan, num_ranks=NUM_RANKS, num_blocks=NUM_BLOCKS)
 
 
 def run(world: World, *, cycles: int) -> None:
     """The job on one rank; rank 0 tells what it cost."""
     lengths = [*CYCLE * cycles, CYCLE[0]]
-    plans = {number * STEPS_PER_PLAN: plan_of(pp) for number, pp in enumerate(lengths)}
+    plans = {number * STEPS_PER_PLAN: plan_of(pp, num_microbatches=pp) for number, pp in enumerate(lengths)}
     made: list[int] = []
 
     def noted(ranks: range, **given: object) -> dist.ProcessGroup:

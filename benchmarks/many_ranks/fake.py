@@ -14,17 +14,15 @@ import torch.distributed as dist
 # Note: torch's own, for tests of what many ranks would do.
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.support.plans import even_plan
 from pipetransformer.dp import transfers_of
 from pipetransformer.dp.mesh import Mesh
-from pipetransformer.plan import ParallelPlan
 
 NUM_RANKS, RANKS_PER_NODE, NUM_BLOCKS, RANK = 1024, 8, 96, 517
 REPEATS = 5
 
 
-def plan_of(pp: int) -> ParallelPlan:
-    boundaries = tuple(round(stage * (NUM_BLOCKS + 2) / pp) for stage in range(1, pp))
-    return ParallelPlan(0, pp, NUM_RANKS // pp, boundaries, pp, "1f1b", None, NUM_BLOCKS)
+plan_of = partial(even_plan, num_ranks=NUM_RANKS, num_blocks=NUM_BLOCKS)
 
 
 def fastest(action: Callable[[], object]) -> float:
@@ -40,12 +38,12 @@ def main() -> None:
     dist.init_process_group("fake", rank=RANK, world_size=NUM_RANKS, store=FakeStore())
     rows: list[dict[str, object]] = []
     for before, after in ((8, 4), (4, 1), (1, 8)):
-        held, needed = plan_of(before).holders(), plan_of(after).holders()
+        held, needed = (plan_of(pp, num_microbatches=pp).holders() for pp in (before, after))
         planning = fastest(partial(transfers_of, RANK, held, needed, ranks_per_node=RANKS_PER_NODE))
         tracemalloc.start()
         start = perf_counter()
         mesh = Mesh.build(pp=after, world_size=NUM_RANKS, timeout=timedelta(seconds=60))
-        seconds, kept = perf_counter() - start, (mesh, plan_of(after).holders())
+        seconds, kept = perf_counter() - start, (mesh, plan_of(after, num_microbatches=after).holders())
         num_bytes, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         del kept

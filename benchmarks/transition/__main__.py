@@ -25,6 +25,7 @@ import torch.distributed as dist
 
 from benchmarks.support.command_line import bench_parser
 from benchmarks.support.measure import CONFIGS, save, spread
+from benchmarks.support.plans import even_plan
 from benchmarks.support.ranks import as_ranks
 from pipetransformer.config import load_config
 from pipetransformer.launch.arguments import count
@@ -56,9 +57,8 @@ def main() -> None:
 
 
 def plan_of(pp: int) -> ParallelPlan:
-    boundaries = tuple(round(stage * (NUM_BLOCKS + 2) / pp) for stage in range(1, pp))
     num_microbatches = 1 if pp == 1 else 4  # what makes a step of each layout fast
-    return ParallelPlan(0, pp, WORLD_SIZE // pp, boundaries, num_microbatches, "1f1b", None, NUM_BLOCKS)
+    return even_plan(pp, num_ranks=WORLD_SIZE, num_blocks=NUM_BLOCKS, num_microbatches=num_microbatches)
 
 
 def run(world: World, *, cycles: int) -> None:

@@ -143,7 +143,7 @@ class AutoDP:
         try:
             yield
         finally:
-            self._lay_down(held)
+            self.waiting |= {unit: ranks[0] for unit, ranks in held.items()}  # what waits has not changed
             self._chain.release(missing)
 
     def saved_by(self, unit: int) -> int:

@@ -24,17 +24,12 @@ class BuiltModel(ABC):
         """Writes configuration, label names, preprocessing and weights.
 
         Args:
-            weights: name and value, on the CPU, of each of ``saved_tensors``, in any order; they may come one by one.
+            weights: name and value, on the CPU, of each of ``weight_files.saved_tensors``, in any order; they may come
+                one by one.
 
         The folder loads with ``timm.create_model("local-dir:FOLDER", pretrained=True)`` or
         ``AutoModelForSequenceClassification.from_pretrained(FOLDER)``.
         """
-
-
-def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name; on the meta device where this rank does not hold them."""
-    parameters, state = dict(model.named_parameters()), model.state_dict()
-    return {**parameters, **{name: buffer for name, buffer in model.named_buffers() if name in state}}
 
 
 def own_arguments(config: Config, *, decided_by_data: tuple[str, ...]) -> dict[str, Any]:

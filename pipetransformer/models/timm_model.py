@@ -13,16 +13,9 @@ from torch import Tensor
 from pipetransformer.config import Config
 from pipetransformer.data import DataInfo, ImagePreprocessing
 from pipetransformer.errors import UserError
-from pipetransformer.models.built import (
-    BuiltModel,
-    could_not_build,
-    did_you_mean,
-    own_arguments,
-    refuse_useless_folder,
-    saved_tensors,
-)
+from pipetransformer.models.built import BuiltModel, could_not_build, did_you_mean, own_arguments, refuse_useless_folder
 from pipetransformer.models.families import family_of
-from pipetransformer.models.weight_files import write_weights
+from pipetransformer.models.weight_files import saved_tensors, write_weights
 
 
 class TimmModel(BuiltModel):

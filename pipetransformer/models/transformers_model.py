@@ -12,16 +12,9 @@ from torch import Tensor, nn
 from pipetransformer.config import Config
 from pipetransformer.data import DataInfo
 from pipetransformer.errors import UserError
-from pipetransformer.models.built import (
-    BuiltModel,
-    could_not_build,
-    did_you_mean,
-    own_arguments,
-    refuse_useless_folder,
-    saved_tensors,
-)
+from pipetransformer.models.built import BuiltModel, could_not_build, did_you_mean, own_arguments, refuse_useless_folder
 from pipetransformer.models.families import Family, family_of
-from pipetransformer.models.weight_files import LARGEST_SHARD, write_weights
+from pipetransformer.models.weight_files import LARGEST_SHARD, saved_tensors, write_weights
 
 _SPECIAL_TOKENS = {
     f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")

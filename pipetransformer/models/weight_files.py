@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 LARGEST_SHARD = 5 * 10**9
 """Bytes of a file where there are several: as many as hubs take without a special upload."""
@@ -31,6 +31,12 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name; on the meta device where this rank does not hold them."""
+    parameters, state = dict(model.named_parameters()), model.state_dict()
+    return {**parameters, **{name: buffer for name, buffer in model.named_buffers() if name in state}}
 
 
 def write_weights(
