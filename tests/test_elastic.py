@@ -157,8 +157,8 @@ def test_the_table_tells_times_to_one_target_and_what_is_missing(task: Task, tmp
     assert rows[BASELINE]["final"] == pytest.approx(0.86) and rows[BASELINE]["±"] == pytest.approx(0)
     assert rows[BASELINE]["to target s"] == 30, "0.857: the second evaluation, 0.85, does not reach it"
     default = rows[DEFAULT]
-    assert default["to target s"] == 8 and default["to target, x no freeze"] == 30 / 8
-    assert default["x no freeze"] == 30 / 12 and default["reached"] == "2 of 2"
+    assert default["to target s"] == 8 and default["to target, x no freeze"] == "3.75 [3.75 .. 3.75]"
+    assert default["x no freeze"] == "2.50 [2.50 .. 2.50]" and default["reached"] == "2 of 2"
     assert default["to target, x tuned"] is None, "no tuned run is there"
     assert default["frozen blocks at step"] == "2 at 5, 4 at 11"
     assert default["less no freeze"] == pytest.approx(-0.001) and default["± of it"] == pytest.approx(0, abs=1e-9)
@@ -169,6 +169,16 @@ def test_the_table_tells_times_to_one_target_and_what_is_missing(task: Task, tmp
     assert (missed["to target s"], missed["reached"], missed["±"]) == (None, "0 of 1", None)
     assert any("schedule, freeze only, seed 1" in note for note in written["notes"])
     assert (tmp_path / f"elastic-{task.name}.png").exists()
+
+
+def test_a_ratio_is_of_one_seed_on_one_processor() -> None:
+    theirs = {0: replace(SLOW, train_s=30.0), 1: replace(SLOW, train_s=40.0), 2: replace(SLOW, train_s=90.0)}
+    ours = {0: replace(FAST, train_s=10.0), 1: replace(FAST, train_s=20.0), 2: replace(FAST, cpu="another")}
+    ours[3] = FAST
+    assert elastic.ratios(theirs, ours, "train_s") == "2.50 [2.00 .. 3.00]"
+    assert elastic.ratios({}, ours, "train_s") is None
+    assert elastic.target_ratios(theirs, ours, target=0.857) == "3.75 [3.75 .. 3.75]"
+    assert elastic.target_ratios(theirs, {**ours, 1: MISS, 2: MISS}, target=0.857) is None, "half of ours miss it"
 
 
 def test_the_interval_of_a_mean() -> None:
@@ -283,7 +293,7 @@ def test_without_a_margin_there_is_no_target(tmp_path: Path) -> None:
     written = json.loads((tmp_path / f"elastic-{task.name}.json").read_text())
     told = written["rows"][1]
     assert (told["x no freeze"], told["to target s"], told["reached"], told["to target, x no freeze"]) == (
-        *(30 / 12, None, None, None),
+        *("2.50 [2.50 .. 2.50]", None, None, None),
     )
     assert written["notes"][0].startswith("No target.")
     with pytest.raises(UserError, match="^--minutes: no run has ended; give more"):

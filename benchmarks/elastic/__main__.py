@@ -10,8 +10,9 @@ Three tasks, one a call: phrases of SST-2; half of CIFAR-100's classes, with a V
 first, once; windows of SQuAD's questions.
 
 Each run is a cell: it is kept in elastic-TASK-runs.json when it ends, and the command given again does what is missing,
-as long as package, benchmark, libraries and machine are the same. --minutes ends it before the next cell, and the table
-says which are missing. Rows take turns, seed by seed, so that a slow hour of the machine meets all of them.
+as long as package, benchmark and libraries are the same. --minutes ends it before the next cell, and the table says
+which are missing. Rows take turns, seed by seed, so that a slow hour of the machine meets all of them. A ratio is of
+two runs with one seed on one kind of processor.
 
 --tune gives a table of other learning rates and epochs, nothing frozen, on other phrases and sentences of SST-2, or
 other pictures of CIFAR-100: the rows "no freeze, tuned" of the other tables come from it.
@@ -64,6 +65,7 @@ from benchmarks.elastic.tasks import (
 )
 from benchmarks.support.command_line import add_output, bench_parser, refuse_without_effect
 from benchmarks.support.kept import KeptRows
+from benchmarks.support.measure import spread
 from benchmarks.support.sst2 import Part, hold_out
 from benchmarks.support.table import Row as TableRow
 from benchmarks.support.table import write_table
@@ -75,6 +77,8 @@ from pipetransformer.process.device import has_bfloat16
 TASKS = ("sst2", "cifar100", "squad")
 ALL_ROWS = (*ROWS, *PLANTED, *tuning_rows("sst2"), *tuning_rows("cifar100"))
 NAMES = [row.name for row in ALL_ROWS]
+Runs = Mapping[int, Figures]  # by seed
+ByRow = Mapping[str, Runs]
 _TUNING_SEED = 100  # the first of --tune, so that nothing is chosen by what it is judged by
 
 
@@ -218,24 +222,22 @@ def measured(cells: Sequence[Cell], *, kept: KeptRows, stop: float) -> dict[Cell
 
 def tell(task: Task, cells: Sequence[Cell], found: Mapping[Cell, Figures], *, folder: Path) -> None:
     """Raises UserError where no run is there, or none without freezing, which sets the target."""
-    by_row = {name: [found[cell] for cell in cells if cell.row.name == name and cell in found] for name in NAMES}
+    by_row = {name: {c.seed: found[c] for c in cells if c.row.name == name and c in found} for name in NAMES}
     if not found:
         raise UserError("--minutes: no run has ended; give more")
     target = None
     if task.margin is not None and BASELINE in task.row_names:
         if not by_row[BASELINE]:
             raise UserError(f"--minutes: no run of {BASELINE!r} has ended, which sets the target; give more")
-        target = mean(figures.final for figures in by_row[BASELINE]) - task.margin
-    pairs = {name: paired(name, cells, found) for name in NAMES}
-    rows = [
-        row_of(name, runs, by_row, task=task, target=target, pairs=pairs[name]) for name, runs in by_row.items() if runs
-    ]
+        target = mean(figures.final for figures in by_row[BASELINE].values()) - task.margin
+    rows = [row_of(name, by_row, task=task, target=target) for name, runs in by_row.items() if runs]
     missing = [cell.name for cell in cells if cell not in found]
     notes = [
         f"{'No target' if target is None else f'Target: {target:.4f}'}. {task.about} {cells[0].ranks} ranks of one "
         f"thread, {cells[0].precision}.",
         "±: half of the 95 % interval of the mean over seeds (Student's t), of the difference to no freeze at the same "
-        "seed: of the 90 % interval. Other figures: medians.",
+        "seed: of the 90 % interval. Other figures: medians, of ratios with the least and the most; a ratio is of two "
+        f"runs with one seed on one kind of processor, here {' and '.join(sorted({f.cpu for f in found.values()}))}.",
         "As good: no, where the upper end of that interval lies below 0, or the mean below -0.3 points with a standard "
         "error of at most 0.2.",
         f"Missing: {'; '.join(missing)}." if missing else "No cell is missing.",
@@ -251,27 +253,12 @@ def tell(task: Task, cells: Sequence[Cell], found: Mapping[Cell, Figures], *, fo
     )
 
 
-def paired(name: str, cells: Sequence[Cell], found: Mapping[Cell, Figures]) -> list[float]:
-    """Final metric of a row less that of the runs without freezing, for each seed that both have."""
-    finals = {(cell.row.name, cell.seed): figures.final for cell, figures in found.items()}
-    seeds = [cell.seed for cell in cells if cell.row.name == name]
-    both = [(finals.get((name, seed)), finals.get((BASELINE, seed))) for seed in seeds]
-    return [own - without for own, without in both if own is not None and without is not None]
-
-
-def row_of(
-    name: str,
-    runs: Sequence[Figures],
-    by_row: Mapping[str, Sequence[Figures]],
-    *,
-    task: Task,
-    target: float | None,
-    pairs: Sequence[float],
-) -> TableRow:
+def row_of(name: str, by_row: ByRow, *, task: Task, target: float | None) -> TableRow:
+    runs, without = list(by_row[name].values()), by_row[BASELINE]
     finals, reached = [run.final for run in runs], times_to(target, runs)
+    pairs = [run.final - without[seed].final for seed, run in by_row[name].items() if seed in without]
     floors = [run.floor_s / run.train_s for run in runs if run.floor_s]
     bounds = [b for run in runs if (b := run.bound(num_blocks=task.num_blocks, epochs=task.epochs)) is not None]
-    seconds = [run.train_s for run in runs]
     return {
         "row": name,
         "seeds": len(runs),
@@ -281,15 +268,16 @@ def row_of(
         "± of it": half_interval(pairs, level=0.9) if name != BASELINE else None,
         "as good": None if name == BASELINE else {None: None, True: "yes", False: "no"}[is_as_good(pairs)],
         "best": mean(run.best for run in runs),
-        "train s": median(seconds),
+        "train s": median(run.train_s for run in runs),
         "wall s": median(run.wall_s for run in runs),
         "to target s": median(reached) if reached else None,
         "reached": None if target is None else f"{len(reached)} of {len(runs)}",
-        "x no freeze": ratio([run.train_s for run in by_row[BASELINE]], seconds),
-        "x peer": ratio([run.train_s for run in by_row[PEER]], seconds),
+        "x no freeze": ratios(without, by_row[name], "train_s"),
+        "x peer": ratios(by_row[PEER], by_row[name], "train_s"),
+        "wall, x peer": ratios(by_row[PEER], by_row[name], "wall_s"),
         "bound": median(bounds) if bounds else None,
-        "to target, x no freeze": target_ratio(by_row[BASELINE], runs, target=target),
-        "to target, x tuned": target_ratio(by_row[TUNED], runs, target=target),
+        "to target, x no freeze": target_ratios(without, by_row[name], target=target),
+        "to target, x tuned": target_ratios(by_row[TUNED], by_row[name], target=target),
         "floor over train": median(floors) if floors else None,
         "frozen blocks at step": ", ".join(f"{n} at {step}" for step, n in changes(runs[0].plans)) or None,
     }
@@ -305,9 +293,9 @@ def changes(plans: Sequence[tuple[int, int, int | None]]) -> list[tuple[int, int
     return found
 
 
-def ratio(theirs: Sequence[float], ours: Sequence[float]) -> float | None:
-    """How many times faster ours are, by medians."""
-    return median(theirs) / median(ours) if theirs and ours else None
+def ratios(theirs: Runs, ours: Runs, seconds: str) -> str | None:
+    """How many times faster ours are, seed by seed: the median, the least and the most; None where no pair is there."""
+    return _spread([getattr(other, seconds) / getattr(own, seconds) for other, own in pairs_of(theirs, ours)])
 
 
 def times_to(target: float | None, runs: Sequence[Figures]) -> list[float]:
@@ -315,18 +303,29 @@ def times_to(target: float | None, runs: Sequence[Figures]) -> list[float]:
     return [] if target is None else [s for run in runs if (s := run.seconds_to(target)) is not None]
 
 
-def target_ratio(theirs: Sequence[Figures], ours: Sequence[Figures], *, target: float | None) -> float | None:
-    """The same of times to target; None where half or more of either miss it."""
-    times = [times_to(target, runs) for runs in (theirs, ours)]
-    if any(2 * len(reached) <= len(runs) for reached, runs in zip(times, (theirs, ours))):
-        return None
-    return ratio(*times)
+def target_ratios(theirs: Runs, ours: Runs, *, target: float | None) -> str | None:
+    """The same of times to target, of the pairs that both reach it; None where half or more of either miss it."""
+    for runs in (theirs, ours):
+        if 2 * len(times_to(target, list(runs.values()))) <= len(runs):
+            return None
+    reached = [times_to(target, pair) for pair in pairs_of(theirs, ours)]
+    return _spread([pair[0] / pair[1] for pair in reached if len(pair) == 2])
 
 
-def _draw(by_row: Mapping[str, Sequence[Figures]], figure: Figure, *, target: float | None) -> None:
+def pairs_of(theirs: Runs, ours: Runs) -> list[tuple[Figures, Figures]]:
+    """Runs of both with one seed, on one kind of processor."""
+    found = [(theirs[seed], own) for seed, own in ours.items() if seed in theirs]
+    return [(other, own) for other, own in found if other.cpu == own.cpu]
+
+
+def _spread(values: Sequence[float]) -> str | None:
+    return spread(values, digits=2) if values else None
+
+
+def _draw(by_row: ByRow, figure: Figure, *, target: float | None) -> None:
     axes = figure.subplots()
     for number, (name, runs) in enumerate((name, runs) for name, runs in by_row.items() if runs):
-        points = zip(*(run.curve for run in runs))  # of the same evaluation
+        points = zip(*(run.curve for run in runs.values()))  # of the same evaluation
         seconds, metrics = zip(*((mean(s for s, _ in at), mean(m for _, m in at)) for at in points))
         axes.plot(seconds, metrics, marker="o", markersize=3, color=f"C{number % 10}", label=name)
     if target is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
+
+import torch
 
 from benchmarks.elastic.processes import launch
 from benchmarks.elastic.tasks import PEER, Row, Task
@@ -18,6 +20,7 @@ from benchmarks.support.kept import KeptRows, key_of
 from benchmarks.support.measure import environment
 from pipetransformer.config import load_config
 from pipetransformer.data.prepared import file_digest
+from pipetransformer.process.device import device_name
 
 __all__ = ["Cell", "Figures"]
 
@@ -46,6 +49,7 @@ class Figures:
         floor_s: the compute floor; None where there is none.
         plans: (step, frozen blocks, blocks before the cache's boundary or None) of each plan.
         steps: number of steps; 0 of a peer.
+        cpu: the processor that it ran on.
     """
 
     curve: tuple[tuple[float, float], ...]
@@ -54,6 +58,7 @@ class Figures:
     floor_s: float | None
     plans: tuple[tuple[int, int, int | None], ...] = ()
     steps: int = 0
+    cpu: str = field(default_factory=lambda: device_name(torch.device("cpu")))
 
     @classmethod
     def of(cls, row: Mapping[str, object]) -> Figures:
@@ -122,10 +127,10 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """The digest of all that the run depends on, but for what else the machine does."""
+        """The digest of all that the run learns by; what its seconds depend on beside that is noted with them."""
         own = [each for each in self.settings if not each.startswith(("data.path=", "model.name=/"))]
         here = environment()
-        versions = [here[key] for key in ("cpu", "torch", "transformers", "timm")]
+        versions = [here[key] for key in ("torch", "transformers", "timm")]
         task, script = self.task, self._script
         of_task = [task.name, task.config.name, task.metric, list(task.origin)]
         of_peer = None if script is None else file_digest(script)
