@@ -153,6 +153,8 @@ class Trainer:
             at_start=self.step == 0,
         )
         gains = partial(self.autopipe.gains, step=self.step, current=current, offers=offers)
+        if autofreeze.needs_similarities(self.step):
+            autofreeze.compared(self.engine.similarities().reshape(self.job.chain.num_blocks, -1).tolist())
         decision = autofreeze.decide(self.step, frozen=current.frozen, payoff=lambda frozen: Payoff(*gains(frozen)))
         is_trial = autofreeze.guard is not None and decision.frozen > current.frozen and self.step > 0
         if is_trial and not autofreeze.guard_is_due(self.step):

@@ -115,7 +115,7 @@ def test_later_override_wins_and_a_mapping_replaces(minimal: Path) -> None:
         (
             "freeze.policy=papers",
             'freeze.policy: "papers" is not allowed; give one of none, static, schedule, paper, percentile, '
-            "top_down, guarded, or package.module:Class; did you mean paper?",
+            "plasticity, top_down, guarded, or package.module:Class; did you mean paper?",
         ),
         (
             "freeze.every=0 steps",

@@ -63,8 +63,8 @@ def test_a_policy_s_options_are_keys_of_freeze_with_the_same_bounds(name: str) -
     for key, field in policy.Options.model_fields.items():
         ours = FreezeConfig.model_fields[key]
         assert allowed(field.annotation, field.metadata) in allowed(ours.annotation, ours.metadata), key
-    built = build_policy(FreezeConfig(policy=name, max_frozen=3, alpha=0.25, percentile=20.0), num_blocks=8)
-    given = {"max_frozen": 3, "alpha": 0.25, "percentile": 20.0}
+    given = {"max_frozen": 3, "alpha": 0.25, "percentile": 20.0, "settled": 0.4}
+    built = build_policy(FreezeConfig(policy=name, **given), num_blocks=8)
     assert built is not None and type(built) is policy
     assert built.options.model_dump() == {key: given[key] for key in policy.Options.model_fields}
 
@@ -215,7 +215,7 @@ def test_a_policy_is_found_in_the_working_directory_and_given_its_options(minima
             "MODULE.Fixed",
             "{}",
             'freeze.policy: "MODULE.Fixed" is not allowed; give one of none, static, schedule, paper, percentile, '
-            "top_down, guarded, or package.module:Class",
+            "plasticity, top_down, guarded, or package.module:Class",
         ),
     ],
 )

@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 PHASES = [field.name for field in fields(PhaseSeconds)]
 FIGURES = StepFigures(2, 4.0, 0.5, 0.75, 16.0, 60, 4, [80, 40], {name: [1.0, 2.0] for name in PHASES}, [0.0, 3.0])
 TOTALS = {"train_s": 7.0, "wall_s": 100.0, "hits": 3, "transitions": []}
-DECISION = FreezeDecision(6, 3, 5, 7, (1.0, 2.0), ((7, 2.0, 0.5),), "it is so")
+DECISION = FreezeDecision(6, 3, 5, 7, (1.0, 2.0), ((7, 2.0, 0.5),), (0.5, None), "it is so")
 FREEZING = events.Freezing(True, ((0, 2), (9, PLAN.num_blocks)), True, True)
 METRICS = {"accuracy": 0.25, "loss": 2.0}
 ADVANCE = Advance(seconds=3.0, stop=3, samples=Counter({(0, 16): 400}), rounding=0.00625)
@@ -57,7 +57,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
         events.Decided(DECISION),
         {
             **{"event": "freeze_decision", "step": 6, "interval": 3, "frozen": 5, "asked": 7, "norms": [1.0, 2.0]},
-            **{"payoffs": [[7, 2.0, 0.5]], "reason": "it is so"},
+            **{"payoffs": [[7, 2.0, 0.5]], "plasticity": [0.5, None], "reason": "it is so"},
         },
     ),
     (

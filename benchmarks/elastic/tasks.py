@@ -51,7 +51,10 @@ ROWS = (
     Row("schedule, + AutoPipe", (*_SCHEDULE, *_OFF[1:]), 3),
     Row("schedule, + AutoDP", (*_SCHEDULE, *_OFF[2:]), 3),
     Row("policy schedule", _SCHEDULE, 3),
-    *(Row(f"policy {name}", (f"freeze.policy={name}", _UNGUARDED), 3) for name in ("paper", "percentile", "top_down")),
+    *(
+        Row(f"policy {name}", (f"freeze.policy={name}", _UNGUARDED), 3)
+        for name in ("paper", "percentile", "plasticity", "top_down")
+    ),
     Row(_HALF, ("freeze.policy=static", "freeze.max_frozen=HALF", _UNGUARDED), 3),
 )
 # Faults, planted in the settings of the default: what must become of them stands in docs/results.md.

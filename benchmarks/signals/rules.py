@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pipetransformer.engine.similarity import similarity
+
 __all__ = ["by_agreement", "by_change", "by_norm", "by_plasticity", "by_progress", "similarity_change"]
 
 _AGREES = 0.1  # cosine: below it, two halves of the data pull a block in unrelated directions
@@ -54,13 +56,7 @@ def similarity_change(features: np.ndarray, before: np.ndarray) -> float:
         features: outputs of a block for some samples [samples, width].
         before: those of the reference.
     """
-    return float(np.mean((_similarities(features) - _similarities(before)) ** 2))
-
-
-def _similarities(features: np.ndarray) -> np.ndarray:
-    products = features @ features.T
-    found: np.ndarray = products / np.linalg.norm(products, axis=1, keepdims=True)
-    return found
+    return float(np.mean((similarity(features) - similarity(before)) ** 2))
 
 
 def _leading(holds: np.ndarray) -> int:

@@ -18,10 +18,11 @@ class FreezeConfig(Section):
         description="How many leading blocks are frozen (n of L). `static`: `max_frozen`, once warm-up is over. "
         "`schedule`: ceil(L (1 - (1 - alpha)^T)) at decision T. `paper`: the least of n + alpha (L - n) and the block "
         "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
-        "changes. `top_down`: `max_frozen` or all but a sixth, a sixth fewer at each decision. `guarded`: first as "
-        "many as a linear probe shows to be free, a half, a sixth or none (none of an untrained model); in the last "
-        "tenth of the learning rates' sum all but a sixth, where that pays and the guard keeps it. `none`: no block, "
-        "ever. `package.module:Class`: your own, found from the working directory too "
+        "changes. `plasticity`: the leading blocks whose outputs have settled; all thaw when the learning rate has "
+        "fallen to a tenth. `top_down`: `max_frozen` or all but a sixth, a sixth fewer at each decision. `guarded`: "
+        "first as many as a linear probe shows to be free, a half, a sixth or none (none of an untrained model); in "
+        "the last tenth of the learning rates' sum all but a sixth, where that pays and the guard keeps it. `none`: no "
+        "block, ever. `package.module:Class`: your own, found from the working directory too "
         "(see [extending.md](extending.md)).",
     )
     options: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
@@ -30,6 +31,10 @@ class FreezeConfig(Section):
     alpha: OpenShare = Field(default=0.5, description="Share of the active blocks to freeze at a decision.")
     percentile: Percent = Field(
         default=50.0, description="A block still changes at or above this percentile of all active blocks' changes."
+    )
+    settled: OpenShare = Field(
+        default=0.2,
+        description="A block has settled where its outputs change by less than this share of the most that they did.",
     )
     every: Every | Literal["auto"] = Field(
         default="auto",

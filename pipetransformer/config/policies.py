@@ -29,6 +29,7 @@ POLICIES: Registry[str | None] = Registry(
         "schedule": "pipetransformer.freeze.schedule:SchedulePolicy",
         "paper": "pipetransformer.freeze.paper:PaperPolicy",
         "percentile": "pipetransformer.freeze.percentile:PercentilePolicy",
+        "plasticity": "pipetransformer.freeze.plasticity:PlasticityPolicy",
         "top_down": "pipetransformer.freeze.top_down:TopDownPolicy",
         "guarded": "pipetransformer.freeze.guarded:GuardedPolicy",
     },

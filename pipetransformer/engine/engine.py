@@ -29,6 +29,7 @@ from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed, Incoming
 from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
+from pipetransformer.engine.similarity import similarities, watched_batches
 from pipetransformer.engine.step import NormSums, Probe, Stepper
 from pipetransformer.engine.weights import gathered_weights
 from pipetransformer.models import Chain
@@ -256,6 +257,13 @@ class Engine:
         dataset = self.datasets[split]
         batches = self._in_order(dataset)
         return sample_losses(self.layout.executor, self.feed(split), dataset, self.objective, batches=batches)
+
+    def similarities(self) -> np.ndarray:
+        """How alike some training samples are to each other behind every block [blocks, samples, samples], the same on
+        every rank; zeros behind a block that the cache spares."""
+        self.chain.train(False)
+        batches = watched_batches(self.datasets["train"], batch_size=self._config.train.batch_size)
+        return similarities(self.chain, self.layout.executor, self.feed("train"), batches=batches)
 
     def _in_order(self, dataset: Dataset) -> Sequence[Batch]:
         """Global batches of all samples."""

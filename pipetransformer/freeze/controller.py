@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipetransformer.config import Config
-from pipetransformer.config.learning_rate import share_to_come
+from pipetransformer.config.learning_rate import learning_rate, share_to_come
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.guard import Guard, GuardSize, Verdict
+from pipetransformer.freeze.plasticity import plasticity
 from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy
 from pipetransformer.freeze.probe import blocks_at_start
 
@@ -25,6 +26,7 @@ class FreezeDecision:
         frozen: the wanted number of frozen blocks (n).
         asked: the number that the policy asks for; None where the guard alone was due.
         norms: mean gradient norm of every block over the interval; None if there is none.
+        plasticity: of every block; None for a policy that needs none.
         payoffs: (frozen blocks, predicted seconds saved, seconds spent) for each number that the policy asked about.
         reason: the reason for another number than the policy's, in words; empty for none.
     """
@@ -35,6 +37,7 @@ class FreezeDecision:
     asked: int | None
     norms: tuple[float, ...] | None
     payoffs: tuple[tuple[int, float, float], ...] = ()
+    plasticity: tuple[float | None, ...] | None = None
     reason: str = ""
 
 
@@ -47,6 +50,7 @@ class AutoFreeze:
         is_pretrained: whether training begins with published weights.
         total_steps: number of steps of the whole run.
         to_come: gives the share of the sum of all learning rates that lies behind a number of steps.
+        rate: gives the learning rate behind a number of steps, over the highest.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class AutoFreeze:
         is_pretrained: bool = True,
         total_steps: float = math.inf,
         to_come: Callable[[int], float] = lambda step: -float(step),
+        rate: Callable[[int], float] = lambda step: 1.0,
     ) -> None:
         assert every_steps >= 1 and warmup_steps >= 0 and patience >= 1
         self.policy = policy
@@ -72,7 +77,7 @@ class AutoFreeze:
         self._patience = patience
         self._is_pretrained = is_pretrained
         self._total_steps = total_steps
-        self._to_come = to_come
+        self._to_come, self._rate = to_come, rate
         self.guard = guard
         if guard is not None and not is_pretrained:
             guard.trusted = 0
@@ -83,6 +88,10 @@ class AutoFreeze:
         self._before: tuple[float, ...] | None = None
         self._answers: list[int] = []
         self._scores: tuple[float, ...] | None = None
+        self._similarities: list[list[float]] | None = None  # [blocks, pairs] at the last decision
+        self._plasticity: list[float | None] | None = None
+        self._most_plastic: list[float | None] | None = None
+        self._rate_frozen = 1.0
 
     @classmethod
     def of(
@@ -105,6 +114,7 @@ class AutoFreeze:
             is_pretrained=config.model.pretrained,
             total_steps=total_steps,
             to_come=lambda step: share_to_come(config.train, step=step, total_steps=total_steps),
+            rate=lambda step: learning_rate(config.train, step=step, total_steps=total_steps) / config.train.lr,
         )
 
     @property
@@ -116,6 +126,10 @@ class AutoFreeze:
         # Of blocks that freeze unwatched, the guard trusts what a probe shows. A class of a user's own may do without.
         watched = self.guard is not None and self._is_pretrained and self._may_freeze_at_start
         return watched or (self.policy is not None and getattr(self.policy, "needs_probe", False))
+
+    def needs_similarities(self, step: int) -> bool:
+        """Whether ``compared`` is to be told of the samples' similarity before the decision after ``step`` steps."""
+        return getattr(self.policy, "needs_plasticity", False) and self._policy_is_due(step)
 
     @property
     def _may_freeze_at_start(self) -> bool:
@@ -200,6 +214,14 @@ class AutoFreeze:
             num_blocks, is_pretrained = self._num_blocks, self._is_pretrained
             self.guard.trusted = blocks_at_start(scores, num_blocks=num_blocks, is_pretrained=is_pretrained)
 
+    def compared(self, similarities: Sequence[Sequence[float]]) -> None:
+        """Takes note of the similarity of every pair of samples behind each block [blocks, pairs]."""
+        if self._similarities is not None:
+            self._plasticity = plasticity(similarities, self._similarities)
+            pairs = zip(self._plasticity, self._most_plastic or self._plasticity)
+            self._most_plastic = [max((each for each in pair if each is not None), default=None) for pair in pairs]
+        self._similarities = [list(pairs) for pairs in similarities]
+
     def watch(self, step: int, losses: Sequence[float], *, frozen: int) -> Verdict:
         """Gives the guard the losses of the samples set aside, in their order [samples]."""
         assert self.guard is not None
@@ -243,6 +265,8 @@ class AutoFreeze:
             asked.append((wanted, found.saved, found.spent))
             return found
 
+        if not frozen:
+            self._rate_frozen = self._rate(step)
         if self._policy_is_due(step):
             norms = tuple(total / self._norm_steps for total in self._norm_sums) if self._norm_steps else None
             asks = self._answered(
@@ -251,6 +275,10 @@ class AutoFreeze:
                     is_watched=self.guard is not None,
                     undone=0 if self.guard is None else self.guard.num_undone,
                     to_come=self._to_come(step),
+                    plasticity=self._plasticity,
+                    most_plastic=self._most_plastic,
+                    rate=self._rate(step),
+                    rate_frozen=self._rate_frozen,
                     payoff=None if payoff is None else ask,
                 ),
                 step=step,
@@ -259,7 +287,8 @@ class AutoFreeze:
         allowed, reason = self._allowed(answer, step=step, frozen=frozen)
         if not reason and asks is not None and asks > allowed:
             reason = f"freeze.max_frozen is {self._max_frozen}"
-        return FreezeDecision(step, interval, allowed, asks, norms, tuple(asked), reason)
+        changed = None if asks is None or self._plasticity is None else tuple(self._plasticity)
+        return FreezeDecision(step, interval, allowed, asks, norms, tuple(asked), changed, reason)
 
     def _allowed(self, answer: int, *, step: int, frozen: int) -> tuple[int, str]:
         """The number of blocks that the guard allows, and its reason for another one than ``answer``."""
@@ -303,6 +332,9 @@ class AutoFreeze:
             "before": self._before,
             "answers": list(self._answers),
             "scores": self._scores,
+            "similarities": self._similarities,
+            "most_plastic": self._most_plastic,
+            "rate_frozen": self._rate_frozen,
             "guard": None if self.guard is None else self.guard.state_dict(),
         }
 
@@ -312,6 +344,8 @@ class AutoFreeze:
         self._loss_sum, self._loss_steps = state["losses"]  # type: ignore[misc]
         self._before = None if state["before"] is None else tuple(state["before"])  # type: ignore[arg-type]
         self._answers = list(state["answers"])  # type: ignore[call-overload]
+        self._similarities, self._most_plastic = state["similarities"], state["most_plastic"]  # type: ignore[assignment]
+        self._rate_frozen = float(state["rate_frozen"])  # type: ignore[arg-type]
         self.probed(state.get("scores"))  # type: ignore[arg-type]
         if self.guard is not None and state.get("guard") is not None:
             self.guard.load_state_dict(state["guard"])  # type: ignore[arg-type]

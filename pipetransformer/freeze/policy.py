@@ -44,6 +44,11 @@ class Signals:
         is_pretrained: whether training began with published weights.
         is_watched: whether the guard will judge what freezes.
         undone: number of freezes that the guard has undone.
+        plasticity: mean squared change, since the last decision, of some samples' similarity to each other behind each
+            block [blocks]; None for a block that the cache spared at one of both, and for a policy that needs none.
+        most_plastic: the most that it was of each block [blocks]; None likewise.
+        rate: learning rate of the next step, over the highest.
+        rate_frozen: that at the freeze of the first blocks that are frozen now.
         to_come: share of the sum of all learning rates that lies ahead, 1 to 0: how far the weights may still move.
         payoff: gives the predicted payoff of so many frozen blocks; None where nothing is predicted. All ranks must ask
             about the same numbers.
@@ -58,6 +63,10 @@ class Signals:
     is_watched: bool = False
     undone: int = 0
     to_come: float = 1.0
+    plasticity: Sequence[float | None] | None = None
+    most_plastic: Sequence[float | None] | None = None
+    rate: float = 1.0
+    rate_frozen: float = 1.0
     payoff: Callable[[int], Payoff] | None = None
 
 
@@ -68,6 +77,7 @@ class Policy(ABC):
         Options: its keys, those of ``freeze`` that it reads or, for a user's own, those of ``freeze.options``.
         needs_norms: whether ``decide`` reads gradient norms (they cost one fused pass a step).
         needs_probe: whether ``decide`` reads the scores of the linear probe.
+        needs_plasticity: whether ``decide`` reads plasticity (it costs a forward of some samples a decision).
         is_schedule: whether ``decide`` looks at the interval alone, and n never falls.
         may_unfreeze: whether n may ever shrink (then optimizer state of frozen blocks is kept).
         first_interval: the first interval whose answer may freeze anything.
@@ -77,6 +87,7 @@ class Policy(ABC):
     Options: ClassVar[type[Section]]
     needs_norms: ClassVar[bool] = False
     needs_probe: ClassVar[bool] = False
+    needs_plasticity: ClassVar[bool] = False
     is_schedule: ClassVar[bool] = False
     may_unfreeze: ClassVar[bool] = False
     first_interval: ClassVar[int] = 0

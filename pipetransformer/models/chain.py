@@ -6,8 +6,8 @@ parameters of the others are released to the meta device and come back by ``mate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -146,6 +146,25 @@ class Chain(Held):
             if stop == self.num_units:
                 hidden = self.family.head(self.model, hidden, inputs)
         return hidden
+
+    @contextmanager
+    def watched(self, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+        """Calls ``see`` with a block's number and what leaves it, whenever one has run meanwhile."""
+        bodies, last = self._bodies, {self.numbering.behind(n + 1) - 1: n for n in range(self.num_blocks)}
+
+        def seen(block: int, body: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            def run(hidden: Tensor, **arguments: Any) -> Tensor:
+                leaving = body(hidden, **arguments)
+                see(block, leaving)
+                return leaving
+
+            return run
+
+        self._bodies = [seen(last[unit], body) if unit in last else body for unit, body in enumerate(bodies, start=1)]
+        try:
+            yield
+        finally:
+            self._bodies = bodies
 
     def _of_block(self, unit: int, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Arguments of the block of ``unit``, from those of all blocks."""
