@@ -177,6 +177,8 @@ def test_a_ratio_is_of_one_seed_on_one_processor() -> None:
     ours[3] = FAST
     assert elastic.ratios(theirs, ours, "train_s") == "2.50 [2.00 .. 3.00]"
     assert elastic.ratios({}, ours, "train_s") is None
+    assert len(elastic.pairs_of(theirs, ours)) == 3, "accuracies are compared"
+    assert elastic.pairs_of(theirs, {0: replace(FAST, start="others")}) == [], "but not of other weights"
     assert elastic.target_ratios(theirs, ours, target=0.857) == "3.75 [3.75 .. 3.75]"
     assert elastic.target_ratios(theirs, {**ours, 1: MISS, 2: MISS}, target=0.857) is None, "half of ours miss it"
 
@@ -193,7 +195,9 @@ def test_tasks_are_judged_together_by_pairs_of_a_seed(tmp_path: Path) -> None:
         kept = KeptRows(tmp_path / f"elastic-{task}-runs.json")
         for name, own in rows.items():
             for seed, final in enumerate(own):
-                kept.keep(f"{task}, {name}, seed {seed}", f"{name} {seed}", {"curve": [[1.0, 0.2], [2.0, final]]})
+                kept.keep(
+                    f"{task}, {name}, seed {seed}", f"{name} {seed}", {"curve": [[1.0, 0.2], [2.0, final]], "start": ""}
+                )
     write_pooled(["a", "b"], folder=tmp_path)
     (row,) = json.loads((tmp_path / "elastic-pooled.json").read_text())["rows"]
     assert (row["row"], row["pairs"], row["as good"]) == (DEFAULT, 5, "yes")
@@ -259,6 +263,7 @@ def test_a_cell_depends_on_content_and_not_on_places(tmp_path: Path) -> None:
     first, elsewhere = (split(tmp_path / name, timm=script) for name in "ab")
     assert key(BASELINE, first) == key(BASELINE, elsewhere)
     assert key(BASELINE, first) != key(BASELINE, split(tmp_path / "a", weights="v", timm=script))
+    assert key(BASELINE, first) == key(BASELINE, replace(first, start="of another processor"))
     assert key(BASELINE, first) == key(BASELINE, split(tmp_path / "a")), "only the peer is timm's"
     assert key(BASELINE, first) != key(BASELINE, replace(first, overrides=(*first.overrides, "train.lr=1")))
     before = key(PEER, first)

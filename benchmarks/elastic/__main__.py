@@ -12,7 +12,7 @@ first, once; windows of SQuAD's questions.
 Each run is a cell: it is kept in elastic-TASK-runs.json when it ends, and the command given again does what is missing,
 as long as package, benchmark and libraries are the same. --minutes ends it before the next cell, and the table says
 which are missing. Rows take turns, seed by seed, so that a slow hour of the machine meets all of them. A ratio is of
-two runs with one seed on one kind of processor.
+two runs with one seed on one kind of processor, a difference of two that began with the same weights.
 
 --tune gives a table of other learning rates and epochs, nothing frozen, on other phrases and sentences of SST-2, or
 other pictures of CIFAR-100: the rows "no freeze, tuned" of the other tables come from it.
@@ -185,7 +185,8 @@ def split_pictures(source: Path, *, timm: Path | None, precision: str, scratch: 
         scratch / "pictures",
         model.folder,
         about=f"A ViT of 12 blocks, pre-trained on {len(first)} classes (accuracy {model.accuracy:.3f}).",
-        origin=(model.digest, content),
+        origin=(model.folder.name, content),
+        start=model.digest,
         timm=timm,
         tunes=tunes,
     )
@@ -256,7 +257,7 @@ def tell(task: Task, cells: Sequence[Cell], found: Mapping[Cell, Figures], *, fo
 def row_of(name: str, by_row: ByRow, *, task: Task, target: float | None) -> TableRow:
     runs, without = list(by_row[name].values()), by_row[BASELINE]
     finals, reached = [run.final for run in runs], times_to(target, runs)
-    pairs = [run.final - without[seed].final for seed, run in by_row[name].items() if seed in without]
+    pairs = [own.final - other.final for other, own in pairs_of(without, by_row[name])]
     floors = [run.floor_s / run.train_s for run in runs if run.floor_s]
     bounds = [b for run in runs if (b := run.bound(num_blocks=task.num_blocks, epochs=task.epochs)) is not None]
     return {
@@ -295,7 +296,8 @@ def changes(plans: Sequence[tuple[int, int, int | None]]) -> list[tuple[int, int
 
 def ratios(theirs: Runs, ours: Runs, seconds: str) -> str | None:
     """How many times faster ours are, seed by seed: the median, the least and the most; None where no pair is there."""
-    return _spread([getattr(other, seconds) / getattr(own, seconds) for other, own in pairs_of(theirs, ours)])
+    pairs = pairs_of(theirs, ours, on_one_processor=True)
+    return _spread([getattr(other, seconds) / getattr(own, seconds) for other, own in pairs])
 
 
 def times_to(target: float | None, runs: Sequence[Figures]) -> list[float]:
@@ -308,14 +310,15 @@ def target_ratios(theirs: Runs, ours: Runs, *, target: float | None) -> str | No
     for runs in (theirs, ours):
         if 2 * len(times_to(target, list(runs.values()))) <= len(runs):
             return None
-    reached = [times_to(target, pair) for pair in pairs_of(theirs, ours)]
+    reached = [times_to(target, pair) for pair in pairs_of(theirs, ours, on_one_processor=True)]
     return _spread([pair[0] / pair[1] for pair in reached if len(pair) == 2])
 
 
-def pairs_of(theirs: Runs, ours: Runs) -> list[tuple[Figures, Figures]]:
-    """Runs of both with one seed, on one kind of processor."""
+def pairs_of(theirs: Runs, ours: Runs, *, on_one_processor: bool = False) -> list[tuple[Figures, Figures]]:
+    """Runs of both with one seed and the same weights to begin with."""
     found = [(theirs[seed], own) for seed, own in ours.items() if seed in theirs]
-    return [(other, own) for other, own in found if other.cpu == own.cpu]
+    alike = [(other, own) for other, own in found if other.start == own.start]
+    return [(other, own) for other, own in alike if not on_one_processor or other.cpu == own.cpu]
 
 
 def _spread(values: Sequence[float]) -> str | None:

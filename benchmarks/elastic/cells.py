@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -50,6 +50,7 @@ class Figures:
         plans: (step, frozen blocks, blocks before the cache's boundary or None) of each plan.
         steps: number of steps; 0 of a peer.
         cpu: the processor that it ran on.
+        start: digest of the weights that it began with, where those depend on the processor; else empty.
     """
 
     curve: tuple[tuple[float, float], ...]
@@ -59,6 +60,7 @@ class Figures:
     plans: tuple[tuple[int, int, int | None], ...] = ()
     steps: int = 0
     cpu: str = field(default_factory=lambda: device_name(torch.device("cpu")))
+    start: str = ""
 
     @classmethod
     def of(cls, row: Mapping[str, object]) -> Figures:
@@ -147,6 +149,7 @@ class Cell:
             found = self._timm(self._script)
         else:
             found = self._trainer() if self.row.name == PEER else self._ours()
+        found = replace(found, start=self.task.start)
         kept.keep(self.name, self.key, asdict(found))
         return found
 

@@ -53,20 +53,20 @@ def write_pooled(tasks: Sequence[str], *, folder: Path) -> None:
 
 
 def _differences(path: Path, *, task: str) -> Mapping[str, list[float]]:
-    """By row: final metric less that without freezing, of each seed that both have.
+    """By row: final metric less that without freezing, of each seed that both have from the same weights on.
 
     Raises UserError.
     """
-    finals = defaultdict[str, dict[int, float]](dict)
+    finals = defaultdict[str, dict[tuple[int, str], float]](dict)
     try:
         for kept in json.loads(path.read_text(encoding="ascii"))["rows"]:
             name, seed = kept["name"].removeprefix(f"{task}, ").rsplit(", seed ", 1)
-            finals[name][int(seed)] = kept["curve"][-1][1]
+            finals[name][int(seed), kept["start"]] = kept["curve"][-1][1]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise UserError(f"--pool: {path} does not hold the runs of {task}; measure it first") from error
     without = finals[BASELINE]
     pairs = {
-        name: [final - without[seed] for seed, final in sorted(of_row.items()) if seed in without]
+        name: [final - without[run] for run, final in sorted(of_row.items()) if run in without]
         for name, of_row in finals.items()
         if name not in (BASELINE, PEER)
     }

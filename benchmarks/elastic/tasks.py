@@ -81,6 +81,7 @@ class Task:
         epochs: number of epochs of the recipe.
         row_names: the rows that it has.
         origin: what a run depends on beside its settings: digests of what lies where they only name a place.
+        start: digest of the weights that a run begins with, where they were made here and depend on the processor.
         metric: the metric of the table.
         margin: how far below the baseline's mean final metric the target lies, in the metric's unit; None: there is no
             target, the metric is told and not judged.
@@ -97,6 +98,7 @@ class Task:
     epochs: int
     row_names: tuple[str, ...]
     origin: tuple[str, ...] = ()
+    start: str = ""
     metric: str = "accuracy"
     margin: float | None = 0.003
     timm: Path | None = None
@@ -188,13 +190,21 @@ _PICTURES = (
 
 
 def pictures(
-    data: Path, model: Path, *, about: str, origin: tuple[str, ...], timm: Path | None, tunes: bool = False
+    data: Path,
+    model: Path,
+    *,
+    about: str,
+    origin: tuple[str, ...],
+    timm: Path | None,
+    start: str = "",
+    tunes: bool = False,
 ) -> Task:
     """Half of CIFAR-100's classes by ``data``, with a ViT of 12 blocks that is pre-trained on the others.
 
     Args:
         about: the pre-training, in a sentence.
-        origin: digests of its weights and of the pictures.
+        origin: digests of the way to its weights and of the pictures.
+        start: digest of its weights.
         timm: timm's train.py; None leaves the peer's row out.
         tunes: whether the rows are those of ``tuning_rows``.
     """
@@ -219,6 +229,7 @@ def pictures(
         8,
         tuple(row.name for row in rows),
         origin=origin,
+        start=start,
         timm=timm,
     )
 
