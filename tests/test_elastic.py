@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -275,14 +275,16 @@ def test_timm_s_script_is_the_peer_of_pictures(tmp_path: Path, monkeypatch: pyte
     script, given = tmp_path / "train.py", list[str]()
     script.touch()
 
-    def launch(arguments: Sequence[str], *, ranks: int, name: str) -> str:
+    def launch(arguments: Sequence[str], *, ranks: int, name: str, variables: Mapping[str, str]) -> str:
         given.extend(arguments)
+        assert variables == {"TIMM_FUSED_ATTN": "0"}
         output = Path(arguments[arguments.index("--output") + 1]) / "run"
         output.mkdir(parents=True)
         (output / "summary.csv").write_text("epoch,eval_top1\n0,50.0\n1,75.0\n")
         return "".join(f"Train: {n} [ 9/10 (100%)]  Time: 2.0s, 1/s  (2.000s, 1/s)\n" for n in range(2))
 
     monkeypatch.setattr(cells_module, "launch", launch)
+    monkeypatch.setattr(cells_module, "faster_attention", lambda config, *, ranks: {"TIMM_FUSED_ATTN": "0"})
     monkeypatch.setattr(cells_module, "write_class_folders", lambda config, folder: None)
     monkeypatch.setattr(cells_module, "arguments_of", lambda config, *, output, **_: ["--output", str(output)])
     cell = Cell(split(tmp_path, timm=script), ROW[PEER], 0, 2, "float32")

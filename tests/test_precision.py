@@ -70,9 +70,9 @@ def test_the_timing_leaves_no_trace(ranks: RankPool) -> None:
     assert ratio > 0 and untouched and same_draws
 
 
-def past(world: World, folder: str, overrides: list[str]) -> tuple[str, object]:
+def past(world: World, folder: str, overrides: list[str]) -> tuple[str, object, object]:
     found: Any = with_past_choices(configuration("vit", [AUTO, f"run.dir={folder}", *overrides]))
-    return found.train.precision, found.cache.views
+    return found.train.precision, found.train.wide_attention, found.cache.views
 
 
 def past_stem(world: World, *overrides: str) -> bool:
@@ -92,24 +92,26 @@ def test_a_replayed_run_keeps_its_stem(ranks: RankPool, tmp_path: Path, recorded
 def test_a_resumed_or_replayed_run_keeps_its_own(ranks: RankPool, tmp_path: Path) -> None:
     run = tmp_path / "before"
     run.mkdir()
-    (run / "config.yaml").write_text(configuration("vit", ["train.precision=bfloat16", "cache.views=5"]).to_yaml())
-    new = {"event": "run", "precision": "bfloat16", "views": 5}
+    settings = ["train.precision=bfloat16", "train.wide_attention=65", "cache.views=5"]
+    (run / "config.yaml").write_text(configuration("vit", settings).to_yaml())
+    new = {"event": "run", "precision": "bfloat16", "wide_attention": 65, "views": 5}
     recorded = {"new.jsonl": new, "old.jsonl": {"event": "run"}}
     for name, event in recorded.items():
         (run / name).write_text(json.dumps(event) + "\n")
 
-    def told(*overrides: str) -> tuple[str, object]:
+    def told(*overrides: str) -> tuple[str, object, object]:
         return ranks.run(1, past, str(tmp_path), list(overrides))[0]
 
-    assert told("run.id=before", "run.resume=true") == ("bfloat16", 5)
-    kept = run / "config.yaml"
-    kept.write_text("".join(line for line in kept.read_text().splitlines(keepends=True) if "views" not in line))
-    assert told("run.id=before", "run.resume=true") == ("bfloat16", None), "of before there were views"
-    assert told("run.id=after", "run.resume=true") == ("auto", "auto"), "there is nothing to resume"
-    assert told(f"run.replay={run}/new.jsonl") == ("bfloat16", 5)
-    assert told(f"run.replay={run}/old.jsonl") == ("float32", None), "a recording of before there was a choice"
-    assert told("run.id=before", "run.resume=true", "train.precision=float64") == ("float64", None)
-    assert told(f"run.replay={run}/new.jsonl", "cache.views=2") == ("bfloat16", 2)
+    assert told("run.id=before", "run.resume=true") == ("bfloat16", 65, 5)
+    kept, later = run / "config.yaml", ("views", "wide_attention")
+    lines = kept.read_text().splitlines(keepends=True)
+    kept.write_text("".join(line for line in lines if not any(key in line for key in later)))
+    assert told("run.id=before", "run.resume=true") == ("bfloat16", 0, None), "of before there were these keys"
+    assert told("run.id=after", "run.resume=true") == ("auto", "auto", "auto"), "there is nothing to resume"
+    assert told(f"run.replay={run}/new.jsonl") == ("bfloat16", 65, 5)
+    assert told(f"run.replay={run}/old.jsonl") == ("float32", 0, None), "a recording of before there was a choice"
+    assert told("run.id=before", "run.resume=true", "train.precision=float64") == ("float64", 0, None)
+    assert told(f"run.replay={run}/new.jsonl", "cache.views=2") == ("bfloat16", 65, 2)
 
 
 def summary_of(world: World, folder: str, overrides: list[str]) -> dict[str, Any]:

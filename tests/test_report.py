@@ -49,7 +49,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
         events.TrainingStarts(PLAN, FREEZING),
         {
             **{"event": "run", "run_id": "x", "world_size": 1, "plan": PLAN.as_dict(), "total_steps": 20},
-            **{"precision": "float32", "views": "auto"},
+            **{"precision": "float32", "wide_attention": "auto", "views": "auto"},
             "resumed_from": "step-00000004",
         },
     ),

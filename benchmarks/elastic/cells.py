@@ -14,7 +14,7 @@ import torch
 from benchmarks.elastic.processes import launch
 from benchmarks.elastic.tasks import PEER, Row, Task
 from benchmarks.peers import timm_ranks
-from benchmarks.peers.timm_train import arguments_of, curve_of, write_class_folders
+from benchmarks.peers.timm_train import arguments_of, curve_of, faster_attention, write_class_folders
 from benchmarks.support.git import ROOT
 from benchmarks.support.kept import KeptRows, key_of
 from benchmarks.support.measure import environment
@@ -196,9 +196,10 @@ class Cell:
             data, output = Path(folder) / "pictures", Path(folder) / "output"
             write_class_folders(config, data)
             given = arguments_of(config, data=data, ranks=self.ranks, output=output, workers=0, by_step=True)
-            begun = perf_counter()
             command = [timm_ranks.__file__, str(script.resolve()), *given]
-            printed = launch(command, ranks=self.ranks, name=self.name)
+            variables = faster_attention(config, ranks=self.ranks)
+            begun = perf_counter()
+            printed = launch(command, ranks=self.ranks, name=self.name, variables=variables)
             wall_s = perf_counter() - begun
             curve = curve_of(printed, output=output)
         return Figures(curve, train_s=curve[-1][0], wall_s=wall_s, floor_s=None)

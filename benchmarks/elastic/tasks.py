@@ -217,7 +217,8 @@ def pictures(
         if tunes
         else "No row of the peer: --timm-train FILE gives one."
         if timm is None
-        else "The peer leaves out the last, shorter batch of an epoch, and its wall s begin with the launcher."
+        else "The peer leaves out the last, shorter batch of an epoch, its attention is the faster of timm's two "
+        "(TIMM_FUSED_ATTN), by a timing before each run, and its wall s begin with the launcher."
     )
     return Task(
         "cifar100-split-tuning" if tunes else "cifar100-split",

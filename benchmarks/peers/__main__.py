@@ -7,6 +7,7 @@
 The same model, samples, batch, recipe, precision and threads; each round starts every contestant anew, one after the
 other, trains two epochs and counts the second one, whole. A ratio is of one round. Rows of ours switch one saving
 each. A peer may have a process that prepares its batches: the faster way of a first round is its own for all others.
+Of timm's two ways of attention (TIMM_FUSED_ATTN) its script has the faster one.
 ``--quality``: whole runs over some seeds, judged on the task's dev set and 4,500 full sentences that are held out.
 
 Each round is kept in peers-runs.json beside the table when it ends: given again, the command does what is missing,

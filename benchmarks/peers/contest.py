@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 
 from benchmarks.peers import timm_ranks
-from benchmarks.peers.timm_train import arguments_of, step_seconds
+from benchmarks.peers.timm_train import arguments_of, faster_attention, step_seconds
 from benchmarks.support.kept import KeptRows, key_of
 from benchmarks.support.measure import environment
 from benchmarks.support.ranks import import_path
@@ -174,6 +174,8 @@ def run(name: str, task: Task, overrides: Sequence[str], *, ranks: int, timm: Pa
         environment = {**os.environ, **import_path(), "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         if keeps:
             environment |= MALLOC
+        if name == TIMM:
+            environment |= faster_attention(config, ranks=ranks)
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
         if ended.returncode:
             raise UserError(f"{name}: {task.name} failed: {(ended.stderr or ended.stdout).strip()[-2000:]}")

@@ -9,8 +9,12 @@ from __future__ import annotations
 import csv
 import re
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 
 import numpy as np
+import timm
+import torch
 from PIL import Image
 
 from pipetransformer.config import Config
@@ -19,6 +23,7 @@ from pipetransformer.data.images import ImagePreprocessing, load_image_data
 from pipetransformer.data.info import describe
 from pipetransformer.errors import UserError
 
+_ROUNDS = 5
 # Of an epoch's last step: its number, how many there are, and the mean seconds of all.
 _MEAN = re.compile(r"Train: (\d+) \[ *(\d+)/(\d+).*?Time: .*?\(([\d.]+)s,")
 
@@ -73,6 +78,35 @@ def arguments_of(
         *("--no-prefetcher", "--no-aug", "--seed", str(train.seed), "--output", str(output)),
         *(("--amp", "--amp-dtype", "bfloat16") if train.precision == "bfloat16" else ()),
     ]
+
+
+def faster_attention(config: Config, *, ranks: int) -> dict[str, str]:
+    """The variable of its environment for the faster of timm's two ways of attention, torch's fused kernel, which is its
+    own choice, or single products: by forward and backward of its model on one thread.
+    """
+    train, name = config.train, config.model.name
+    given = {**config.model.kwargs, "img_size": config.data.image_size}
+    rows, size, threads = -(-train.batch_size // ranks), config.data.image_size, torch.get_num_threads()
+    assert size is not None
+    pictures = torch.zeros(rows, 3, size, size)
+    seconds: dict[str, list[float]] = {"1": [], "0": []}
+    torch.set_num_threads(1)
+    try:
+        models = {}
+        for way in seconds:
+            timm.layers.set_fused_attn(way == "1")
+            models[way] = timm.create_model(f"local-dir:{name}" if Path(name).is_dir() else name, **given).train()
+        for _ in range(_ROUNDS + 1):  # the first is not counted
+            for way, model in models.items():
+                begun = perf_counter()
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=train.precision == "bfloat16"):
+                    found = model(pictures)
+                found.float().square().mean().backward()
+                seconds[way].append(perf_counter() - begun)
+    finally:
+        timm.layers.set_fused_attn(True)
+        torch.set_num_threads(threads)
+    return {"TIMM_FUSED_ATTN": min(seconds, key=lambda way: median(seconds[way][1:]))}
 
 
 def step_seconds(text: str, *, epoch: int) -> float:

@@ -1,5 +1,6 @@
 """Every private or version-dependent call into torch, each with its reason. Supported: torch 2.11 to the newest."""
 
+from pipetransformer.adapter.attention import WideAttention, attentions
 from pipetransformer.adapter.behaviour import keeps_boundaries, sends_without_gradients
 from pipetransformer.adapter.checkpoints import CheckpointException, load_tensors, save_tensors
 from pipetransformer.adapter.deferred import Deferred, NotDeferred
@@ -25,7 +26,9 @@ __all__ = [
     "Schedule",
     "StagePart",
     "StageTimes",
+    "WideAttention",
     "aliases",
+    "attentions",
     "belongs_to_parameter",
     "block_call",
     "build_schedule",

@@ -131,8 +131,11 @@ def plans(config: Config, profile: Profile, *, world_size: int, local_size: int)
 
 def _check(profile: Profile, config: Config, arguments: argparse.Namespace) -> None:
     """Refuses costs of something else than ``config``."""
-    if config.train.precision == "auto":  # decided where the costs are measured
+    # Decided where the costs are measured.
+    if config.train.precision == "auto":
         config = config.with_overrides({"train.precision": profile.key.get("precision", "float32")})
+    if config.train.wide_attention == "auto":
+        config = config.with_overrides({"train.wide_attention": profile.key.get("wide_attention", 0)})
     for name, wanted in costs_key(config).items():
         measured = profile.key.get(name, wanted)
         if measured != wanted:

@@ -145,6 +145,12 @@ class TrainConfig(Section):
         "`bfloat16` where the devices have instructions for it and a timing at the start confirms it, else `float32`; "
         "a resumed or replayed run keeps its own.",
     )
+    wide_attention: CountOrZero | Literal["auto"] = Field(
+        default="auto",
+        description="Under `bfloat16` on a CPU, attention over at most so many positions trains in float32, forward "
+        "and backward, but where it drops out; `auto` times both at the start. A resumed or replayed run keeps its "
+        "own.",
+    )
     float32_matmul: Literal["highest", "high", "medium"] = Field(
         default="highest",
         description="Precision of matrix products of float32 numbers, as torch names it: `high` is TF32 on a GPU that "

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipetransformer.adapter import WideAttention
 from pipetransformer.errors import UserError
 from pipetransformer.models.families import MASK, Family, family_of
 from pipetransformer.models.halves import Halves
@@ -37,6 +38,7 @@ class Chain(Held):
 
     Attributes:
         autocasts: whether units compute in bfloat16. It may change before ``learn_shapes``.
+        attention: in which type they attend while they train (``adapter/attention.py``).
         needs_mask: whether texts without padding must bring a mask; they need none in the families of the table.
 
     Raises:
@@ -68,6 +70,7 @@ class Chain(Held):
                 "use a model with layer normalisation"
             )
         self.autocasts = precision == "bfloat16"
+        self.attention = WideAttention(0)
         self.needs_mask = True
         self.blocks: Sequence[nn.Module] = list(model.get_submodule(self.family.blocks).children())
         self.numbering = Numbering(len(self.blocks), units_per_block)
@@ -128,7 +131,7 @@ class Chain(Held):
             hidden: the main input [batch, ...] if unit 0 is the first, else [batch, tokens, width].
             inputs: the other batch entries that stem and blocks read.
         """
-        with self.autocast():
+        with self.autocast(), self.attention:
             first, stop = units.start, units.stop
             if first == 0:
                 main = hidden.to(self.dtype) if hidden.is_floating_point() else hidden

@@ -131,7 +131,13 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     torch.set_float32_matmul_precision(config.train.float32_matmul)  # Note: the proofs above want the whole one.
     views = _settle_views(datasets, config, chain=chain, world=world)
     guard = _set_aside(datasets, config)
-    settled = config.with_overrides({"train.precision": precision.name, "cache.views": views})
+    settled = config.with_overrides(
+        {
+            "train.precision": precision.name,
+            "train.wide_attention": precision.wide_attention,
+            "cache.views": views,
+        }
+    )
     return Job(built, chain, dict(datasets), settled, precision, world.num_nodes, guard)
 
 

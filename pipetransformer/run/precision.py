@@ -6,7 +6,7 @@ with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from pipetransformer.adapter import WideAttention
 from pipetransformer.config import Config, load_config
 from pipetransformer.data import Dataset
 from pipetransformer.errors import UserError
@@ -27,6 +28,7 @@ from pipetransformer.process.collectives import led_by, slowest, values_of_ranks
 from pipetransformer.process.device import has_bfloat16, synchronize
 from pipetransformer.process.world import World
 from pipetransformer.run.tracking import read_events
+from pipetransformer.run.wide_attention import most_positions
 
 _MOST_ROWS = 16  # a pass keeps the activations of the whole model
 _LONGEST_PASS = 0.25  # seconds of a timed pass; fewer samples where all of a rank's share would take longer
@@ -42,21 +44,37 @@ class Precision:
         name: as in ``train.precision``, never ``auto``.
         reason: the evidence in words; empty where the precision was given.
         seconds: seconds that the timing took.
+        wide_attention: as in ``train.wide_attention``, never ``auto``.
+        attention_reason: the evidence for that in words; empty likewise.
     """
 
     name: Literal["float32", "bfloat16", "float64"]
     reason: str = ""
     seconds: float = 0.0
+    wide_attention: int = 0
+    attention_reason: str = ""
+
+    def lines(self) -> Iterator[str]:
+        """What was ``auto``, for the user."""
+        if self.reason:
+            yield f"train.precision: auto is {self.name} ({self.reason})"
+        if self.attention_reason:
+            yield f"train.wide_attention: auto is {self.wide_attention} ({self.attention_reason})"
 
 
 def with_past_choices(config: Config) -> Config:
-    """Collective. What is ``auto`` in ``train.precision`` and ``cache.views`` becomes what the run that is resumed or
-    replayed was trained with, if there is one, and ``freeze.stem`` what was replayed: a replay's plans hold it. (A
-    checkpoint refuses another stem.)"""
+    """Collective. What is ``auto`` in ``train.precision``, ``train.wide_attention`` and ``cache.views`` becomes what
+    the run that is resumed or replayed was trained with, if there is one, and ``freeze.stem`` what was replayed: a
+    replay's plans hold it. (A checkpoint refuses another stem.)
+    """
     if not (config.run.resume or config.run.replay):
         return config
     found = led_by(0, lambda: _past(config))
-    given = {"train.precision": config.train.precision, "cache.views": config.cache.views}
+    given = {
+        "train.precision": config.train.precision,
+        "train.wide_attention": config.train.wide_attention,
+        "cache.views": config.cache.views,
+    }
     found = {key: value for key, value in found.items() if given.get(key, "auto") == "auto"}
     return config.with_overrides(found) if found else config
 
@@ -68,15 +86,18 @@ def _past(config: Config) -> dict[str, object]:
         kept = Path(run.dir).expanduser() / run.id / "config.yaml"
         if not kept.is_file():
             return {}
-        past, cache = load_config(kept, is_past=True), yaml.safe_load(kept.read_text(encoding="utf-8")).get("cache")
-        views = past.cache.views if "views" in (cache or {}) else None  # there were none before it was a key
-        return {"train.precision": past.train.precision, "cache.views": views}
+        past, written = load_config(kept, is_past=True), yaml.safe_load(kept.read_text(encoding="utf-8"))
+        # There were none before these were keys.
+        views = past.cache.views if "views" in (written.get("cache") or {}) else None
+        wide = past.train.wide_attention if "wide_attention" in written["train"] else 0
+        return {"train.precision": past.train.precision, "train.wide_attention": wide, "cache.views": views}
     found: dict[str, object] = {}
     if run.replay is not None:
         with suppress(UserError):  # it is told when the plans are read
             for event in read_events(Path(run.replay)):
                 if event["event"] == "run":
                     found["train.precision"] = event.get("precision", "float32")
+                    found["train.wide_attention"] = event.get("wide_attention", 0)
                     found["cache.views"] = event.get("views")
                 elif event["event"] == "plan" and isinstance(event.get("plan"), dict):
                     found["freeze.stem"] = event["plan"].get("stem_frozen", False)
@@ -84,7 +105,8 @@ def _past(config: Config) -> dict[str, object]:
 
 
 def settle(chain: Chain, dataset: Dataset, config: Config, *, world: World) -> Precision:
-    """Collective. The precision of a job, the same on every rank; ``chain`` computes in it from now on.
+    """Collective. The precision of a job and of its attention, the same on every rank; ``chain`` computes in them from
+    now on.
 
     Gradients are deleted, weights and random numbers left as they were.
 
@@ -92,21 +114,34 @@ def settle(chain: Chain, dataset: Dataset, config: Config, *, world: World) -> P
         chain: in float32 where the precision is ``auto``.
         dataset: the training data.
     """
-    given = config.train.precision
+    given, began, told = config.train.precision, perf_counter(), ""
+    name: Literal["float32", "bfloat16", "float64"] = "bfloat16" if given == "auto" else given
+    rows = -(-config.train.batch_size // world.size)
+    if given == "auto":
+        has = has_bfloat16(world.device)
+        if not (has if world.size == 1 else all(values_of_ranks(has))):
+            return Precision("float32", "no instructions for bfloat16")
+        told = "there are instructions for it, and nothing is timed"
+    chain.autocasts = name == "bfloat16"
+    wide, reason = _wide_attention(chain, dataset, config, rows=rows)
+    chain.attention = WideAttention(wide)
+    if given == "auto" and config.pipe.measure:
+        ratio = _ratio(chain, dataset, rows=rows)
+        told = f"forward and backward in bfloat16 take {ratio:.2f} of their time in float32"
+        chain.autocasts = ratio < _WORTH
+        if not chain.autocasts:
+            name, wide, reason = "float32", 0, ""
+    return Precision(name, told, perf_counter() - began, wide, reason)
+
+
+def _wide_attention(chain: Chain, dataset: Dataset, config: Config, *, rows: int) -> tuple[int, str]:
+    """Collective. ``train.wide_attention`` as a number, and its reason where it was timed."""
+    given = config.train.wide_attention
     if given != "auto":
-        return Precision(given)
-    has = has_bfloat16(world.device)
-    if not (has if world.size == 1 else all(values_of_ranks(has))):
-        return Precision("float32", "no instructions for bfloat16")
-    if not config.pipe.measure:
-        chain.autocasts = True
-        return Precision("bfloat16", "there are instructions for it, and nothing is timed")
-    began = perf_counter()
-    ratio = _ratio(chain, dataset, rows=-(-config.train.batch_size // world.size))
-    chain.autocasts = ratio < _WORTH
-    name: Literal["float32", "bfloat16"] = "bfloat16" if chain.autocasts else "float32"
-    told = f"forward and backward in bfloat16 take {ratio:.2f} of their time in float32"
-    return Precision(name, told, perf_counter() - began)
+        return given, ""
+    if not chain.autocasts or chain.device.type != "cpu" or not config.pipe.measure:
+        return 0, ""
+    return most_positions(chain, dataset, rows=rows)
 
 
 def _ratio(chain: Chain, dataset: Dataset, *, rows: int) -> float:

@@ -73,9 +73,8 @@ class Report:
 
     @hear.register
     def _precision_settled(self, event: events.PrecisionSettled) -> None:
-        precision = event.precision
-        if self._world.rank == 0 and precision.reason:
-            print(f"train.precision: auto is {precision.name} ({precision.reason})", flush=True)
+        for line in event.precision.lines() if self._world.rank == 0 else ():
+            print(line, flush=True)
 
     @hear.register
     def _measuring_starts(self, event: events.MeasuringStarts) -> None:
@@ -141,6 +140,7 @@ class Report:
             plan=plan,
             total_steps=self._total_steps,
             precision=config.train.precision,
+            wide_attention=config.train.wide_attention,
             views=config.cache.views,
             resumed_from=self.resumed_from,
         )

@@ -119,6 +119,7 @@ def costs_key(config: Config) -> dict[str, object]:
         "channels": channels_of(config.data),
         "image_size": config.data.image_size,
         "precision": config.train.precision,
+        "wide_attention": config.train.wide_attention,
         "float32_matmul": config.train.float32_matmul,
         "optimizer": [config.train.optimizer, config.train.momentum > 0],
         "weights_apart": weights_apart(config),
