@@ -81,8 +81,8 @@ def arguments_of(
 
 
 def faster_attention(config: Config, *, ranks: int) -> dict[str, str]:
-    """The variable of its environment for the faster of timm's two ways of attention, torch's fused kernel, which is its
-    own choice, or single products: by forward and backward of its model on one thread.
+    """The variable of its environment for the faster of timm's two ways of attention, torch's fused kernel (its own
+    choice) or single products: by forward and backward of its model on one thread.
     """
     train, name = config.train, config.model.name
     given = {**config.model.kwargs, "img_size": config.data.image_size}
