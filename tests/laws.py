@@ -46,7 +46,7 @@ class Case:
         moves: (step, frozen, pp). ways: for each move (schedule, stages a rank), where they are not all ``schedule``
             with one. prefixes: for each move the place of the prefix, where it is not on all ranks.
             clip: max_grad_norm. recompute: pipe.recompute. units: pipe.units. stem: freeze.stem. head_lr_scale,
-            layer_decay: those of train.
+            layer_decay: those of train. shard: dp.shard.
     """
 
     model: str
@@ -66,6 +66,7 @@ class Case:
     head_lr_scale: float = 1.0
     layer_decay: float = 1.0
     prefixes: tuple[str, ...] = ()
+    shard: str = "none"
 
     @property
     def name(self) -> str:
@@ -102,6 +103,7 @@ class Case:
                 units_per_block=2 if self.units == "half" else 1,
                 stem_frozen=self.stem,
                 prefix=prefix,
+                shard=self.shard,
             )
             for (step, frozen, pp), (schedule, stages_per_rank), prefix in zip(self.moves, ways, prefixes, strict=True)
         }
@@ -119,6 +121,7 @@ def make_plan(
     units_per_block: int = 1,
     stem_frozen: bool = False,
     prefix: str = "replicated",
+    shard: str = "none",
 ) -> ParallelPlan:
     """A plan with evenly cut stages; halves of blocks are cut apart (at even units) wherever there is room."""
     first = 1 + frozen * units_per_block if frozen else int(stem_frozen)
@@ -129,7 +132,7 @@ def make_plan(
         boundaries = [cut - cut % 2 for cut in boundaries]
     return ParallelPlan(
         *(frozen, pp, world_size // pp, tuple(boundaries), num_microbatches, schedule, cached, NUM_BLOCKS),
-        *(stages_per_rank, units_per_block, stem_frozen, prefix),
+        *(stages_per_rank, units_per_block, stem_frozen, prefix, shard),
     )
 
 

@@ -100,7 +100,7 @@ def test_later_override_wins_and_a_mapping_replaces(minimal: Path) -> None:
         ("train.microbatches=8", "train.microbatches: no such key; did you mean pipe.microbatches?"),
         ("trian.lr=1", "trian: no such key; did you mean train?"),
         ("lr=1", "lr: no such key; did you mean train.lr?"),
-        ("dp.zzz=1", "dp.zzz: no such key; dp has enabled"),
+        ("dp.zzz=1", "dp.zzz: no such key; dp has enabled, shard"),
         ("train.lr.x=1", "train.lr.x: no such key; train.lr is not a mapping"),
         ("train.epochs=0", "train.epochs: 0 is not allowed; give a whole number of at least 1"),
         ("train.epochs='3'", 'train.epochs: "3" is not allowed; give a whole number of at least 1'),

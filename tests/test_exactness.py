@@ -237,6 +237,34 @@ def test_every_schedule_is_plain(
     assert deviation(answers[0][0], weights) < 1e-10
 
 
+# Replicas come, share out more or less, and go.
+SHARDED = {
+    "replicas alone": (4, STATIC[1], {}),
+    "elastic on 2": (2, TWO_RANKS, {"optimizer": "sgd", "clip": None}),
+    "elastic on 4": (4, SHRINK_AND_GROW, {"cached": True, "head_lr_scale": 3.0}),
+    "halves": (4, SHRINK_AND_GROW, {"units": "half", "optimizer": "sgd"}),
+    "in place": (4, PREFIX_MOVES["4"][0], {"prefixes": PREFIX_MOVES["4"][1], "cached": True}),
+}
+
+
+@pytest.mark.parametrize(
+    ("which", "model"),
+    [
+        pytest.param(which, model, marks=pytest.mark.full if model == "bert" and which != "elastic on 4" else ())
+        for which, model in product(SHARDED, ("vit", "bert"))
+    ],
+)
+def test_replicas_that_share_out_state_are_plain(
+    which: str, model: str, ranks: RankPool, texts: str, tmp_path: Path
+) -> None:
+    world_size, moves, more = SHARDED[which]
+    case = Case(model, world_size, moves, 4, shard="optimizer", **more)
+    weights, gradients = reference(case, texts)
+    answers = ranks.run(world_size, elastic_run, case, texts, str(tmp_path))
+    assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
+    assert deviation(answers[0][0], weights) < 1e-10
+
+
 # (step, frozen): every way back to a boundary that was cached before what lies in front of it had trained on.
 THAWED = ((0, 2), (3, 0), (6, 2), (9, 1), (12, 3), (15, 3), (17, 5))
 

@@ -124,7 +124,7 @@ def reference(gradients: list[Tensor], *, max_norm: float) -> list[Tensor]:
 @pytest.mark.parametrize("max_norm", [0.1, 4.0, 1e6])
 def test_clipping_one_stage_is_torch_s(max_norm: float) -> None:
     gradients = gradients_of(0)
-    scale = clip_scale(gradient_norms(gradients), max_norm=max_norm, pp_group=None)
+    scale = clip_scale(gradient_norms(gradients), max_norm=max_norm, group=None)
     torch.testing.assert_close(
         [scale * gradient for gradient in gradients], reference(gradients_of(0), max_norm=max_norm)
     )
@@ -133,7 +133,7 @@ def test_clipping_one_stage_is_torch_s(max_norm: float) -> None:
 def clips(world: World, max_norm: float) -> list[Tensor]:
     gradients = gradients_of(world.rank)
     group = torch.distributed.group.WORLD
-    scale = clip_scale(gradient_norms(gradients), max_norm=max_norm, pp_group=group)
+    scale = clip_scale(gradient_norms(gradients), max_norm=max_norm, group=group)
     return [scale * gradient for gradient in gradients]
 
 

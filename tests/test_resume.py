@@ -72,6 +72,10 @@ CASES = {
         Case("vit", 2, ((0, 0, 2), (4, 4, 2)), 2, prefixes=("replicated", "in_place")),
         *(["checkpoint.every=3 steps"], 11, "step-00000010"),
     ),
+    "with state shared out, and parked": (
+        *(Case("vit", 4, SHRINK_AND_GROW, 4, cached=True, shard="optimizer"), ["checkpoint.every=3 steps"], 14),
+        "step-00000012",
+    ),
     "with parked moments": (Case("vit", 2, TWO_RANKS, 2), ["checkpoint.every=7 steps"], 12, "step-00000010"),
 }
 

@@ -95,7 +95,7 @@ class AutoDP:
         """
         if not state_keys(self._train):
             return {}
-        return {**self._state, **(active.ranks_by_unit() if active is not None else {})}
+        return {**self._state, **(active.state_ranks() if active is not None else {})}
 
     def enter(self, plan: ParallelPlan, *, state: OptimizerState, stepped: ParallelPlan | None) -> Arrival:
         """Collective. Takes this rank to ``plan``.
@@ -109,7 +109,7 @@ class AutoDP:
         self._state = self.state_holders(stepped)
         state = {**self.parked, **state}
         num_bytes = self._move(plan, state)
-        active = plan.ranks_by_unit()
+        active = plan.state_ranks()
         self.parked = {}
         for unit in [*self._state]:
             if unit in active:
@@ -124,7 +124,7 @@ class AutoDP:
 
     def let_go(self, plan: ParallelPlan) -> None:
         """Deletes the optimizer state of the units that are frozen under ``plan``: they will not thaw."""
-        active = plan.ranks_by_unit()
+        active = plan.state_ranks()
         self._state = {unit: ranks for unit, ranks in self._state.items() if unit in active}
         self.parked = {}
 
@@ -184,7 +184,7 @@ class AutoDP:
         A few units at a time, so that no rank holds much more than the larger of what it had and what it gets. Entries
         of ``state`` come and go in place. Returns the bytes that this rank received.
         """
-        active = plan.ranks_by_unit()
+        active = plan.state_ranks()
         num_bytes, in_use = 0, plan.holders()
         for units in self._groups():
             needed = {unit: in_use[unit] for unit in units if unit in in_use}

@@ -4,6 +4,10 @@ torch's DDP and ``replicate`` are as exact, but need a new wrapper at every tran
 slower: see "The gradient reducer" in ``docs/architecture.md``. This class uses hooks instead. Gradients lie in buckets
 of a fixed order, filled from the last parameter to the first as in a backward. One asynchronous ``all_reduce`` sums
 each bucket, started in the last micro-batch of the step.
+
+Where replicas share out the optimizer's state (``ParallelPlan.shard``), a bucket has one owner among them: ``reduce``
+sums it there alone, and after the update ``share`` brings the owner's new weights to the others (as ZeRO does, stage 1:
+Rajbhandari et al., arXiv 1910.02054, but by whole units, so that state moves by its unit's name).
 """
 
 from __future__ import annotations
@@ -25,14 +29,22 @@ class GradientReducer:
     Args:
         parameters: the parameters of this rank by name, in the order of the forward.
         group: the replicas; None for a single one, where no hook is set and the gradients are autograd's own.
+        owners: the rank that updates each parameter, by name; None where every rank updates all.
 
     Attributes:
-        sent_bytes: bytes of gradients that this rank has given to ``all_reduce`` since ``begin``.
+        sent_bytes: bytes of gradients that this rank has given to be summed since ``begin``.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], *, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        group: dist.ProcessGroup | None,
+        owners: Mapping[str, int] | None = None,
+    ) -> None:
         self._parameters = dict(parameters)
         self._group = group
+        self._rank = dist.get_rank() if group is not None else 0
         self.sent_bytes = 0
         self._buckets: list[_Bucket] = []
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -41,15 +53,17 @@ class GradientReducer:
         if group is None:
             return
         members: list[tuple[str, nn.Parameter]] = []
-        num_bytes = 0
+        num_bytes, owner = 0, None
         for name, parameter in reversed(self._parameters.items()):
-            if members and num_bytes + parameter.nbytes > _BUCKET_BYTES:
-                self._buckets.append(_Bucket(members))
+            of_next = None if owners is None else owners[name]
+            if members and (num_bytes + parameter.nbytes > _BUCKET_BYTES or of_next != owner):
+                self._buckets.append(_Bucket(members, owner=owner))
                 members, num_bytes = [], 0
             members.append((name, parameter))
             num_bytes += parameter.nbytes
+            owner = of_next
         if members:
-            self._buckets.append(_Bucket(members))
+            self._buckets.append(_Bucket(members, owner=owner))
         for bucket in self._buckets:
             for name, parameter in bucket.members:
                 hook = self._hook(bucket, name)
@@ -75,7 +89,10 @@ class GradientReducer:
         """Starts the sums of all complete buckets, in the fixed order that all ranks share."""
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             bucket = self._buckets[self._next]
-            bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+            if bucket.owner is None:
+                bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+            else:
+                bucket.work = dist.reduce(bucket.flat, bucket.owner, group=self._group, async_op=True)
             self.sent_bytes += bucket.flat.nbytes
             self._next += 1
 
@@ -91,7 +108,7 @@ class GradientReducer:
             bucket.begin()
 
     def finish(self) -> None:
-        """Waits until every gradient is the sum over the replicas.
+        """Waits until every gradient is the sum over the replicas, on its owner where it has one; elsewhere it is gone.
 
         Raises:
             RuntimeError: if parameters received no gradient in some micro-batch; it names them.
@@ -102,9 +119,27 @@ class GradientReducer:
         if unused:
             raise RuntimeError(f"parameters without a gradient in this step: {', '.join(unused)}")
         for bucket in self._buckets:
-            assert bucket.work is not None
-            bucket.work.wait()
-            bucket.work = None
+            bucket.wait()
+            if bucket.owner not in (None, self._rank):
+                for _, parameter in bucket.members:
+                    parameter.grad = None
+
+    @torch.no_grad()
+    def share(self) -> None:
+        """Brings the weights that owners have updated to the other replicas, by the memory of the gradients."""
+        owned = [bucket for bucket in self._buckets if bucket.owner is not None]
+        for bucket in owned:
+            assert bucket.owner is not None
+            if bucket.owner == self._rank:
+                for name, parameter in bucket.members:
+                    parameter.grad = None
+                    bucket.views[name].copy_(parameter)
+            bucket.work = dist.broadcast(bucket.flat, bucket.owner, group=self._group, async_op=True)
+        for bucket in owned:
+            bucket.wait()
+            if bucket.owner != self._rank:
+                for name, parameter in bucket.members:
+                    parameter.copy_(bucket.views[name])
 
     def close(self) -> None:
         """Removes the hooks and frees the memory of the gradients."""
@@ -125,11 +160,12 @@ class _Bucket:
         views: the place of each parameter's gradient, by name.
         counts: backward passes of this step that gave a gradient, by parameter name.
         missing: number of parameters that still wait for their last gradient of this step.
-        work: the sum under way, or None.
+        work: the sum, or the move of weights, under way, or None.
+        owner: the rank that updates them; None where every rank does.
     """
 
-    def __init__(self, members: list[tuple[str, nn.Parameter]]) -> None:
-        self.members = members
+    def __init__(self, members: list[tuple[str, nn.Parameter]], *, owner: int | None = None) -> None:
+        self.members, self.owner = members, owner
         first = members[0][1]
         self.flat = torch.zeros(sum(p.numel() for _, p in members), dtype=first.dtype, device=first.device)
         self.views: dict[str, Tensor] = {}
@@ -139,6 +175,11 @@ class _Bucket:
             self.views[name] = self.flat[offset : offset + parameter.numel()].view_as(parameter)
             offset += parameter.numel()
         self.begin()
+
+    def wait(self) -> None:
+        assert self.work is not None
+        self.work.wait()
+        self.work = None
 
     def begin(self) -> None:
         """Prepares for a step: no backward pass counted.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.config import Config
@@ -24,10 +25,12 @@ class Layout:
         plan: the plan.
         mesh: process groups of the plan.
         parameters: parameters of this rank's active units, by the model's names.
-        part_index: the part of each parameter [len(parameters)]: 0 for the stem, i + 1 for block i, L + 1 for the
+        updated: those of them that this rank updates: all, or its share where replicas share out the optimizer's state.
+        part_index: the part of each of ``updated`` [len(updated)]: 0 for the stem, i + 1 for block i, L + 1 for the
             head.
-        optimizer: the optimizer of ``parameters``.
-        reducer: the sum of their gradients over the replicas.
+        norm_group: the ranks whose gradients after the reduction are those of one model; None for this rank alone.
+        optimizer: the optimizer of ``updated``.
+        reducer: the sum of gradients over the replicas.
         executor: forward and backward of this rank's stages.
         stepped: the plan, once an optimizer step was taken under it; None before.
     """
@@ -46,13 +49,21 @@ class Layout:
         self.mesh = arrival.mesh
         chain.freeze(plan.frozen, stem=plan.stem_frozen)
         self.parameters = chain.named_parameters(plan.units_of(rank))
-        parts = [chain.numbering.part_of(chain.unit_of(name)) for name in self.parameters]
+        holders = plan.state_ranks()
+        owners = {name: holders[chain.unit_of(name)] for name in self.parameters}
+        self.updated = {name: parameter for name, parameter in self.parameters.items() if rank in owners[name]}
+        self.norm_group = dist.group.WORLD if plan.shares_state else self.mesh.pp_group
+        parts = [chain.numbering.part_of(chain.unit_of(name)) for name in self.updated]
         self.part_index = torch.tensor(parts, dtype=torch.int64, device=chain.device)
         scales = [lr_scale(config.train, part, num_blocks=chain.num_blocks) for part in parts]
         self.optimizer = build_optimizer(
-            config.train, self.parameters, arrival.state, lr_scales=dict(zip(self.parameters, scales, strict=True))
+            config.train, self.updated, arrival.state, lr_scales=dict(zip(self.updated, scales, strict=True))
         )
-        self.reducer = GradientReducer(self.parameters, group=self.mesh.dp_group)
+        self.reducer = GradientReducer(
+            self.parameters,
+            group=self.mesh.dp_group,
+            owners={name: ranks[0] for name, ranks in owners.items()} if plan.shares_state else None,
+        )
         self.executor: Executor = build_executor(
             objective,
             chain=chain,
@@ -65,7 +76,7 @@ class Layout:
 
     def state(self) -> OptimizerState:
         """This rank's optimizer state, by parameter name."""
-        return take_state(self.optimizer, self.parameters)
+        return take_state(self.optimizer, self.updated)
 
     def forget_state(self) -> None:
         """Deletes the optimizer's state, as if no step had been taken."""
@@ -73,8 +84,8 @@ class Layout:
         self.stepped = None
 
     def gradients(self) -> list[Tensor]:
-        """The local gradients in the order of ``parameters``."""
-        return [parameter.grad for parameter in self.parameters.values() if parameter.grad is not None]
+        """The local gradients in the order of ``updated``."""
+        return [parameter.grad for parameter in self.updated.values() if parameter.grad is not None]
 
     def close(self) -> None:
         """Removes the reducer's hooks from the parameters."""

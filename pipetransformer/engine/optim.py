@@ -67,20 +67,20 @@ def lr_scale(train: TrainConfig, part: int, *, num_blocks: int) -> float:
     return train.head_lr_scale if part == head else train.layer_decay ** (head - part)
 
 
-def clip_scale(norms: Tensor, *, max_norm: float, pp_group: dist.ProcessGroup | None) -> Tensor:
+def clip_scale(norms: Tensor, *, max_norm: float, group: dist.ProcessGroup | None) -> Tensor:
     """The number, at most 1, that brings the norm of all gradients of the model down to ``max_norm`` [].
 
-    Stages hold different parameters, and replicas the same gradients. So the sum of squares over one pipeline is the
-    square of the global norm.
+    Stages hold different parameters, and replicas the same gradients, or different ones where they share them out. So
+    the sum of squares over one pipeline, or over all ranks, is the square of the global norm.
 
     Args:
         norms: norm of each local gradient [gradients].
-        pp_group: the ranks of this rank's pipeline; None for pp = 1.
+        group: the ranks that hold one model's gradients together; None for this rank alone.
     """
     norm = torch.linalg.vector_norm(norms)
-    if pp_group is not None:
+    if group is not None:
         squares = norm.square()
-        dist.all_reduce(squares, group=pp_group)
+        dist.all_reduce(squares, group=group)
         norm = squares.sqrt()
     scale: Tensor = max_norm / (norm + 1e-6)
     return scale.clamp_(max=1.0)

@@ -129,6 +129,7 @@ class Stepper:
             layout.optimizer.step()
         else:
             scaled_step(layout.optimizer, scale)
+        layout.reducer.share()
         layout.stepped = layout.plan
         busy = executor.times.forward + executor.times.backward
         seconds.prefix += entered - start
@@ -152,7 +153,7 @@ class Stepper:
         self._squares.append(squares[1:-1])
         if len(self._squares) == _STEPS_TOGETHER:
             self.settle_norms(layout)
-        return None if max_norm is None else clip_scale(norms, max_norm=max_norm, pp_group=layout.mesh.pp_group)
+        return None if max_norm is None else clip_scale(norms, max_norm=max_norm, group=layout.norm_group)
 
     def clear(self) -> None:
         """Deletes times and norms, as needed after steps that were only timed."""
@@ -164,13 +165,14 @@ class Stepper:
     def settle_norms(self, layout: Layout) -> None:
         """Collective. Adds the norms of the last steps to the sums. Call it before the job leaves their plan.
 
-        Squares are summed over the stages of a pipeline, because two stages may share a block.
+        Squares are summed over the stages of a pipeline, because two stages may share a block, and over the replicas
+        where they share out the gradients.
         """
         if not self._squares:
             return
         squares = torch.stack(self._squares)
-        if layout.mesh.pp_group is not None:
-            dist.all_reduce(squares, group=layout.mesh.pp_group)
+        if layout.norm_group is not None:
+            dist.all_reduce(squares, group=layout.norm_group)
         self._norm_sums += squares.sqrt().sum(dim=0)
         self._num_summed += len(self._squares)
         self._squares = []

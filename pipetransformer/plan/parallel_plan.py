@@ -16,6 +16,8 @@ from itertools import pairwise
 from pipetransformer.plan.schedules import SCHEDULES, Order, orders, why_not
 from pipetransformer.plan.units import Numbering
 
+SHARDS = ("none", "optimizer")
+"""What replicas share out: nothing, so that each has all, or optimizer state: each unit's is on one of the replicas."""
 PREFIXES = ("replicated", "cached", "streamed", "in_place")
 """Places of the weights of the prefix: on every rank; where all that it computes is in the cache, on no device but for
 the time of an advance pass, all units of the pass at once (cached) or one block after another (streamed); or in the
@@ -40,6 +42,7 @@ class ParallelPlan:
         units_per_block: 1, or 2 for blocks that may be cut into halves.
         stem_frozen: whether the stem is frozen at n = 0 too.
         prefix: the place of the weights of the prefix, one of ``PREFIXES``.
+        shard: what the replicas share out, one of ``SHARDS``.
 
     Raises:
         AssertionError: for fields that contradict each other.
@@ -57,9 +60,10 @@ class ParallelPlan:
     units_per_block: int = 1
     stem_frozen: bool = False
     prefix: str = "replicated"
+    shard: str = "none"
 
     def __post_init__(self) -> None:
-        assert self.prefix in PREFIXES, self
+        assert self.prefix in PREFIXES and self.shard in SHARDS, self
         if self.prefix == "in_place":  # Note: a backward that is split asks each unit for gradients.
             assert self.cached is None and self.run_schedule != "zero_bubble", self
         else:
@@ -164,6 +168,22 @@ class ParallelPlan:
     def ranks_by_unit(self) -> dict[int, range]:
         """The ranks of each active unit: those that train it."""
         return {unit: ranks for unit, ranks in self.holders().items() if unit >= self.first_active}
+
+    def state_ranks(self) -> dict[int, range]:
+        """The ranks that have the optimizer state of each active unit, and update its weights."""
+        found = self.ranks_by_unit()
+        if self.shard == "none":
+            return found
+        for place in range(self.pp):
+            for number, unit in enumerate(self.units_of(place)):  # the replicas take turns
+                owner = found[unit][number % self.dp]
+                found[unit] = range(owner, owner + 1)
+        return found
+
+    @property
+    def shares_state(self) -> bool:
+        """Whether a rank updates only a part of the weights that it trains."""
+        return self.shard != "none" and self.dp > 1
 
     def holders(self) -> dict[int, range]:
         """The ranks that have the weights of each unit that is in use."""

@@ -132,6 +132,7 @@ class Planner:
             pipeline_lengths=(pipe.initial_length,) if isinstance(pipe.initial_length, int) else divisors(local_size),
             memory_limit=limit,
             stem_frozen=config.freeze.stem,
+            shard=config.dp.shard,
             prefixes=PREFIXES if limit is not None and pipe.enabled else PREFIXES[:1],
         )
         return cls(

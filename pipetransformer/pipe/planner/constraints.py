@@ -18,6 +18,7 @@ class Constraints:
         memory_limit: bytes per rank; None for no limit.
         fixed_cut: boundaries to be kept as far as the prefix allows (AutoPipe switched off); None for a free cut.
         stem_frozen: whether the stem is frozen in every plan.
+        shard: what replicas share out, in every plan.
         prefixes: places that the prefix may have; the first one that fits is taken, in the order of ``PREFIXES``.
     """
 
@@ -30,6 +31,7 @@ class Constraints:
     fixed_cut: tuple[int, ...] | None = None
     stem_frozen: bool = False
     prefixes: tuple[str, ...] = ("replicated",)
+    shard: str = "none"
 
     def share(self, pp: int) -> int:
         """Rows of a full global batch of each replica of a pipeline of ``pp`` ranks."""

@@ -77,8 +77,12 @@ def unit_bytes(plan: ParallelPlan, unit: UnitCosts, costs: JobCosts) -> list[Uni
     """
     recomputes = costs.recomputed_share(plan.num_microbatches) > 0
     kept_bytes = unit.kept_bytes if recomputes else unit.activation_bytes
+    lasting = costs.lasting_bytes
+    if plan.shares_state:  # each replica has the state of some units: as much of each, to begin with (``uneven_bytes``)
+        pairs = zip(lasting, costs.parameter_bytes)
+        lasting = tuple(own + -(-(both - own) // plan.dp) for both, own in pairs)
     columns = (
-        costs.lasting_bytes, costs.parameter_bytes, unit.entering_bytes, kept_bytes, unit.activation_bytes,
+        lasting, costs.parameter_bytes, unit.entering_bytes, kept_bytes, unit.activation_bytes,
         unit.working_bytes, unit.between_bytes,
     )  # fmt: skip
     found = [UnitBytes(*of_unit) for of_unit in zip(*columns)]
@@ -88,6 +92,14 @@ def unit_bytes(plan: ParallelPlan, unit: UnitCosts, costs: JobCosts) -> list[Uni
         working = min(unit.prefix_bytes[u], trained)
         found[u] = UnitBytes(costs.parameter_bytes[u], 0, entering, entering, entering, working, 0)
     return found
+
+
+def uneven_bytes(plan: ParallelPlan, costs: JobCosts, *, place: int) -> int:
+    """The optimizer state that the replica with most of it has at a place of the pipeline, beside an even share."""
+    if not plan.shares_state:
+        return 0
+    state = [costs.lasting_bytes[unit] - costs.parameter_bytes[unit] for unit in plan.units_of(place)]
+    return max(sum(state[replica :: plan.dp]) for replica in range(plan.dp)) - sum(-(-n // plan.dp) for n in state)
 
 
 def prefix_bytes(plan: ParallelPlan, unit: UnitCosts) -> int:

@@ -59,6 +59,7 @@ def uncut_plans(
                     units_per_block=numbering.units_per_block,
                     stem_frozen=constraints.stem_frozen,
                     prefix=prefix,
+                    shard=constraints.shard,
                     **numbers,
                 )
 

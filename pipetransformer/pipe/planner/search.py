@@ -19,6 +19,7 @@ from pipetransformer.pipe.planner.memory import (
     cut_bytes,
     prefix_bytes,
     rank_bytes,
+    uneven_bytes,
     unit_bytes,
     widest_boundary,
     works_of,
@@ -100,7 +101,8 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, line
         stages = {stage: [units[u] for u in plan.stage_units(stage)] for stage in plan.stages_of(rank)}
         in_step = rank_bytes(work, stages, before=0 if rank else before, widest=widest)
         lasting = sum(unit.lasting for stage in stages.values() for unit in stage)
-        memory.append(frozen_bytes + max(in_step, lasting + advance))
+        uneven = uneven_bytes(plan, costs, place=rank)
+        memory.append(frozen_bytes + max(in_step, lasting + advance) + uneven)
     return Prediction(plan, line.ns(timeline.total) / 1e9, tuple(memory), timeline.bubble)
 
 
@@ -128,6 +130,11 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
             )
         )
     weights = [sum(costs.parameter_bytes[unit] for unit in plan.units_of(rank)) for rank in range(plan.pp)]
+    sums = [costs.reduction_ns(num_bytes, num_replicas=plan.dp) for num_bytes in weights]
+    updates = [round(most_updated(plan, costs, place=rank) * costs.update_ns_per_byte) for rank in range(plan.pp)]
+    if plan.shares_state:  # half of the moves is the sum on one replica, the other brings its new weights to all
+        updates = [update + whole // 2 for update, whole in zip(updates, sums)]
+        sums = [whole - whole // 2 for whole in sums]
     computed = range(plan.first_computed, plan.first_staged)
     return simulate(
         plan.run_schedule,
@@ -136,12 +143,18 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
         num_microbatches=plan.num_microbatches,
         latency=costs.send.latency_ns,
         first=total(unit.prefix_ns, computed) * plan.num_microbatches,
-        reduce=[costs.reduction_ns(num_bytes, num_replicas=plan.dp) for num_bytes in weights],
-        update=[round(num_bytes * costs.update_ns_per_byte) for num_bytes in weights],
+        reduce=sums,
+        update=updates,
         overlap=costs.overlap,
         contention=costs.busy_factors(plan.pp) if plan.pp > 1 else None,
         receives_late=costs.receives_late,
     )
+
+
+def most_updated(plan: ParallelPlan, costs: JobCosts, *, place: int) -> int:
+    """Bytes of the weights that the replica with most of them updates at a place of the pipeline."""
+    weights = [costs.parameter_bytes[unit] for unit in plan.units_of(place)]
+    return max(sum(weights[replica :: plan.dp]) for replica in range(plan.dp)) if plan.shares_state else sum(weights)
 
 
 def unit_costs(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int) -> UnitCosts:

@@ -1,0 +1,106 @@
+"""Replicas that share out the optimizer's state: who has what, what it takes of memory and time, what a rank holds, and
+norms over all ranks. That the weights are the plain loop's: ``test_exactness.py``; after a resumption:
+``test_resume.py``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from laws import NUM_BLOCKS, Case, configuration, make_plan, write_replay
+from ranks import RankPool
+from test_planner import random_job
+
+from pipetransformer.config import load_config
+from pipetransformer.pipe.planner.choice import Planner
+from pipetransformer.pipe.planner.constraints import divisors
+from pipetransformer.pipe.planner.search import predict
+from pipetransformer.plan import ParallelPlan
+from pipetransformer.process.world import World
+from pipetransformer.run import events
+from pipetransformer.trainer import Trainer
+
+PLAN = ParallelPlan(2, 2, 2, (6,), 4, "1f1b", None, 8, shard="optimizer")
+
+
+def test_replicas_take_turns() -> None:
+    assert PLAN.shares_state and PLAN.ranks_by_unit()[3] == range(0, 4, 2)
+    assert [PLAN.state_ranks()[unit][0] for unit in range(3, 10)] == [0, 2, 0, 1, 3, 1, 3]
+    assert all(len(ranks) == 1 for ranks in PLAN.state_ranks().values())
+    alone = replace(PLAN, dp=1, shard="none")
+    assert alone.state_ranks() == alone.ranks_by_unit() and not replace(alone, shard="optimizer").shares_state
+
+
+def test_a_rank_is_predicted_to_hold_the_largest_share() -> None:
+    random, seen = Random(0), 0
+    while seen < 200:
+        num_units = random.randint(4, 9)
+        job = replace(random_job(random, num_units), optimizer_factor=random.choice([1.0, 2.0, 3.0]), num_ranks=8)
+        pp, batch = random.choice(divisors(4)), 32
+        plan = ParallelPlan(0, pp, 8 // pp, tuple(range(1, pp)), 4, "1f1b", None, num_units - 2)
+        whole = predict(plan, costs=job, global_batch_size=batch).memory_bytes
+        shared = predict(replace(plan, shard="optimizer"), costs=job, global_batch_size=batch).memory_bytes
+        for place in range(pp):
+            state = [
+                round(n * job.optimizer_factor) - n for n in map(job.parameter_bytes.__getitem__, plan.units_of(place))
+            ]
+            most = max(sum(state[replica :: plan.dp]) for replica in range(plan.dp))
+            assert whole[place] - shared[place] == sum(state) - most
+        seen += 1
+
+
+def test_a_job_plans_with_it(tmp_path: Path) -> None:
+    config = load_config(
+        Path("config/train_config_digits_no_freeze.yaml"), ["dp.shard=optimizer", "pipe.initial_length=1"]
+    )
+    planner = Planner.of(config, num_blocks=4, world_size=4, local_size=4)
+    choice = planner.first_plan(replace(random_job(Random(1), 6), num_ranks=4), {})
+    assert choice.plan.shard == "optimizer" and choice.plan.pp == 1 and choice.plan.shares_state
+
+
+def held(world: World, folder: str, shard: str) -> tuple[int, int, list[float]]:
+    """Numbers that this rank's optimizer holds at the end, those of all weights, and the norms of all steps."""
+    case = Case("vit", world.size, ((0, 0, 1),), 2, shard=shard)
+    replay = Path(folder) / f"replay-{shard}-{world.rank}.jsonl"
+    write_replay(replay, case.plans())
+    place = (f"run.replay={replay}", f"run.dir={folder}", f"run.id={shard}")
+    trainer = Trainer(configuration("vit", [*case.overrides(""), *place]), world, timed=False)
+    found: list[tuple[int, list[float]]] = []
+
+    def note(event: events.Event) -> None:
+        if isinstance(event, events.TrainingEnds):
+            state = trainer.engine.layout.state()
+            found.append((sum(t.numel() for own in state.values() for t in own.values() if t.dim()), []))
+
+    norms = [0.0] * NUM_BLOCKS
+
+    def probe(step: int, gradients: object) -> None:
+        if step:
+            add(trainer.engine.take_norms().sums)
+
+    def add(sums: list[float]) -> None:
+        norms[:] = [a + b for a, b in zip(norms, sums)]
+
+    trainer.engine.stepper._probe = probe
+    trainer.listeners = (*trainer.listeners, note)
+    trainer.run()
+    weights = sum(p.numel() for p in trainer.job.chain.model.parameters())
+    return found[0][0], weights, norms
+
+
+def test_each_replica_holds_its_part_of_the_state_and_norms_are_of_all(ranks: RankPool, tmp_path: Path) -> None:
+    whole, shared = (ranks.run(4, held, str(tmp_path), shard) for shard in ("none", "optimizer"))
+    total = 2 * whole[0][1]
+    assert [rank[0] for rank in whole] == [total] * 4
+    assert sum(rank[0] for rank in shared) == total and max(rank[0] for rank in shared) < 0.35 * total
+    for rank in shared:
+        assert rank[2] == pytest.approx(whole[0][2], rel=1e-9)
+
+
+def test_the_plan_tells_it() -> None:
+    plan = make_plan(0, 2, world_size=4, num_microbatches=2, schedule="1f1b", shard="optimizer")
+    assert ParallelPlan.from_dict(plan.as_dict()) == plan
+    old = {key: value for key, value in plan.as_dict().items() if key != "shard"}
+    assert ParallelPlan.from_dict(old).shard == "none"
