@@ -101,8 +101,12 @@ def mis_scaled_microbatch() -> Iterator[None]:
 @contextmanager
 def clipping_per_stage() -> Iterator[None]:
     clip = step_module.clip_scale
-    with mock.patch.object(step_module, "clip_scale", lambda *a, **named: clip(*a, **{**named, "pp_group": None})):
+    with mock.patch.object(step_module, "clip_scale", lambda *a, **named: clip(*a, **{**named, "group": None})):
         yield
+
+
+def new_weights_kept() -> Any:
+    return mock.patch.object(GradientReducer, "share", lambda self: None)
 
 
 BUGS = {
@@ -111,6 +115,7 @@ BUGS = {
     "moments lost at a transition": (moments_lost, Case("vit", 4, SHRINK_AND_GROW, 4)),
     "stale cache row": (stale_cache_row, Case("vit", 2, TWO_RANKS, 2, cached=True)),
     "mis-scaled micro-batch": (mis_scaled_microbatch, Case("vit", 1, STATIC[1], 4, optimizer="sgd", clip=None)),
+    "new weights kept by their owner": (new_weights_kept, Case("vit", 2, STATIC[1], 2, shard="optimizer")),
     "clipping per stage": (clipping_per_stage, Case("vit", 2, STATIC[2], 2)),
 }
 
