@@ -243,22 +243,26 @@ SHARDED = {
     "elastic on 2": (2, TWO_RANKS, {"optimizer": "sgd", "clip": None}),
     "elastic on 4": (4, SHRINK_AND_GROW, {"cached": True, "head_lr_scale": 3.0}),
     "halves": (4, SHRINK_AND_GROW, {"units": "half", "optimizer": "sgd"}),
+    "recomputed": (2, TWO_RANKS, {"recompute": "always", "dropout": 0.0}),
+    "several stages a rank": (4, ((0, 0, 2), (9, 2, 2)), {"ways": (("interleaved", 2), ("interleaved", 2))}),
     "in place": (4, PREFIX_MOVES["4"][0], {"prefixes": PREFIX_MOVES["4"][1], "cached": True}),
 }
 
 
 @pytest.mark.parametrize(
-    ("which", "model"),
+    ("shard", "which", "model"),
     [
-        pytest.param(which, model, marks=pytest.mark.full if model == "bert" and which != "elastic on 4" else ())
-        for which, model in product(SHARDED, ("vit", "bert"))
+        pytest.param(
+            *(shard, which, model), marks=pytest.mark.full if model == "bert" and which != "elastic on 4" else ()
+        )
+        for shard, which, model in product(("optimizer", "full"), SHARDED, ("vit", "bert"))
     ],
 )
-def test_replicas_that_share_out_state_are_plain(
-    which: str, model: str, ranks: RankPool, texts: str, tmp_path: Path
+def test_replicas_that_share_out_are_plain(
+    shard: str, which: str, model: str, ranks: RankPool, texts: str, tmp_path: Path
 ) -> None:
     world_size, moves, more = SHARDED[which]
-    case = Case(model, world_size, moves, 4, shard="optimizer", **more)
+    case = Case(model, world_size, moves, 4, shard=shard, **more)
     weights, gradients = reference(case, texts)
     answers = ranks.run(world_size, elastic_run, case, texts, str(tmp_path))
     assert gradient_deviation([g for _, g in answers], gradients) < 1e-10

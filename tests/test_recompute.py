@@ -29,13 +29,14 @@ ON = MODES[1:]
 
 
 def stage_of_vit(*, precision: str, dropout: float, around: Any = None) -> tuple[Stage, Tensor]:
-    """Blocks and head of a tiny ViT, and what enters them [4, tokens, width]."""
+    """Blocks and head of a tiny ViT, and what enters them [4, tokens, width]; ``around`` does not ask for the unit."""
     overrides = [*Case("vit", 1, ()).overrides(""), f"train.precision={precision}", f"model.dropout={dropout}"]
     job = build_job(configuration("vit", overrides), World(0, 1, 0, 1, torch.device("cpu")), lead=alone)
     job.whole_model().train()
     chain = job.chain
     hidden = torch.randn(chain.boundary(0, rows=4, length=1).shape, generator=torch.Generator().manual_seed(1))
-    return Stage(chain, range(1, chain.num_units), around=around), hidden.to(chain.dtype).requires_grad_()
+    of_unit = None if around is None else lambda unit, *arguments: around(*arguments)
+    return Stage(chain, range(1, chain.num_units), around=of_unit), hidden.to(chain.dtype).requires_grad_()
 
 
 def gradients(mode: str, **settings: Any) -> list[Tensor]:

@@ -76,6 +76,10 @@ CASES = {
         *(Case("vit", 4, SHRINK_AND_GROW, 4, cached=True, shard="optimizer"), ["checkpoint.every=3 steps"], 14),
         "step-00000012",
     ),
+    "with all shared out": (
+        *(Case("vit", 4, SHRINK_AND_GROW, 4, cached=True, shard="full"), ["checkpoint.every=3 steps"], 14),
+        "step-00000012",
+    ),
     "with parked moments": (Case("vit", 2, TWO_RANKS, 2), ["checkpoint.every=7 steps"], 12, "step-00000010"),
 }
 

@@ -220,10 +220,11 @@ class DpConfig(Section):
         default=True,
         description="AutoDP: ranks that a shorter pipeline frees become replicas; false keeps pp and dp.",
     )
-    shard: Literal["none", "optimizer"] = Field(
+    shard: Literal["none", "optimizer", "full"] = Field(
         default="none",
         description="What replicas share out: `none`, each has all; `optimizer`, each keeps the optimizer's state of "
-        "some units, updates these, and gives the new weights to the others: less memory the more replicas there are.",
+        "some units, updates these, and gives the new weights to the others; `full`: weights and gradients too, which "
+        "the others borrow unit by unit in each micro-batch: less memory for more traffic.",
     )
 
 

@@ -1,6 +1,7 @@
 """AutoDP: new process groups over the same ranks, sums of gradients over replicas, moves of units between ranks."""
 
 from pipetransformer.dp.controller import Arrival, AutoDP
+from pipetransformer.dp.lent_weights import LentWeights
 from pipetransformer.dp.optimizer_state import OptimizerState, take_state
 from pipetransformer.dp.reducer import GradientReducer
 from pipetransformer.dp.transfer import Holders, Transfer, execute_transfers, transfers_of
@@ -10,6 +11,7 @@ __all__ = [
     "AutoDP",
     "GradientReducer",
     "Holders",
+    "LentWeights",
     "OptimizerState",
     "Transfer",
     "execute_transfers",

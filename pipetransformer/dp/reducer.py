@@ -30,6 +30,7 @@ class GradientReducer:
         parameters: the parameters of this rank by name, in the order of the forward.
         group: the replicas; None for a single one, where no hook is set and the gradients are autograd's own.
         owners: the rank that updates each parameter, by name; None where every rank updates all.
+        each_microbatch: whether gradients go to their owner behind every micro-batch, so that no other rank keeps them.
 
     Attributes:
         sent_bytes: bytes of gradients that this rank has given to be summed since ``begin``.
@@ -41,7 +42,11 @@ class GradientReducer:
         *,
         group: dist.ProcessGroup | None,
         owners: Mapping[str, int] | None = None,
+        each_microbatch: bool = False,
     ) -> None:
+        assert owners is not None or not each_microbatch
+        self._each = each_microbatch
+        self._under_way: _Bucket | None = None  # of those that are given away behind each micro-batch
         self._parameters = dict(parameters)
         self._group = group
         self._rank = dist.get_rank() if group is not None else 0
@@ -64,12 +69,31 @@ class GradientReducer:
             owner = of_next
         if members:
             self._buckets.append(_Bucket(members, owner=owner))
+        for bucket in self._buckets if each_microbatch else ():
+            bucket.shrink()
         for bucket in self._buckets:
             for name, parameter in bucket.members:
                 hook = self._hook(bucket, name)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def _hook(self, bucket: _Bucket, name: str) -> Callable[[Tensor], None]:
+        def given_away(parameter: Tensor) -> None:
+            if parameter.grad is None:
+                return
+            if bucket.missing == len(bucket.members):  # the first of its micro-batch
+                if self._under_way is bucket:
+                    self._settle()
+                bucket.grow()
+            bucket.views[name].copy_(parameter.grad)
+            parameter.grad = None
+            bucket.counts[name] += 1
+            bucket.missing -= 1
+            if bucket.missing == 0:
+                bucket.missing = len(bucket.members)
+                self._settle()  # so that no more than two buckets have memory
+                self._sum(bucket)
+                self._under_way = bucket
+
         def accumulated(parameter: Tensor) -> None:
             if parameter.grad is None:  # zero_bubble found none; ``finish`` names the parameter
                 return
@@ -83,18 +107,25 @@ class GradientReducer:
                 if bucket.missing == 0:
                     self._launch()
 
-        return accumulated
+        return given_away if self._each else accumulated
+
+    def _settle(self) -> None:
+        if self._under_way is not None:
+            self._under_way.settle(self._rank)
+            self._under_way = None
 
     def _launch(self) -> None:
         """Starts the sums of all complete buckets, in the fixed order that all ranks share."""
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
-            bucket = self._buckets[self._next]
-            if bucket.owner is None:
-                bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
-            else:
-                bucket.work = dist.reduce(bucket.flat, bucket.owner, group=self._group, async_op=True)
-            self.sent_bytes += bucket.flat.nbytes
+            self._sum(self._buckets[self._next])
             self._next += 1
+
+    def _sum(self, bucket: _Bucket) -> None:
+        if bucket.owner is None:
+            bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+        else:
+            bucket.work = dist.reduce(bucket.flat, bucket.owner, group=self._group, async_op=True)
+        self.sent_bytes += bucket.flat.nbytes
 
     def begin(self, *, num_microbatches: int) -> None:
         """Clears the gradients before a step of ``num_microbatches`` backward passes."""
@@ -113,12 +144,16 @@ class GradientReducer:
         Raises:
             RuntimeError: if parameters received no gradient in some micro-batch; it names them.
         """
-        unused = [name for name, parameter in self._parameters.items() if parameter.grad is None]
+        unused = [name for name, parameter in self._parameters.items() if parameter.grad is None and not self._each]
         if self._next < len(self._buckets):
             unused = [n for b in self._buckets for n, c in b.counts.items() if c != self._accumulations]
         if unused:
             raise RuntimeError(f"parameters without a gradient in this step: {', '.join(unused)}")
+        self._settle()
         for bucket in self._buckets:
+            if self._each:
+                bucket.give_totals()
+                continue
             bucket.wait()
             if bucket.owner not in (None, self._rank):
                 for _, parameter in bucket.members:
@@ -162,7 +197,10 @@ class _Bucket:
         missing: number of parameters that still wait for their last gradient of this step.
         work: the sum, or the move of weights, under way, or None.
         owner: the rank that updates them; None where every rank does.
+        total: sum of the step's micro-batches so far, on the owner, where gradients go there behind each; else None.
     """
+
+    total: Tensor | None
 
     def __init__(self, members: list[tuple[str, nn.Parameter]], *, owner: int | None = None) -> None:
         self.members, self.owner = members, owner
@@ -176,6 +214,28 @@ class _Bucket:
             offset += parameter.numel()
         self.begin()
 
+    def grow(self) -> None:
+        """Makes room for the gradients of a micro-batch."""
+        self.flat.untyped_storage().resize_(self.flat.nbytes)
+
+    def shrink(self) -> None:
+        self.flat.untyped_storage().resize_(0)
+
+    def settle(self, rank: int) -> None:
+        """Ends the sum of a micro-batch: its owner adds it to those before, and nothing else stays."""
+        self.wait()
+        if self.owner == rank:
+            self.total = self.flat.clone() if self.total is None else self.total.add_(self.flat)
+        self.shrink()
+
+    def give_totals(self) -> None:
+        """Makes the sums of all micro-batches the parameters' gradients, on their owner."""
+        offset = 0
+        for _, parameter in self.members if self.total is not None else ():
+            assert self.total is not None
+            parameter.grad = self.total[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+
     def wait(self) -> None:
         assert self.work is not None
         self.work.wait()
@@ -187,5 +247,5 @@ class _Bucket:
         Note: nothing is zeroed. The first gradient of a step is copied to its place, with fewer passes over the memory
         than adding it to zeros there.
         """
-        self.missing = len(self.members)
+        self.missing, self.total = len(self.members), None
         self.counts = dict.fromkeys((name for name, _ in self.members), 0)

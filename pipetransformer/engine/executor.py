@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Protocol
 
@@ -16,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.adapter import Recompute, Schedule, StagePart, StageTimes, build_schedule, run_schedule
+from pipetransformer.dp import LentWeights
 from pipetransformer.engine.objective import Objective
 from pipetransformer.models import Chain, Stage
 from pipetransformer.plan import ParallelPlan
@@ -216,16 +218,34 @@ def build_executor(
     rank: int,
     group: dist.ProcessGroup | None,
     recompute: str = "never",
+    lent: LentWeights | None = None,
 ) -> Executor:
     """The executor for the stages of ``rank`` under ``plan``.
 
     Args:
         group: the ranks of its pipeline; None for pp = 1.
         recompute: mode of recomputation, one of ``adapter.MODES``.
+        lent: brings the weights of each unit; None where all are here.
     """
     again = None if recompute == "never" else Recompute(recompute)
-    stages = [Stage(chain, units, first_active=plan.first_active, around=again) for units in plan.staged_units_of(rank)]
+    around = _around(again, lent)
+    stages = [
+        Stage(chain, units, first_active=plan.first_active, around=around) for units in plan.staged_units_of(rank)
+    ]
     if plan.pp == 1:
         return _PlainExecutor(stages[0], objective, num_microbatches=plan.num_microbatches, recompute=again)
     assert group is not None
     return _PipelineExecutor(stages, objective, chain=chain, plan=plan, rank=rank, group=group, recompute=again)
+
+
+def _around(again: Recompute | None, lent: LentWeights | None) -> Callable[..., Tensor] | None:
+    """The place of a unit's forward: with its weights borrowed, recomputed, both, or None for neither."""
+    if again is None:
+        return None if lent is None else lent.around
+
+    def recomputed(unit: int, forward: Callable[..., Tensor], *arguments: object) -> Tensor:
+        return again(forward, *arguments)
+
+    if lent is None:
+        return recomputed
+    return lambda unit, forward, *arguments: lent.around(unit, partial(recomputed, unit, forward), *arguments)

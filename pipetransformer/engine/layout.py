@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.config import Config
-from pipetransformer.dp import Arrival, GradientReducer, OptimizerState, take_state
+from pipetransformer.dp import Arrival, GradientReducer, LentWeights, OptimizerState, take_state
 from pipetransformer.engine.executor import Executor, build_executor
 from pipetransformer.engine.objective import Objective
 from pipetransformer.engine.optim import build_optimizer, lr_scale
@@ -48,8 +48,14 @@ class Layout:
         self.plan = plan
         self.mesh = arrival.mesh
         chain.freeze(plan.frozen, stem=plan.stem_frozen)
+        holders, is_full = plan.state_ranks(), plan.shares_state and plan.shard == "full"
+        self._lent: LentWeights | None = None
+        if is_full:
+            assert self.mesh.dp_group is not None
+            lenders = {unit: holders[unit][0] for unit in plan.units_of(rank)}
+            self._lent = LentWeights(chain, lenders, group=self.mesh.dp_group)
+            chain.freeze(plan.frozen, stem=plan.stem_frozen)
         self.parameters = chain.named_parameters(plan.units_of(rank))
-        holders = plan.state_ranks()
         owners = {name: holders[chain.unit_of(name)] for name in self.parameters}
         self.updated = {name: parameter for name, parameter in self.parameters.items() if rank in owners[name]}
         self.norm_group = dist.group.WORLD if plan.shares_state else self.mesh.pp_group
@@ -63,6 +69,7 @@ class Layout:
             self.parameters,
             group=self.mesh.dp_group,
             owners={name: ranks[0] for name, ranks in owners.items()} if plan.shares_state else None,
+            each_microbatch=is_full,
         )
         self.executor: Executor = build_executor(
             objective,
@@ -71,6 +78,7 @@ class Layout:
             rank=rank,
             group=self.mesh.pp_group,
             recompute=config.pipe.recompute,
+            lent=self._lent,
         )
         self.stepped: ParallelPlan | None = None
 
@@ -87,6 +95,15 @@ class Layout:
         """The local gradients in the order of ``updated``."""
         return [parameter.grad for parameter in self.updated.values() if parameter.grad is not None]
 
+    def share(self) -> None:
+        """Has all replicas compute with the weights that their owners have updated, from now on."""
+        if self._lent is None:
+            self.reducer.share()
+        else:
+            self._lent.take_back()
+
     def close(self) -> None:
-        """Removes the reducer's hooks from the parameters."""
+        """Removes the reducer's hooks from the parameters, and gives borrowed weights back."""
         self.reducer.close()
+        if self._lent is not None:
+            self._lent.close()

@@ -129,7 +129,7 @@ class Stepper:
             layout.optimizer.step()
         else:
             scaled_step(layout.optimizer, scale)
-        layout.reducer.share()
+        layout.share()
         layout.stepped = layout.plan
         busy = executor.times.forward + executor.times.backward
         seconds.prefix += entered - start

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pipetransformer.models.values import Values
 
@@ -71,10 +71,27 @@ class Held:
         """Uninitialised memory for the released parameters of ``units``, to be filled by a transfer."""
         self._move(units, device=self.device)
 
+    def in_one_piece(self, unit: int) -> Tensor:
+        """Lays the parameters of ``unit`` one after another in one tensor, which it gives: their values where they are
+        held, uninitialised memory elsewhere."""
+        parameters, is_held = self.named_parameters([unit]), self.holds(unit)
+        dtype = next(iter(parameters.values())).dtype
+        piece, end = torch.empty(sum(p.numel() for p in parameters.values()), dtype=dtype, device=self.device), 0
+        for name, old in parameters.items():
+            start, end = end, end + old.numel()
+            view = piece[start:end].view(old.shape)
+            if is_held:
+                old.data = view.copy_(old.data)
+            else:  # Note: ``data``, so that what is written into the piece is no change of the parameter to autograd.
+                self._replace(name, nn.Parameter(view.data, requires_grad=False))
+        return piece
+
     def _move(self, units: Iterable[int], *, device: torch.device) -> None:
         """New parameters, without their values, in place of those that are on the other side."""
         for name, old in self.named_parameters(units).items():
             if old.is_meta != (device.type == "meta"):
-                path, _, attribute = name.rpartition(".")
-                new = nn.Parameter(torch.empty_like(old, device=device), requires_grad=False)
-                setattr(self.model.get_submodule(path), attribute, new)
+                self._replace(name, nn.Parameter(torch.empty_like(old, device=device), requires_grad=False))
+
+    def _replace(self, name: str, new: nn.Parameter) -> None:
+        path, _, attribute = name.rpartition(".")
+        setattr(self.model.get_submodule(path), attribute, new)

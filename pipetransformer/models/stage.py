@@ -20,7 +20,7 @@ class Stage(nn.Module):
 
     Args:
         first_active: the first unit of the chain that trains.
-        around: called with (forward of one unit, hidden, inputs) in that forward's place, to recompute it, say.
+        around: called with (unit, its forward, hidden, inputs) in that forward's place, to recompute it, say.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Stage(nn.Module):
             leaving = self._chain.run(self._active, leaving, inputs)
         else:
             for unit in self._active:
-                leaving = self._around(partial(self._chain.run, range(unit, unit + 1)), leaving, inputs)
+                leaving = self._around(unit, partial(self._chain.run, range(unit, unit + 1)), leaving, inputs)
         self._chain.check_leaving(leaving, unit=self.units.stop - 1, hidden=hidden)
         return leaving
 

@@ -16,8 +16,9 @@ from itertools import pairwise
 from pipetransformer.plan.schedules import SCHEDULES, Order, orders, why_not
 from pipetransformer.plan.units import Numbering
 
-SHARDS = ("none", "optimizer")
-"""What replicas share out: nothing, so that each has all, or optimizer state: each unit's is on one of the replicas."""
+SHARDS = ("none", "optimizer", "full")
+"""What replicas share out: nothing, so that each has all; optimizer state, of which each unit's is on one of the
+replicas; or weights and gradients with it, which the others borrow and give away."""
 PREFIXES = ("replicated", "cached", "streamed", "in_place")
 """Places of the weights of the prefix: on every rank; where all that it computes is in the cache, on no device but for
 the time of an advance pass, all units of the pass at once (cached) or one block after another (streamed); or in the
@@ -68,6 +69,8 @@ class ParallelPlan:
             assert self.cached is None and self.run_schedule != "zero_bubble", self
         else:
             assert self.prefix == "replicated" or self.cached == self.frozen, self
+        # Note: half a backward borrows no weights again.
+        assert self.shard != "full" or self.run_schedule != "zero_bubble", self
         assert 0 <= self.frozen <= self.num_blocks, self
         assert len(self.boundaries) == self.num_stages - 1, self
         assert all(a < b for a, b in pairwise(self.cuts)), self
@@ -167,7 +170,7 @@ class ParallelPlan:
 
     def ranks_by_unit(self) -> dict[int, range]:
         """The ranks of each active unit: those that train it."""
-        return {unit: ranks for unit, ranks in self.holders().items() if unit >= self.first_active}
+        return {unit: ranks for unit, ranks in self._staged().items() if unit >= self.first_active}
 
     def state_ranks(self) -> dict[int, range]:
         """The ranks that have the optimizer state of each active unit, and update its weights."""
@@ -187,13 +190,17 @@ class ParallelPlan:
 
     def holders(self) -> dict[int, range]:
         """The ranks that have the weights of each unit that is in use."""
-        staged = {
+        prefix = range(self.first_active if self.keeps_prefix else 0)
+        of_one = self.state_ranks() if self.shard == "full" else {}
+        return {**dict.fromkeys(prefix, range(self.world_size)), **self._staged(), **of_one}
+
+    def _staged(self) -> dict[int, range]:
+        """The ranks whose stages have each unit."""
+        return {
             unit: range(stage % self.pp, self.world_size, self.pp)
             for stage in range(self.num_stages)
             for unit in self.stage_units(stage)
         }
-        prefix = range(self.first_active if self.keeps_prefix else 0)
-        return {**dict.fromkeys(prefix, range(self.world_size)), **staged}
 
     def without_cache(self) -> ParallelPlan:
         """The same with a prefix that is computed in each step, on every rank."""

@@ -43,7 +43,7 @@ class Guards:
         Args:
             last_step: number of the last step, from 0, whose update made the weights.
         """
-        parameters = self.engine.layout.parameters.values()  # none where all units are frozen in place
+        parameters = self.engine.layout.updated.values()  # none where all units are frozen in place
         finite = not parameters or torch.stack([p.detach().isfinite().all() for p in parameters]).all()
         self._stop_all(None if finite else last_step, what="the update made weights that are not finite")
 

@@ -38,6 +38,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from operator import add
 
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
 from pipetransformer.plan import ParallelPlan
@@ -77,29 +78,39 @@ def unit_bytes(plan: ParallelPlan, unit: UnitCosts, costs: JobCosts) -> list[Uni
     """
     recomputes = costs.recomputed_share(plan.num_microbatches) > 0
     kept_bytes = unit.kept_bytes if recomputes else unit.activation_bytes
-    lasting = costs.lasting_bytes
-    if plan.shares_state:  # each replica has the state of some units: as much of each, to begin with (``uneven_bytes``)
-        pairs = zip(lasting, costs.parameter_bytes)
-        lasting = tuple(own + -(-(both - own) // plan.dp) for both, own in pairs)
+    lasting, gradients, working = costs.lasting_bytes, costs.parameter_bytes, unit.working_bytes
+    if plan.shares_state:  # as much of each on every replica, to begin with (``uneven_bytes``)
+        shared = [-(-num_bytes // plan.dp) for num_bytes in _shared_bytes(plan, costs)]
+        if plan.shard == "full":  # weights that are borrowed, and gradients of two units on their way to the owner
+            lasting, gradients = tuple(shared), (0,) * len(shared)
+            working = tuple(own + 3 * weights for own, weights in zip(working, costs.parameter_bytes))
+        else:
+            lasting = tuple(map(add, gradients, shared))
     columns = (
-        lasting, costs.parameter_bytes, unit.entering_bytes, kept_bytes, unit.activation_bytes,
-        unit.working_bytes, unit.between_bytes,
+        lasting, gradients, unit.entering_bytes, kept_bytes, unit.activation_bytes, working, unit.between_bytes,
     )  # fmt: skip
     found = [UnitBytes(*of_unit) for of_unit in zip(*columns)]
     for u in range(plan.first_staged, plan.first_active):  # they run their forward alone
         entering = unit.entering_bytes[u]  # stays at the start of a stage, until its backward
         trained = found[u].whole - entering + found[u].working + found[u].gradients  # a forward takes no more
-        working = min(unit.prefix_bytes[u], trained)
-        found[u] = UnitBytes(costs.parameter_bytes[u], 0, entering, entering, entering, working, 0)
+        own = min(unit.prefix_bytes[u], trained)
+        found[u] = UnitBytes(costs.parameter_bytes[u], 0, entering, entering, entering, own, 0)
     return found
 
 
 def uneven_bytes(plan: ParallelPlan, costs: JobCosts, *, place: int) -> int:
-    """The optimizer state that the replica with most of it has at a place of the pipeline, beside an even share."""
+    """The bytes that the replica with the most of all that is shared out has at a place, beside an even part."""
     if not plan.shares_state:
         return 0
-    state = [costs.lasting_bytes[unit] - costs.parameter_bytes[unit] for unit in plan.units_of(place)]
-    return max(sum(state[replica :: plan.dp]) for replica in range(plan.dp)) - sum(-(-n // plan.dp) for n in state)
+    of_all = _shared_bytes(plan, costs)
+    shared = [of_all[unit] for unit in plan.units_of(place)]
+    return max(sum(shared[replica :: plan.dp]) for replica in range(plan.dp)) - sum(-(-n // plan.dp) for n in shared)
+
+
+def _shared_bytes(plan: ParallelPlan, costs: JobCosts) -> list[int]:
+    """Of each unit, the bytes that one replica alone has: of its optimizer state, or of weights and gradients too."""
+    pairs = zip(costs.lasting_bytes, costs.parameter_bytes)
+    return [both + own if plan.shard == "full" else both - own for both, own in pairs]
 
 
 def prefix_bytes(plan: ParallelPlan, unit: UnitCosts) -> int:

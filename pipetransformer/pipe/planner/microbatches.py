@@ -44,7 +44,7 @@ def uncut_plans(
         for (schedule, per_rank), num_microbatches in product(schedules, choices):
             if num_microbatches > share or first + pp * per_rank > numbering.num_units:
                 continue
-            if prefix == "in_place" and pp > 1 and schedule == "zero_bubble":
+            if pp > 1 and schedule == "zero_bubble" and (prefix == "in_place" or constraints.shard == "full"):
                 continue
             numbers = {"num_microbatches": num_microbatches, "stages_per_rank": per_rank}
             if pp == 1 or why_not(schedule, num_ranks=pp, **numbers) is None:

@@ -116,14 +116,15 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
         active = range(max(units.start, min(plan.first_active, units.stop)), units.stop)
         frozen = range(units.start, active.start)
         received = unit.boundary_bytes[units.start - 1] if stage else 0
+        borrowed = sum(_sum_ns(plan, costs, u) for u in active) if plan.shard == "full" else 0
         backward = total(unit.backward_ns, active) + round(total(unit.recompute_ns, active) * share)
         # The first stage needs no gradients of inputs: the second half of a split backward is all of it. A backward
         # with recomputation is not split (see ``adapter/stage.py``).
         apart = total(unit.weight_ns, active) if costs.recompute == "never" else 0
         stages.append(
             StageCosts(
-                forward=total(unit.prefix_ns, frozen) + total(unit.forward_ns, active),
-                backward=backward,
+                forward=total(unit.prefix_ns, frozen) + total(unit.forward_ns, active) + borrowed // 2,
+                backward=backward + borrowed,  # the weights once more, and the gradients to their owner
                 weight=apart if stage else backward,
                 send=costs.send.bytes_ns(unit.boundary_bytes[units.stop - 1]),
                 send_back=costs.send.bytes_ns(received),
@@ -132,7 +133,9 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
     weights = [sum(costs.parameter_bytes[unit] for unit in plan.units_of(rank)) for rank in range(plan.pp)]
     sums = [costs.reduction_ns(num_bytes, num_replicas=plan.dp) for num_bytes in weights]
     updates = [round(most_updated(plan, costs, place=rank) * costs.update_ns_per_byte) for rank in range(plan.pp)]
-    if plan.shares_state:  # half of the moves is the sum on one replica, the other brings its new weights to all
+    if plan.shares_state and plan.shard == "full":
+        sums = [0] * plan.pp
+    elif plan.shares_state:  # half of the moves is the sum on one replica, the other brings its new weights to all
         updates = [update + whole // 2 for update, whole in zip(updates, sums)]
         sums = [whole - whole // 2 for whole in sums]
     computed = range(plan.first_computed, plan.first_staged)
@@ -149,6 +152,11 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
         contention=costs.busy_factors(plan.pp) if plan.pp > 1 else None,
         receives_late=costs.receives_late,
     )
+
+
+def _sum_ns(plan: ParallelPlan, costs: JobCosts, unit: int) -> int:
+    """Nanoseconds of a sum of a unit's gradients over the replicas; half of it moves them, or its weights, one way."""
+    return costs.reduction_ns(costs.parameter_bytes[unit], num_replicas=plan.dp)
 
 
 def most_updated(plan: ParallelPlan, costs: JobCosts, *, place: int) -> int:
