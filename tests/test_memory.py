@@ -109,7 +109,13 @@ SOME = tuple(
     two_ranks(n, pp, num_microbatches=m, schedule=schedule)
     for n, pp, m, schedule in ((0, 1, 4, "1f1b"), (5, 1, 8, "1f1b"), (0, 2, 4, "gpipe"), (3, 2, 8, "1f1b"))
 )
+SHARED = tuple(
+    replace(two_ranks(n, 1, num_microbatches=m, schedule="1f1b"), shard=shard)
+    for shard, n, m in product(("optimizer", "full"), (0, 3), (1, 4))
+)
 CASES = [
+    ("vit", "never", "adamw", SHARED, "float32"),
+    ("bert", "always", "adamw", SHARED, "float32"),
     ("vit", "never", "adamw", SOME, "float32"),
     ("bert", "except_last", "sgd", SOME, "float32"),
     ("vit", "always", "sgd", [INTERLEAVED], "float32"),
@@ -136,13 +142,20 @@ def test_the_default_cases_have_every_schedule() -> None:
 def test_a_rank_holds_what_is_predicted(
     model: str, mode: str, optimizer: str, chosen: Sequence[ParallelPlan], precision: str, ranks: RankPool
 ) -> None:
-    """Within 10 %; n = 5 is where the prefix takes more than the step behind it."""
+    """Within 10 %; n = 5 is where the prefix takes more than the step behind it. Of replicas that share out, the one
+    with the most; a stem's gradients on their way come when activations are gone, which the prediction does not know.
+    """
     found = ranks.run(2, predicted_and_real, model, mode, optimizer, chosen, precision, timeout=600)
+    for number, plan in enumerate(chosen):
+        if plan.shares_state:
+            most = max(real for _, real in (of_rank[number] for of_rank in found))
+            for of_rank in found:
+                of_rank[number] = (of_rank[number][0], most)
     wrong = [
         (plan, rank, predicted, real)
         for rank, of_rank in enumerate(found)
         for plan, (predicted, real) in zip(chosen, of_rank)
-        if not 0.9 * real <= predicted <= 1.1 * real
+        if not 0.9 * real <= predicted <= (1.2 if plan.shard == "full" else 1.1) * real
     ]
     assert not wrong, wrong
 

@@ -8,7 +8,7 @@ from pipetransformer.adapter.export import block_call, export, export_failure, m
 from pipetransformer.adapter.fake import shapes_alone
 from pipetransformer.adapter.groups import group_among
 from pipetransformer.adapter.launch import is_peer_failure, run_ranks
-from pipetransformer.adapter.memory import LiveBytes
+from pipetransformer.adapter.memory import LiveBytes, give_memory
 from pipetransformer.adapter.operators import aliases, has_random_tag, is_assertion, is_light, written
 from pipetransformer.adapter.pipelining import Schedule, StagePart, build_schedule, run_schedule
 from pipetransformer.adapter.recomputation import MODES, Recompute, kept_bytes, product_bytes
@@ -35,6 +35,7 @@ __all__ = [
     "bytes_between_halves",
     "export",
     "export_failure",
+    "give_memory",
     "gradient_norms",
     "group_among",
     "has_random_tag",

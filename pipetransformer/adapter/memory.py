@@ -32,7 +32,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.alive = self.peak = 0
         self._counts_meta = counts_meta
-        self._known: set[int] = set()
+        self._known: dict[int, int] = {}  # bytes of each storage
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -44,18 +44,46 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self._count(storage)
         return result
 
+    def __enter__(self) -> LiveBytes:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        _watching.append(self)
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        _watching.remove(self)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key, num_bytes = storage._cdata, storage.nbytes()
+        key = storage._cdata
         if key in self._known:
             return
-        self._known.add(key)
-        self._made(key, num_bytes)
-        weakref.finalize(storage, self._freed, key, num_bytes)
+        self._known[key] = 0
+        self._has(key, storage.nbytes())
+        weakref.finalize(storage, self._freed, key)
 
-    def _made(self, key: int, num_bytes: int) -> None:
-        self.alive += num_bytes
+    def _has(self, key: int, num_bytes: int) -> None:
+        self.alive += num_bytes - self._known[key]
+        self._known[key] = num_bytes
         self.peak = max(self.peak, self.alive)
 
-    def _freed(self, key: int, num_bytes: int) -> None:
-        self._known.discard(key)
-        self.alive -= num_bytes
+    def _freed(self, key: int) -> None:
+        self.alive -= self._known.pop(key)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Takes note of a storage that has other memory now."""
+        if storage._cdata in self._known:
+            self._has(storage._cdata, storage.nbytes())
+
+
+_watching: list[LiveBytes] = []
+
+
+def give_memory(tensor: Tensor, *, is_wanted: bool) -> None:
+    """Gives a tensor of its own storage, and all that view it, memory, uninitialised, or takes it away.
+
+    Note: no operation of torch does this; what a graph has saved of the tensor sees the new memory too.
+    """
+    storage = tensor.untyped_storage()
+    storage.resize_(tensor.nbytes if is_wanted else 0)
+    for live in _watching:
+        live.resized(storage)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipetransformer.adapter import give_memory
 from pipetransformer.models import Chain
 
 
@@ -65,10 +66,10 @@ class LentWeights:
         self.take_back()
         piece = self._pieces[unit]
         if self._owners[unit] != self._rank:
-            piece.untyped_storage().resize_(piece.nbytes)
+            give_memory(piece, is_wanted=True)
         dist.broadcast(piece, self._owners[unit], group=self._group)
         self._lent = unit
 
     def _shrink(self, unit: int) -> None:
         if self._owners[unit] != self._rank:
-            self._pieces[unit].untyped_storage().resize_(0)
+            give_memory(self._pieces[unit], is_wanted=False)

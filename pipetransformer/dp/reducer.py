@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pipetransformer.adapter import give_memory
+
 _BUCKET_BYTES = 8 * 2**20
 
 
@@ -216,10 +218,10 @@ class _Bucket:
 
     def grow(self) -> None:
         """Makes room for the gradients of a micro-batch."""
-        self.flat.untyped_storage().resize_(self.flat.nbytes)
+        give_memory(self.flat, is_wanted=True)
 
     def shrink(self) -> None:
-        self.flat.untyped_storage().resize_(0)
+        give_memory(self.flat, is_wanted=False)
 
     def settle(self, rank: int) -> None:
         """Ends the sum of a micro-batch: its owner adds it to those before, and nothing else stays."""

@@ -81,9 +81,9 @@ def unit_bytes(plan: ParallelPlan, unit: UnitCosts, costs: JobCosts) -> list[Uni
     lasting, gradients, working = costs.lasting_bytes, costs.parameter_bytes, unit.working_bytes
     if plan.shares_state:  # as much of each on every replica, to begin with (``uneven_bytes``)
         shared = [-(-num_bytes // plan.dp) for num_bytes in _shared_bytes(plan, costs)]
-        if plan.shard == "full":  # weights that are borrowed, and gradients of two units on their way to the owner
+        if plan.shard == "full":  # gradients as they come, and on their way to the owner
             lasting, gradients = tuple(shared), (0,) * len(shared)
-            working = tuple(own + 3 * weights for own, weights in zip(working, costs.parameter_bytes))
+            working = tuple(own + 2 * weights for own, weights in zip(working, costs.parameter_bytes))
         else:
             lasting = tuple(map(add, gradients, shared))
     columns = (
@@ -99,12 +99,16 @@ def unit_bytes(plan: ParallelPlan, unit: UnitCosts, costs: JobCosts) -> list[Uni
 
 
 def uneven_bytes(plan: ParallelPlan, costs: JobCosts, *, place: int) -> int:
-    """The bytes that the replica with the most of all that is shared out has at a place, beside an even part."""
+    """The bytes that the replica with the most has at a place, beside an even part of what is shared out: more of it,
+    and the weights that it borrows."""
     if not plan.shares_state:
         return 0
-    of_all = _shared_bytes(plan, costs)
-    shared = [of_all[unit] for unit in plan.units_of(place)]
-    return max(sum(shared[replica :: plan.dp]) for replica in range(plan.dp)) - sum(-(-n // plan.dp) for n in shared)
+    of_all, units, replicas = _shared_bytes(plan, costs), plan.units_of(place), range(plan.dp)
+    own = [sum(of_all[unit] for unit in units[replica :: plan.dp]) for replica in replicas]
+    if plan.shard == "full":
+        others = ([u for n, u in enumerate(units) if n % plan.dp != replica] for replica in replicas)
+        own = [held + max((costs.parameter_bytes[u] for u in of), default=0) for held, of in zip(own, others)]
+    return max(own) - sum(-(-of_all[unit] // plan.dp) for unit in units)
 
 
 def _shared_bytes(plan: ParallelPlan, costs: JobCosts) -> list[int]:
