@@ -69,6 +69,23 @@ def test_costs_of_shapes_are_those_of_real_tensors(model: str) -> None:
     assert all(parameter.is_meta for parameter in chain.model.parameters())
 
 
+@pytest.mark.parametrize("model", ["vit", "gpt2", "modernbert"])
+def test_one_of_the_blocks_that_are_alike_tells_of_all(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    chain, _ = wrapped(MODELS[model])
+    alike = chain.alike()
+    assert alike[0] == 0 and alike[-1] == chain.num_units - 1 and len(set(alike)) < chain.num_units
+    of_one = counted(chain)
+    monkeypatch.setattr(Chain, "alike", lambda self: list(range(self.num_units)))
+    assert of_one == counted(chain)
+
+
+def test_blocks_of_other_sizes_are_not_alike() -> None:
+    chain, _ = wrapped(MODELS["vit"])
+    before = chain.alike()
+    chain.blocks[1].mlp.fc1 = torch.nn.Linear(1, 1)  # type: ignore[union-attr]
+    assert before[2] == 1 and chain.alike()[2] == 2
+
+
 def test_a_model_of_billions_of_weights_is_planned_for_without_one_of_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -20,7 +20,7 @@ from pipetransformer.pipe.measure.units import Speeds
 from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.search import Prediction
-from pipetransformer.simulation.schema import load_cluster
+from pipetransformer.simulation.schema import Cluster, load_cluster
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,15 +92,7 @@ def _of_shapes(config: Config, arguments: argparse.Namespace) -> None:
     world_size, local_size = cluster.nodes * cluster.devices_per_node, cluster.devices_per_node
     if cluster.nodes > 1 and cluster.between is None:
         raise UserError("cluster.between: missing; give the link of a node to others")
-    hardware = Hardware(
-        Speeds(1e9 / cluster.operations_per_second, 1e9 / cluster.memory_bytes_per_second),
-        inside=cluster.inside.link(),
-        between=cluster.between.link() if cluster.between is not None and cluster.nodes > 1 else None,
-        host=cluster.host.link(),
-        overlap=cluster.overlap,
-        memory=cluster.memory,
-    )
-    profile = profile_of_shapes(config, hardware, num_ranks=world_size)
+    profile = profile_of_shapes(config, hardware_of(cluster), num_ranks=world_size)
     num_units = len(profile.job.parameter_bytes)
     check_layout(config, world_size=world_size, local_size=local_size, num_units=num_units)
     if arguments.save_profile is not None:
@@ -109,6 +101,18 @@ def _of_shapes(config: Config, arguments: argparse.Namespace) -> None:
     told = f"{weights / 1e9:,.2f} billion" if weights >= 1e9 else f"{weights / 1e6:,.2f} million"
     console.print(f"{told} weights; costs counted from shapes, speeds as {arguments.cluster} says")
     console.print(_table(plans(config, profile, world_size=world_size, local_size=local_size)))
+
+
+def hardware_of(cluster: Cluster) -> Hardware:
+    """Speeds and links of a cluster's devices."""
+    return Hardware(
+        Speeds(1e9 / cluster.operations_per_second, 1e9 / cluster.memory_bytes_per_second),
+        inside=cluster.inside.link(),
+        between=cluster.between.link() if cluster.between is not None and cluster.nodes > 1 else None,
+        host=cluster.host.link(),
+        overlap=cluster.overlap,
+        memory=cluster.memory,
+    )
 
 
 def plans(config: Config, profile: Profile, *, world_size: int, local_size: int) -> tuple[Prediction, ...]:

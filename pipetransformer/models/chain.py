@@ -363,6 +363,21 @@ class Chain(Held):
         shape = (length, *shape[1:]) if by_length else shape
         return torch.empty((rows, *shape), dtype=dtype, device="meta")
 
+    def alike(self) -> list[int]:
+        """The first unit that computes as each does, with other weights [num_units]."""
+        first: dict[object, int] = {}
+        found = []
+        for unit in range(self.num_units):
+            part = self.numbering.part_of(unit)
+            told: object = unit
+            if 1 <= part <= self.num_blocks:
+                block = self.blocks[part - 1]
+                sizes = [(name, parameter.shape) for name, parameter in block.named_parameters()]
+                half = unit - self.numbering.first_of(part)
+                told = (repr(block), str(sizes), half, self._leaving[unit - 1], self._leaving[unit])
+            found.append(first.setdefault(told, unit))
+        return found
+
     def leaves_one_row(self, boundary: int) -> bool:
         """Whether one row of each sample is left behind ``boundary`` blocks, where the head reads no other."""
         return 0 < self._narrowing < self.numbering.behind(boundary)

@@ -134,17 +134,22 @@ def count_units(
 ) -> list[UnitCosts]:
     """Counts the bytes of units, and operations in place of times. Arguments as of ``profile_units``.
 
-    Under ``adapter.shapes_alone`` too.
+    Under ``adapter.shapes_alone`` too. Of blocks that are alike (``Chain.alike``) the first one is counted.
 
     Args:
         speeds: assumed, of the device; None for 100 billion operations and 10 GB a second.
     """
-    shapes = [_Shape(chain, batch, units, weights_apart=weights_apart, recompute=recompute) for batch in microbatches]
+    alike, counted, seen = chain.alike(), list[UnitCosts](), dict[int, int]()
+    first = {unit: seen.setdefault(alike[unit], unit) for unit in units}
     with chain.lent(units), torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
-        for shape in shapes:
+        for batch in microbatches:
+            shape = _Shape(chain, batch, units, weights_apart=weights_apart, recompute=recompute, first=first)
             shape.count_bytes()
             shape.count_operations(speeds or Speeds())
-    return [shape.costs() for shape in shapes]
+            costs = shape.costs()
+            columns = (tuple(c[first.get(unit, unit)] for unit in range(chain.num_units)) for c in costs.columns())
+            counted.append(UnitCosts(costs.rows, costs.length, *columns))
+    return counted
 
 
 def prefix_seconds(chain: Chain, batch: Microbatch, units: range) -> float:
@@ -177,10 +182,24 @@ def _above(times: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
 
 
 class _Shape:
-    """One shape of micro-batches, with the measurements of some units."""
+    """One shape of micro-batches, with the measurements of some units.
 
-    def __init__(self, chain: Chain, batch: Microbatch, units: range, *, weights_apart: bool, recompute: str) -> None:
-        self._chain, self._units = chain, units
+    Args:
+        first: the unit that is measured for each, where not all that are alike need be.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        batch: Microbatch,
+        units: range,
+        *,
+        weights_apart: bool,
+        recompute: str,
+        first: Mapping[int, int] | None = None,
+    ) -> None:
+        self._chain = chain
+        self._units: Sequence[int] = units if first is None else [unit for unit in units if first[unit] == unit]
         main = batch.main.to(chain.dtype) if batch.main.is_floating_point() else batch.main  # as in a step
         self._entering, self._rows = main, len(main)
         if units.start > 0:  # Note: zeros would stay zeros in a model from scratch, whose layer norms then overflow

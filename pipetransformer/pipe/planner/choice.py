@@ -302,6 +302,13 @@ class Planner:
         go_seconds = choice.prediction.step_seconds * outlook.remaining_steps + choice.transition_seconds
         return go_seconds < (1.0 - max(outlook.margin, LEAST_MARGIN)) * stay_seconds
 
+    def steady_plan(self, frozen: int, costs: JobCosts, *, has_cache: bool) -> Prediction | None:
+        """The fastest plan for ``frozen`` blocks without the costs of the transition; None where none fits."""
+        cached = cached_choices(frozen, held=None) if has_cache and frozen else (None,)
+        allowed = replace(self.first, pipeline_lengths=divisors(self.local_size)) if frozen else self.first
+        choice = self._choose(frozen, dict.fromkeys(cached, 0.0), allowed, Outlook(costs, remaining_steps=10**9))
+        return None if choice is None else choice.prediction
+
     def steady_plans(self, costs: JobCosts, *, has_cache: bool) -> tuple[Prediction, ...]:
         """By n, the fastest plan without the costs of the transition; numbers for which none fits are left out.
 

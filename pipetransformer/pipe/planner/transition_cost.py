@@ -12,7 +12,8 @@ def transition_bytes(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts) -
     """The most bytes that a rank receives: weights that it does not hold, and optimizer state of units new to it.
 
     Weights of the prefix go to every rank, for good or for the advance pass, unless they stay in stages. The places of
-    ranks under the two plans repeat after lcm(old.pp, new.pp) ranks, so that only these are looked at.
+    ranks under the two plans repeat after lcm(old.pp, new.pp) ranks, so that only these are looked at, also where
+    replicas share out: a few of them, whose state counts as if each had all of its stage.
     """
     moments = costs.optimizer_factor - 1.0
     most = 0
@@ -29,6 +30,8 @@ def transition_bytes(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts) -
 
 def _held(plan: ParallelPlan, rank: int) -> set[int]:
     """Units whose weights a rank has."""
+    if plan.shares_state and plan.shard == "full":
+        return {unit for unit, ranks in plan.holders().items() if rank in ranks}
     prefix = range(plan.first_active if plan.keeps_prefix else 0)
     return {*prefix, *(unit for units in plan.staged_units_of(rank) for unit in units)}
 
