@@ -21,7 +21,7 @@ from pipetransformer.process.collectives import slowest
 __all__ = ["most_positions", "widest"]
 
 _WORTH = 0.9  # of bfloat16's time: less gain is noise
-_MOST_LENGTHS, _ROUNDS, _MOST_ROWS = 4, 5, 16
+_MOST_LENGTHS, _ROUNDS, _MOST_POSITIONS = 4, 5, 2048  # positions of all samples together: fewer of long ones
 
 
 def most_positions(chain: Chain, dataset: Dataset, *, rows: int) -> tuple[int, str]:
@@ -37,14 +37,13 @@ def most_positions(chain: Chain, dataset: Dataset, *, rows: int) -> tuple[int, s
     query, key = _shapes(chain, dataset, length=usual)
     if query is None or key is None:
         return 0, ""
-    rows = min(rows, _MOST_ROWS)
     is_text = query[-2] == usual  # else positions do not depend on the sample
     chosen = np.unique(np.linspace(0, len(lengths) - 1, min(_MOST_LENGTHS, len(lengths))).round().astype(int))
     positions = [int(n) for n in lengths[chosen]] if is_text else [int(query[-2])]
-    ratios = [
-        _ratio((rows, query[1], n, query[-1]), (rows, key[1], n, key[-1]), is_grouped=query[1] != key[1])
-        for n in positions
-    ]
+    ratios = []
+    for n in positions:
+        few = max(1, min(rows, _MOST_POSITIONS // n))
+        ratios.append(_ratio((few, query[1], n, query[-1]), (few, key[1], n, key[-1]), is_grouped=query[1] != key[1]))
     most = widest(positions, ratios)
     told = ", ".join(f"{ratio:.2f} for {n}" for n, ratio in zip(positions, ratios))
     return most, f"attention's forward and backward in float32, over those in bfloat16, by positions: {told}"
