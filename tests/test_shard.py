@@ -14,10 +14,13 @@ from ranks import RankPool
 from test_planner import random_job
 
 from pipetransformer.config import load_config
+from pipetransformer.errors import UserError
 from pipetransformer.pipe.planner.choice import Planner
-from pipetransformer.pipe.planner.constraints import divisors
+from pipetransformer.pipe.planner.constraints import Constraints, divisors
+from pipetransformer.pipe.planner.microbatches import uncut_plans
 from pipetransformer.pipe.planner.search import predict
-from pipetransformer.plan import ParallelPlan
+from pipetransformer.plan import SHARDS, ParallelPlan
+from pipetransformer.plan.units import Numbering
 from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.trainer import Trainer
@@ -104,3 +107,42 @@ def test_the_plan_tells_it() -> None:
     assert ParallelPlan.from_dict(plan.as_dict()) == plan
     old = {key: value for key, value in plan.as_dict().items() if key != "shard"}
     assert ParallelPlan.from_dict(old).shard == "none"
+
+
+def test_what_would_fit_if_replicas_shared_out_is_told() -> None:
+    job = replace(random_job(Random(3), 6), optimizer_factor=3.0, num_ranks=4, parked_from=None)
+    first = Constraints(
+        world_size=4, global_batch_size=32, schedules=(("1f1b", 1),), num_microbatches=1, pipeline_lengths=(1,),
+        memory_limit=None,
+    )  # fmt: skip
+
+    def told(limit: int, shard: str = "none", key: str | None = None) -> str:
+        allowed = replace(first, memory_limit=limit, shard=shard)
+        with pytest.raises(UserError) as caught:
+            Planner(allowed, num_blocks=4, local_size=4, limit_key=key).first_plan(job, {})
+        return str(caught.value)
+
+    needed = {
+        shard: Planner(replace(first, shard=shard), num_blocks=4, local_size=4)
+        .first_plan(job, {})
+        .prediction.memory_bytes[0]
+        for shard in SHARDS
+    }
+    assert needed["none"] > needed["optimizer"] > needed["full"]
+    assert told(needed["optimizer"]).endswith("; give dp.shard=optimizer")
+    assert told(needed["optimizer"] - 1).endswith("; give dp.shard=full")
+    assert told(needed["full"] - 1).endswith("; give pipe.recompute always, or more ranks")
+    assert told(needed["full"] - 1, "full").endswith("; give pipe.recompute always, or more ranks")
+    limit = needed["full"]
+    assert told(limit, key="pipe.memory_limit").endswith(f"; give dp.shard=full, or at least {needed['none']}")
+
+
+def test_halves_of_a_backward_borrow_nothing() -> None:
+    with pytest.raises(AssertionError):
+        replace(PLAN, schedule="zero_bubble", shard="full")
+    allowed = Constraints(
+        world_size=4, global_batch_size=32, schedules=(("1f1b", 1), ("zero_bubble", 1)), num_microbatches=4,
+        pipeline_lengths=(2,), memory_limit=None, shard="full",
+    )  # fmt: skip
+    found = list(uncut_plans(0, cached=None, constraints=allowed, numbering=Numbering(6)))
+    assert [plan.schedule for plan in found] == ["1f1b"]

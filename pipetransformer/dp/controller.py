@@ -18,7 +18,7 @@ from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
 
-_MOVED_TOGETHER = 2**26  # bytes of weights
+_MOVED_TOGETHER, _SHARE_MOVED = 2**26, 16  # bytes of weights; and at most such a part of the memory that plans may use
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class AutoDP:
 
     def __init__(self, config: Config, *, chain: Chain, world: World, keeps_frozen_state: bool) -> None:
         self._train, self._chain, self._world = config.train, chain, world
+        self._memory = config.pipe.memory_limit
         self._keeps_frozen_state = keeps_frozen_state
         self._mesh: Mesh | None = None
         self._begin()
@@ -205,9 +206,10 @@ class AutoDP:
     def _groups(self) -> Iterator[list[int]]:
         """All units, so many at a time as have a bounded number of bytes, the same on every rank."""
         group, num_bytes = list[int](), 0
+        most = _MOVED_TOGETHER if self._memory is None else min(_MOVED_TOGETHER, self._memory // _SHARE_MOVED)
         for unit in range(self._chain.num_units):
             of_unit = sum(parameter.nbytes for parameter in self._chain.named_parameters([unit]).values())
-            if group and num_bytes + of_unit > _MOVED_TOGETHER:
+            if group and num_bytes + of_unit > most:
                 yield group
                 group, num_bytes = [], 0
             group.append(unit)

@@ -190,8 +190,9 @@ class Planner:
         return choice
 
     def _obstacle(self, costs: JobCosts) -> str:
-        def fits(limit: int | None, microbatches: int | None) -> bool:
+        def fits(limit: int | None, microbatches: int | None, shard: str | None = None) -> bool:
             freed = replace(self.first, memory_limit=limit, num_microbatches=microbatches)
+            freed = freed if shard is None else replace(freed, shard=shard)
             return bool(self._candidates(0, None, freed, Outlook(costs, 1)))
 
         num_units = len(costs.parameter_bytes) - int(self.first.stem_frozen)

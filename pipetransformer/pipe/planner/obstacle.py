@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.microbatches import microbatch_choices
 from pipetransformer.pipe.planner.partition import smallest_limit
+from pipetransformer.plan import SHARDS
 
 
-def obstacle(
-    first: Constraints, *, fits: Callable[[int | None, int | None], bool], limit_key: str | None, num_units: int
-) -> str:
+class Fits(Protocol):
+    """Whether a plan meets the constraints with another memory limit, another M (None for any) and another shard."""
+
+    def __call__(self, limit: int | None, microbatches: int | None, shard: str | None = None) -> bool: ...
+
+
+def obstacle(first: Constraints, *, fits: Fits, limit_key: str | None, num_units: int) -> str:
     """Memory, M, units, or the batch size.
 
     Args:
         first: constraints that no plan meets.
-        fits: whether one does with another memory limit and another M; None for any.
+        fits: whether one does with others.
         limit_key: the setting that gives the memory limit; None for the device's own memory.
         num_units: number of units to be cut.
     """
@@ -24,9 +29,12 @@ def obstacle(
     if (limit := first.memory_limit) is not None and fits(None, first.num_microbatches):
         least = smallest_limit(lambda limit: fits(limit, first.num_microbatches), refused=limit)
         what = f"{limit} bytes hold no layout of this model with a pipeline of {lengths}"
+        others = SHARDS[SHARDS.index(first.shard) + 1 :]
+        helps = next((f"dp.shard={shard}" for shard in others if fits(limit, first.num_microbatches, shard)), "")
         if limit_key is not None:
-            return f"{limit_key}: {what}; give at least {least}"
-        return f"device memory: {what}, which takes {least}; give pipe.recompute always, or more ranks"
+            return f"{limit_key}: {what}; give {helps}{', or ' if helps else ''}at least {least}"
+        remedy = helps or "pipe.recompute always, or more ranks"
+        return f"device memory: {what}, which takes {least}; give {remedy}"
     choices = {m for pp in first.pipeline_lengths for m in microbatch_choices(first.share(pp), pp=pp)}
     if allowed := [m for m in sorted(choices) if fits(None, m)]:
         return (

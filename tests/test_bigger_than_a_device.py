@@ -1,0 +1,143 @@
+"""A model that no rank could train alone, on ranks that may not hold more than a limit, from the first second to the
+saved model: it starts as a long pipeline, freezes, caches, ends as replicas, is interrupted and goes on.
+
+A rank's tensors are counted storage by storage as torch makes and frees them, and the count may never pass the limit. A
+twin without a limit, that replays its plans, ends with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from laws import NUM_BLOCKS, Weights, configuration, final_weights
+from ranks import RankPool
+
+from pipetransformer.adapter import LiveBytes
+from pipetransformer.process.world import World
+from pipetransformer.run import events
+from pipetransformer.trainer import Trainer
+
+WIDTH, NUM_WEIGHTS_BYTES = 96, 16  # bytes of a weight, its gradient and its moments
+TOTAL_OVER_LIMIT = 2.5
+SETTINGS = (
+    *("train.optimizer=adamw", "train.lr=1e-3", "train.precision=float32", "train.batch_size=8", "train.epochs=4"),
+    *("train.eval_every=1 epoch", "checkpoint.every=1 epoch", "log.wandb=disabled", "log.every=1000"),
+    *("model.dropout=0.1", f"model.kwargs={{patch_size: 4, in_chans: 1, embed_dim: {WIDTH}, depth: 6, num_heads: 2}}"),
+    *("data.max_train_samples=80", "data.max_eval_samples=24", "pipe.recompute=always", "cache.disk_budget=null"),
+    *("freeze.policy=schedule", "freeze.alpha=0.5", "freeze.every=1 epoch", "freeze.guard=false"),
+    *("pipe.measure=false", "pipe.initial_length=auto"),
+)
+
+
+class Stop(Exception):
+    pass
+
+
+@dataclass
+class Phases:
+    """The most bytes of each phase, and what was predicted.
+
+    Attributes:
+        live: the counter.
+        limit: bytes that a rank may hold.
+        predicted: the most that the planner predicts of the present plan and of those before it.
+        peaks: by phase.
+        over: (phase, peak, predicted) of each that passes the limit, or 1.1 of what was predicted.
+        layouts: (frozen blocks, pp, place of the prefix) of each plan.
+    """
+
+    live: LiveBytes
+    limit: float
+    predicted: int = 0
+    peaks: dict[str, int] = field(default_factory=dict)
+    over: list[tuple[str, int, int]] = field(default_factory=list)
+    layouts: list[tuple[int, int, str]] = field(default_factory=list)
+
+    def ended(self, phase: str) -> None:
+        peak = self.live.peak
+        self.peaks[phase] = max(self.peaks.get(phase, 0), peak)
+        if peak > self.limit or (self.predicted and peak > 1.1 * self.predicted):
+            self.over.append((phase, peak, self.predicted))
+        self.live.peak = self.live.alive
+
+
+def run(
+    world: World, folder: str, limit: float | None, resume: bool, stops: bool, replay: str | None
+) -> tuple[Weights | None, Phases | None]:
+    own = [*SETTINGS, f"run.dir={folder}", f"run.id={'twin' if replay else 'limited'}"]
+    own += [f"run.replay={replay}"] if replay else []
+    own += [f"pipe.memory_limit={int(limit)}"] if limit else []
+    own += [f"run.resume={str(resume).lower()}"]
+    with LiveBytes() if limit else nullcontext() as live:
+        phases = None if live is None else Phases(live, limit or 0)
+
+        def note(event: events.Event) -> None:
+            if phases is None:
+                return
+            if isinstance(event, events.Adopted):
+                phases.ended("steps, evaluation" if event.step else "set-up")
+                plan = event.plan
+                phases.layouts.append((plan.frozen, plan.pp, plan.prefix))
+                if event.choice is not None:
+                    told = event.choice.prediction.memory_bytes[plan.stage_of(world.rank)]
+                    phases.predicted = max(phases.predicted, told) if event.step else told
+            elif isinstance(event, (events.Moved, events.Advanced)):
+                phases.ended(type(event).__name__)
+            elif isinstance(event, events.Saved):
+                phases.ended("checkpoint")
+            elif isinstance(event, events.Evaluated):
+                phases.ended("steps, evaluation")
+            elif isinstance(event, events.TrainingEnds):
+                phases.ended("saved model")
+            if stops and isinstance(event, events.Saved) and event.step >= 20:
+                raise Stop
+
+        trainer = Trainer(configuration("vit", own), world, listeners=[note])
+        try:
+            trainer.run()
+        except Stop:
+            return None, _without_counter(phases)
+    return final_weights(trainer), _without_counter(phases)
+
+
+def _without_counter(phases: Phases | None) -> Phases | None:
+    if phases is not None:
+        phases.live = None  # type: ignore[assignment]
+    return phases
+
+
+def num_weights() -> int:
+    import timm
+
+    kwargs = dict(patch_size=4, in_chans=1, embed_dim=WIDTH, depth=NUM_BLOCKS, num_heads=2, img_size=8, num_classes=10)
+    with torch.device("meta"):
+        return sum(p.numel() for p in timm.create_model("vit_tiny_patch16_224", **kwargs).parameters())
+
+
+def test_a_model_that_no_rank_could_train_alone(ranks: RankPool, tmp_path: Path) -> None:
+    limit = NUM_WEIGHTS_BYTES * num_weights() / TOTAL_OVER_LIMIT
+    first: Callable[..., list[tuple[Weights | None, Phases]]] = ranks.run  # type: ignore[assignment]
+    begun = first(4, run, str(tmp_path), limit, False, True, None)
+    ended = first(4, run, str(tmp_path), limit, True, False, None)
+    for _, phases in (*begun, *ended):
+        assert not phases.over, (phases.over, phases.peaks, limit)
+    layouts = begun[0][1].layouts + ended[0][1].layouts
+    assert layouts[0][:2] == (0, 4), "nothing else fits"
+    assert any(pp == 1 and prefix in ("cached", "streamed") for _, pp, prefix in layouts), layouts
+    assert {"Moved", "Advanced", "checkpoint", "steps, evaluation"} <= {*begun[0][1].peaks, *ended[0][1].peaks}
+    twin = first(4, run, str(tmp_path), None, False, False, str(tmp_path / "limited" / "events.jsonl"))
+    mine, theirs = ended[0][0], twin[0][0]
+    assert mine is not None and theirs is not None
+    assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_no_single_rank_could_hold_it(ranks: RankPool, tmp_path: Path) -> None:
+    limit = NUM_WEIGHTS_BYTES * num_weights() / TOTAL_OVER_LIMIT
+    with pytest.raises(AssertionError, match="pipe.memory_limit: .* bytes hold no layout of this model"):
+        ranks.run(1, run, str(tmp_path), limit, False, False, None)
