@@ -95,7 +95,7 @@ def test_it_waits_where_the_blocks_hold_little_and_proposes_nothing_unwatched_or
     assert decided(to_come=0.1) == 0, "no one would judge it"
 
 
-def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None, list[tuple[int, int]]]:
+def guarded_run(world: World, folder: str, undoes: bool, shard: str) -> tuple[Weights | None, list[tuple[int, int]]]:
     """A run that is said to start with half of the blocks free, and to save time with every other."""
     plans: list[tuple[int, int]] = []
 
@@ -104,6 +104,7 @@ def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None
             plans.append((event.step, event.plan.frozen))
 
     overrides = [*Case("vit", world.size, STATIC[1]).overrides(""), *SETTINGS, f"run.dir={folder}", "run.id=guarded"]
+    overrides.append(f"dp.shard={shard}")
     told = -1.0 if undoes else 100.0
     with (
         mock.patch("pipetransformer.trainer.boundary_scores", lambda *_, **__: (0.0, *[0.5] * 6)),
@@ -120,9 +121,9 @@ def guarded_run(world: World, folder: str, undoes: bool) -> tuple[Weights | None
 SETTINGS = ("freeze.policy=guarded", "freeze.every=4 steps", "cache.disk_budget=null")
 
 
-@pytest.mark.parametrize("undoes", [False, True])
-def test_a_run_is_the_plain_loop_with_its_freezes(undoes: bool, ranks: RankPool, tmp_path: Path) -> None:
-    (weights, plans), (_, theirs) = ranks.run(2, guarded_run, str(tmp_path), undoes)
+@pytest.mark.parametrize(("undoes", "shard"), [(False, "none"), (True, "none"), (True, "full"), (False, "optimizer")])
+def test_a_run_is_the_plain_loop_with_its_freezes(undoes: bool, shard: str, ranks: RankPool, tmp_path: Path) -> None:
+    (weights, plans), (_, theirs) = ranks.run(2, guarded_run, str(tmp_path), undoes, shard)
     assert plans == theirs, "ranks decided differently"
     moves = [(step, frozen) for step, frozen in plans if frozen]
     assert moves[0] == (0, 3) and moves[1] == (8, 4), "four steps between decisions, and three passes before the first"

@@ -94,6 +94,18 @@ def test_resumed_is_undisturbed(name: str, ranks: RankPool, tmp_path: Path) -> N
     assert deviation(answers[0][0], weights) < 1e-10
 
 
+@pytest.mark.parametrize(("first", "then"), [("none", "full"), ("full", "optimizer")])
+def test_replicas_may_share_out_otherwise_after_a_resumption(
+    first: str, then: str, ranks: RankPool, tmp_path: Path
+) -> None:
+    case = Case("vit", 4, ((0, 0, 2), (16, 2, 1)), 4, shard=first)
+    weights, _ = reference(case, "")
+    every = "checkpoint.every=3 steps"
+    ranks.run(4, interrupted_run, case, str(tmp_path), [every, f"dp.shard={first}"], 11, False)
+    answers = ranks.run(4, interrupted_run, case, str(tmp_path), [every, f"dp.shard={then}"], None, True)
+    assert answers[0][1] == "step-00000010" and deviation(answers[0][0], weights) < 1e-10
+
+
 def test_a_narrower_cache_is_filled_through_the_same_boundaries(ranks: RankPool, tmp_path: Path) -> None:
     """bfloat16 rounds at every boundary that an advance stops at: 0 -> 1 -> 3 is not 0 -> 3."""
     case = Case("vit", 2, ((0, 0, 1), (4, 1, 1), (8, 3, 1)), 1, cached=True)

@@ -9,16 +9,19 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from laws import NUM_BLOCKS, Case, configuration, make_plan, write_replay
+from laws import NUM_BLOCKS, REPOSITORY, Case, configuration, make_plan, write_replay
 from ranks import RankPool
 from test_planner import random_job
 
 from pipetransformer.config import load_config
 from pipetransformer.errors import UserError
+from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.constraints import Constraints, divisors
+from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 from pipetransformer.pipe.planner.microbatches import uncut_plans
-from pipetransformer.pipe.planner.search import predict
+from pipetransformer.pipe.planner.search import predict, simulate_plan
+from pipetransformer.pipe.planner.transition_cost import transition_bytes
 from pipetransformer.plan import SHARDS, ParallelPlan
 from pipetransformer.plan.units import Numbering
 from pipetransformer.process.world import World
@@ -30,7 +33,7 @@ PLAN = ParallelPlan(2, 2, 2, (6,), 4, "1f1b", None, 8, shard="optimizer")
 
 def test_replicas_take_turns() -> None:
     assert PLAN.shares_state and PLAN.ranks_by_unit()[3] == range(0, 4, 2)
-    assert [PLAN.state_ranks()[unit][0] for unit in range(3, 10)] == [0, 2, 0, 1, 3, 1, 3]
+    assert [PLAN.state_ranks()[unit][0] for unit in range(3, 10)] == [0, 2, 0, 3, 1, 3, 1], "from the head on"
     assert all(len(ranks) == 1 for ranks in PLAN.state_ranks().values())
     alone = replace(PLAN, dp=1, shard="none")
     assert alone.state_ranks() == alone.ranks_by_unit() and not replace(alone, shard="optimizer").shares_state
@@ -49,14 +52,65 @@ def test_a_rank_is_predicted_to_hold_the_largest_share() -> None:
             state = [
                 round(n * job.optimizer_factor) - n for n in map(job.parameter_bytes.__getitem__, plan.units_of(place))
             ]
-            most = max(sum(state[replica :: plan.dp]) for replica in range(plan.dp))
+            most = max(sum(state[::-1][replica :: plan.dp]) for replica in range(plan.dp))
             assert whole[place] - shared[place] == sum(state) - most
         seen += 1
 
 
+def test_a_freeze_moves_nothing_of_what_still_trains() -> None:
+    costs = replace(random_job(Random(2), 8), optimizer_factor=3.0, num_ranks=4)
+    for shard in ("optimizer", "full"):
+        before, after = (ParallelPlan(n, 1, 4, (), 2, "1f1b", None, 6, shard=shard) for n in (1, 2))
+        assert {u: before.state_ranks()[u] for u in after.state_ranks()} == after.state_ranks()
+        # The frozen block goes to those that do not hold it; under "optimizer" all do.
+        expected = 0 if shard == "optimizer" else costs.parameter_bytes[2]
+        assert transition_bytes(before, after, costs=costs) == expected
+    thawed = transition_bytes(after, replace(after, frozen=1), costs=costs)
+    assert thawed == 0, "it never had a step"
+
+
+def test_a_thaw_brings_moments_to_their_owner_alone() -> None:
+    costs = replace(random_job(Random(2), 8), optimizer_factor=3.0, num_ranks=4)
+    one, two = (
+        ParallelPlan(0, pp, 4 // pp, tuple(range(4, 4 * pp, 4)), 2, "1f1b", None, 6, shard="full") for pp in (1, 2)
+    )
+    received = [0] * 4
+    for unit, (rank,) in two.state_ranks().items():
+        received[rank] += 3 * costs.parameter_bytes[unit] if rank not in one.state_ranks()[unit] else 0
+    assert transition_bytes(one, two, costs=costs) == max(received) > 0
+
+
+@pytest.mark.parametrize(
+    ("shard", "seconds"),
+    [
+        # Two units of 10 + 20 ns, M 2: 120 ns; a sum of both units' 2 x 100 bytes at 1 ns a byte; an update of 200.
+        ("none", 120 + 200 + 200),
+        ("optimizer", 120 + 100 + 100 + 100),  # half of the sum, one unit's update, the other half
+        ("full", 120 + 2 * (100 + 200) + 100),  # in each micro-batch the weights twice and the gradients once
+    ],
+)
+def test_a_step_takes_what_moves(shard: str, seconds: int) -> None:
+    nothing, unit = (0, 0), UnitCosts(1, 1, (10, 10), (20, 20), *[(0, 0)] * 10)
+    assert unit.between_bytes == nothing
+    costs = JobCosts({1: unit}, (100, 100), 3.0, 1.0, Link(0, 0.0), Link(0, 1.0), num_ranks=2)
+    plan = ParallelPlan(0, 1, 2, (), 2, "1f1b", None, 0, shard=shard)
+    assert simulate_plan(plan, costs=costs, global_batch_size=4).total == seconds
+
+
+def test_moments_of_a_freeze_that_may_be_undone_are_shared_out_too() -> None:
+    job = replace(random_job(Random(4), 6), optimizer_factor=3.0, num_ranks=4, parked_from=0, keeps_boundaries=False)
+    plan = ParallelPlan(2, 1, 4, (), 1, "1f1b", None, 4, shard="optimizer")
+    parked, kept = (
+        predict(plan, costs=replace(job, parked_from=first), global_batch_size=32).memory_bytes[0]
+        for first in (None, 0)
+    )
+    state = sum(round(3 * n) - n for n in job.parameter_bytes[:3])
+    assert kept - parked == -(-state // 4)
+
+
 def test_a_job_plans_with_it(tmp_path: Path) -> None:
     config = load_config(
-        Path("config/train_config_digits_no_freeze.yaml"), ["dp.shard=optimizer", "pipe.initial_length=1"]
+        REPOSITORY / "config" / "train_config_digits_no_freeze.yaml", ["dp.shard=optimizer", "pipe.initial_length=1"]
     )
     planner = Planner.of(config, num_blocks=4, world_size=4, local_size=4)
     choice = planner.first_plan(replace(random_job(Random(1), 6), num_ranks=4), {})
@@ -138,6 +192,12 @@ def test_what_would_fit_if_replicas_shared_out_is_told() -> None:
 
 
 def test_halves_of_a_backward_borrow_nothing() -> None:
+    given = ["dp.shard=full", "pipe.schedule=zero_bubble"]
+    config = load_config(REPOSITORY / "config" / "train_config_digits_no_freeze.yaml", given)
+    with pytest.raises(UserError, match="^dp.shard: full cannot go with pipe.schedule zero_bubble, .*give optimizer"):
+        check_layout(config, world_size=4, local_size=4, num_units=8)
+    halves = replace(PLAN, schedule="zero_bubble", shard="none")
+    assert halves.sharing("full") is halves and halves.sharing("optimizer").shard == "optimizer"
     with pytest.raises(AssertionError):
         replace(PLAN, schedule="zero_bubble", shard="full")
     allowed = Constraints(

@@ -82,6 +82,13 @@ def test_elsewhere_the_library_s_own_runs(
         assert types == [dtype] and F.scaled_dot_product_attention is spy
 
 
+def test_it_may_be_entered_inside_itself() -> None:
+    wide, own = WideAttention(5), leaves(5)
+    with wide, wide:
+        inner = F.scaled_dot_product_attention(*own)
+    assert F.scaled_dot_product_attention is PLAIN and torch.equal(inner, attended(5, own))
+
+
 def test_the_function_is_there_again_behind_an_error() -> None:
     with pytest.raises(ZeroDivisionError), WideAttention(5):
         assert F.scaled_dot_product_attention is not PLAIN

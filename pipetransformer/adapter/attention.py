@@ -34,14 +34,17 @@ class WideAttention:
     def __init__(self, most: int) -> None:
         self._most = most
         self._attend: Any = None
+        self._depth = 0  # it may be entered again inside itself
 
     def __enter__(self) -> None:
-        if self._most:
+        if self._most and self._depth == 0:
             self._attend = F.scaled_dot_product_attention
             F.scaled_dot_product_attention = self._wide
+        self._depth += 1
 
     def __exit__(self, *_: object) -> None:
-        if self._most:
+        self._depth -= 1
+        if self._most and self._depth == 0:
             F.scaled_dot_product_attention = self._attend
 
     def _wide(

@@ -75,6 +75,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._has(storage._cdata, storage.nbytes())
 
 
+# Note: a storage's size changes without any operation that a mode could see, so that counters are told here. The list
+# is empty but for tests and measurements.
 _watching: list[LiveBytes] = []
 
 

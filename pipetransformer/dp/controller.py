@@ -18,7 +18,8 @@ from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
 
-_MOVED_TOGETHER, _SHARE_MOVED = 2**26, 16  # bytes of weights; and at most such a part of the memory that plans may use
+_MOVED_TOGETHER = 2**26  # bytes of weights
+_LEAST_PARTS = 16  # of ``pipe.memory_limit``: so few bytes move together where it is small
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +207,7 @@ class AutoDP:
     def _groups(self) -> Iterator[list[int]]:
         """All units, so many at a time as have a bounded number of bytes, the same on every rank."""
         group, num_bytes = list[int](), 0
-        most = _MOVED_TOGETHER if self._memory is None else min(_MOVED_TOGETHER, self._memory // _SHARE_MOVED)
+        most = _MOVED_TOGETHER if self._memory is None else min(_MOVED_TOGETHER, self._memory // _LEAST_PARTS)
         for unit in range(self._chain.num_units):
             of_unit = sum(parameter.nbytes for parameter in self._chain.named_parameters([unit]).values())
             if group and num_bytes + of_unit > most:

@@ -5,9 +5,10 @@ slower: see "The gradient reducer" in ``docs/architecture.md``. This class uses 
 of a fixed order, filled from the last parameter to the first as in a backward. One asynchronous ``all_reduce`` sums
 each bucket, started in the last micro-batch of the step.
 
-Where replicas share out the optimizer's state (``ParallelPlan.shard``), a bucket has one owner among them: ``reduce``
-sums it there alone, and after the update ``share`` brings the owner's new weights to the others (as ZeRO does, stage 1:
-Rajbhandari et al., arXiv 1910.02054, but by whole units, so that state moves by its unit's name).
+Where replicas share out (``ParallelPlan.shard``), a bucket has one owner among them, where ``reduce`` sums it. Where it
+is optimizer state that they share, ``share`` brings the owner's new weights to the others after the update (as ZeRO
+does, stage 1: Rajbhandari et al., arXiv 1910.02054, but by whole units, so that state moves by its unit's name). Where
+they share gradients too, a bucket goes to its owner behind every micro-batch, and its memory is given back.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _BUCKET_BYTES = 8 * 2**20
 
 
 class GradientReducer:
-    """Owns the gradients of ``parameters`` until ``close``: after a backward, each ``.grad`` is a view of its bucket.
+    """Owns the gradients of ``parameters`` until ``close``; ``finish`` leaves their sums in ``.grad``.
 
     It takes the sum over the replicas, not the mean: the loss is already divided by the global batch size.
 
@@ -32,10 +33,11 @@ class GradientReducer:
         parameters: the parameters of this rank by name, in the order of the forward.
         group: the replicas; None for a single one, where no hook is set and the gradients are autograd's own.
         owners: the rank that updates each parameter, by name; None where every rank updates all.
-        each_microbatch: whether gradients go to their owner behind every micro-batch, so that no other rank keeps them.
+        units: the unit of each parameter, by name, where gradients go to their owner behind every micro-batch, so that
+            no other rank keeps them, a unit in a bucket of its own at least; None where they stay to the last one.
 
     Attributes:
-        sent_bytes: bytes of gradients that this rank has given to be summed since ``begin``.
+        sent_bytes: bytes of gradients that this rank has given to be summed since ``begin``; without weights that move.
     """
 
     def __init__(
@@ -44,10 +46,10 @@ class GradientReducer:
         *,
         group: dist.ProcessGroup | None,
         owners: Mapping[str, int] | None = None,
-        each_microbatch: bool = False,
+        units: Mapping[str, int] | None = None,
     ) -> None:
-        assert owners is not None or not each_microbatch
-        self._each = each_microbatch
+        assert owners is not None or units is None
+        self._each = units is not None
         self._under_way: _Bucket | None = None  # of those that are given away behind each micro-batch
         self._parameters = dict(parameters)
         self._group = group
@@ -60,18 +62,18 @@ class GradientReducer:
         if group is None:
             return
         members: list[tuple[str, nn.Parameter]] = []
-        num_bytes, owner = 0, None
+        num_bytes, owner, last = 0, None, None
         for name, parameter in reversed(self._parameters.items()):
-            of_next = None if owners is None else owners[name]
-            if members and (num_bytes + parameter.nbytes > _BUCKET_BYTES or of_next != owner):
+            kind = (None if owners is None else owners[name], None if units is None else units[name])
+            if members and (num_bytes + parameter.nbytes > _BUCKET_BYTES or kind != last):
                 self._buckets.append(_Bucket(members, owner=owner))
                 members, num_bytes = [], 0
             members.append((name, parameter))
             num_bytes += parameter.nbytes
-            owner = of_next
+            (owner, _), last = kind, kind
         if members:
             self._buckets.append(_Bucket(members, owner=owner))
-        for bucket in self._buckets if each_microbatch else ():
+        for bucket in self._buckets if self._each else ():
             bucket.shrink()
         for bucket in self._buckets:
             for name, parameter in bucket.members:
@@ -80,8 +82,7 @@ class GradientReducer:
 
     def _hook(self, bucket: _Bucket, name: str) -> Callable[[Tensor], None]:
         def given_away(parameter: Tensor) -> None:
-            if parameter.grad is None:
-                return
+            assert parameter.grad is not None
             if bucket.missing == len(bucket.members):  # the first of its micro-batch
                 if self._under_way is bucket:
                     self._settle()

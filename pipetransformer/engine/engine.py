@@ -262,8 +262,12 @@ class Engine:
         """How alike some training samples are to each other behind every block [blocks, samples, samples], the same on
         every rank; zeros behind a block that the cache spares."""
         self.chain.train(False)
-        batches = watched_batches(self.datasets["train"], batch_size=self._config.train.batch_size)
-        return similarities(self.chain, self.layout.executor, self.feed("train"), batches=batches)
+        self._drop_incoming()  # which reads ahead into the same buffers
+        batches = watched_batches(self._in_order(self.datasets["train"]))
+        self.objective.begin(step=-1)
+        found = similarities(self.chain, self.layout.executor, self.feed("train"), batches=batches)
+        self.objective.clear()
+        return found
 
     def _in_order(self, dataset: Dataset) -> Sequence[Batch]:
         """Global batches of all samples."""

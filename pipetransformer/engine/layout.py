@@ -47,19 +47,19 @@ class Layout:
     ) -> None:
         self.plan = plan
         self.mesh = arrival.mesh
-        chain.freeze(plan.frozen, stem=plan.stem_frozen)
-        holders, is_full = plan.state_ranks(), plan.shares_state and plan.shard == "full"
+        updaters, is_full = plan.state_ranks(), plan.shares_state and plan.shard == "full"
         self._lent: LentWeights | None = None
         if is_full:
             assert self.mesh.dp_group is not None
-            lenders = {unit: holders[unit][0] for unit in plan.units_of(rank)}
+            lenders = {unit: updaters[unit][0] for unit in plan.units_of(rank)}
             self._lent = LentWeights(chain, lenders, group=self.mesh.dp_group)
-            chain.freeze(plan.frozen, stem=plan.stem_frozen)
+        chain.freeze(plan.frozen, stem=plan.stem_frozen)
         self.parameters = chain.named_parameters(plan.units_of(rank))
-        owners = {name: holders[chain.unit_of(name)] for name in self.parameters}
+        units = {name: chain.unit_of(name) for name in self.parameters}
+        owners = {name: updaters[unit] for name, unit in units.items()}
         self.updated = {name: parameter for name, parameter in self.parameters.items() if rank in owners[name]}
         self.norm_group = dist.group.WORLD if plan.shares_state else self.mesh.pp_group
-        parts = [chain.numbering.part_of(chain.unit_of(name)) for name in self.updated]
+        parts = [chain.numbering.part_of(units[name]) for name in self.updated]
         self.part_index = torch.tensor(parts, dtype=torch.int64, device=chain.device)
         scales = [lr_scale(config.train, part, num_blocks=chain.num_blocks) for part in parts]
         self.optimizer = build_optimizer(
@@ -69,7 +69,7 @@ class Layout:
             self.parameters,
             group=self.mesh.dp_group,
             owners={name: ranks[0] for name, ranks in owners.items()} if plan.shares_state else None,
-            each_microbatch=is_full,
+            units=units if is_full else None,
         )
         self.executor: Executor = build_executor(
             objective,

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipetransformer.data import Batch, Dataset, epoch_batches
+from pipetransformer.data import Batch
 from pipetransformer.engine.executor import Executor
 from pipetransformer.engine.feed import Feed
 from pipetransformer.models import Chain
@@ -26,12 +26,22 @@ _DIGITS = 6  # so that a checkpoint, which holds them, stays small
 _Rows = tuple[np.ndarray, np.ndarray]  # sample ids [rows], features [rows, width]
 
 
-def watched_batches(dataset: Dataset, *, batch_size: int) -> list[Batch]:
-    """The same samples each time, at most ``NUM_SAMPLES``, of the padded length that most samples have."""
-    lengths, counts = np.unique(dataset.lengths, return_counts=True)
-    ids = np.flatnonzero(dataset.lengths == lengths[np.argmax(counts)])[:NUM_SAMPLES]
-    batches = epoch_batches(dataset.lengths[ids], batch_size=batch_size, seed=0, epoch=0, shuffle=False)
-    return [replace(batch, parts=tuple(ids[part] for part in batch.parts)) for batch in batches]
+def watched_batches(in_order: Sequence[Batch]) -> list[Batch]:
+    """The same samples each time, about ``NUM_SAMPLES``, of the padded length that most samples have, on their nodes.
+
+    Args:
+        in_order: batches of all samples, not shuffled.
+    """
+    counts: dict[int, int] = defaultdict(int)
+    for batch in in_order:
+        counts[batch.length] += len(batch)
+    modal, found, missing = max(counts, key=lambda length: counts[length]), list[Batch](), NUM_SAMPLES
+    for batch in (batch for batch in in_order if batch.length == modal):
+        if missing > 0:
+            each = -(-missing // len(batch.parts))
+            found.append(replace(batch, parts=tuple(part[:each] for part in batch.parts)))
+            missing -= len(found[-1])
+    return found
 
 
 def similarities(chain: Chain, executor: Executor, feed: Feed, *, batches: Sequence[Batch]) -> np.ndarray:

@@ -344,8 +344,10 @@ class AutoFreeze:
         self._loss_sum, self._loss_steps = state["losses"]  # type: ignore[misc]
         self._before = None if state["before"] is None else tuple(state["before"])  # type: ignore[arg-type]
         self._answers = list(state["answers"])  # type: ignore[call-overload]
-        self._similarities, self._most_plastic = state["similarities"], state["most_plastic"]  # type: ignore[assignment]
-        self._rate_frozen = float(state["rate_frozen"])  # type: ignore[arg-type]
+        # Runs of before there was policy plasticity have none of these.
+        self._similarities = state.get("similarities")  # type: ignore[assignment]
+        self._most_plastic = state.get("most_plastic")  # type: ignore[assignment]
+        self._rate_frozen = float(state.get("rate_frozen", 1.0))  # type: ignore[arg-type]
         self.probed(state.get("scores"))  # type: ignore[arg-type]
         if self.guard is not None and state.get("guard") is not None:
             self.guard.load_state_dict(state["guard"])  # type: ignore[arg-type]

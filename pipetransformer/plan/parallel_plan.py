@@ -70,7 +70,7 @@ class ParallelPlan:
         else:
             assert self.prefix == "replicated" or self.cached == self.frozen, self
         # Note: half a backward borrows no weights again.
-        assert self.shard != "full" or self.run_schedule != "zero_bubble", self
+        assert not (self.shard == "full" and self.shares_state and self.run_schedule == "zero_bubble"), self
         assert 0 <= self.frozen <= self.num_blocks, self
         assert len(self.boundaries) == self.num_stages - 1, self
         assert all(a < b for a, b in pairwise(self.cuts)), self
@@ -175,13 +175,19 @@ class ParallelPlan:
     def state_ranks(self) -> dict[int, range]:
         """The ranks that have the optimizer state of each active unit, and update its weights."""
         found = self.ranks_by_unit()
-        if self.shard == "none":
-            return found
-        for place in range(self.pp):
-            for number, unit in enumerate(self.units_of(place)):  # the replicas take turns
-                owner = found[unit][number % self.dp]
-                found[unit] = range(owner, owner + 1)
+        for place in range(self.pp) if self.shares_state else ():
+            for replica, units in enumerate(self.units_of_replicas(place)):
+                owner = replica * self.pp + place
+                found |= dict.fromkeys(units, range(owner, owner + 1))
         return found
+
+    def units_of_replicas(self, place: int) -> list[tuple[int, ...]]:
+        """The units at a place of the pipeline that each replica updates alone, where they share out [dp].
+
+        They take turns from the head on, so that a freeze of leading units leaves the others with their owners.
+        """
+        backwards = self.units_of(place)[::-1]
+        return [backwards[replica :: self.dp] for replica in range(self.dp)]
 
     @property
     def shares_state(self) -> bool:
@@ -201,6 +207,11 @@ class ParallelPlan:
             for stage in range(self.num_stages)
             for unit in self.stage_units(stage)
         }
+
+    def sharing(self, shard: str) -> ParallelPlan:
+        """The same layout, where replicas share out as ``shard`` says; itself where its schedule does not allow it."""
+        halves = shard == "full" and self.dp > 1 and self.run_schedule == "zero_bubble"
+        return self if halves or shard == self.shard else replace(self, shard=shard)
 
     def without_cache(self) -> ParallelPlan:
         """The same with a prefix that is computed in each step, on every rank."""

@@ -35,7 +35,7 @@ class Origin:
         self, config: Config, *, job: Job, checkpoints: CheckpointStore, calendar: Calendar, world: World
     ) -> None:
         run, numbering = config.run, job.chain.numbering
-        self._checkpoints = checkpoints
+        self._checkpoints, self._shard = checkpoints, config.dp.shard
         self.checkpoint: Path | None = None
         self.state: Mapping[str, Any] = {}
         self.replayed: Mapping[int, ParallelPlan] = {}
@@ -54,7 +54,8 @@ class Origin:
             engine.forget()
             optimizer_state = self._checkpoints.load(self.checkpoint, state=self.state, engine=engine)
             autofreeze.load_state_dict(self.state["freeze"])
-            engine.enter(self.state["plan"], state=optimizer_state)
+            plan: ParallelPlan = self.state["plan"]
+            engine.enter(plan.sharing(self._shard), state=optimizer_state)
             return int(self.state["step"]), None
         if self.replayed:
             engine.enter(self.replayed[0])

@@ -23,7 +23,7 @@ class StepFigures:
         samples_per_s: samples per second.
         hits: number of samples read from the cache.
         misses: number of samples whose prefix was computed, though the plan had a cache.
-        sent_bytes_by_rank: bytes of gradients [ranks] that every rank gave to ``all_reduce``, counted as it gave them.
+        sent_bytes_by_rank: bytes of gradients [ranks] that every rank gave to be summed, counted as it gave them.
         phase_seconds_by_rank: seconds of every rank [ranks], by phase.
         gradient_norms: mean norm of each block's gradient before clipping, 0 for frozen blocks [blocks]; None where no
             step's was taken.
@@ -63,7 +63,7 @@ class StepFigures:
             seconds: wall-clock seconds of the steps.
             hits: this rank's samples read from the cache.
             misses: this rank's samples whose prefix was computed, though the plan had a cache.
-            sent_bytes: bytes of gradients that this rank gave to ``all_reduce``.
+            sent_bytes: bytes of gradients that this rank gave to be summed.
         """
         sums = [float(x) for x in (objective.loss_sum, objective.num_correct, objective.num_samples, hits, misses)]
         mine = torch.tensor([*sums, sent_bytes, *astuple(phases)], dtype=torch.float64)
@@ -97,7 +97,7 @@ class StepFigures:
 
         Phases are seconds of one step on the slowest rank; ``reduction_time_per_batch`` is the part that the backward
         does not hide. ``comm_frequency`` counts sums of gradients per second. ``size_params_ddp_sum`` is the bytes of
-        gradients that one pipeline gives to ``all_reduce`` in a step (the original counts millions of parameters, in
+        gradients that one pipeline gives to be summed in a step (the original counts millions of parameters, in
         the same place), and ``bandwidth`` the bytes that it gives in a second of training.
 
         Args:

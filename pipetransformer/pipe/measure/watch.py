@@ -55,7 +55,7 @@ class CostWatch:
             plan: the plan of the steps.
             batches: the global batches of the steps.
         """
-        if plan.prefix == "in_place":  # its stages tell of other costs
+        if plan.prefix == "in_place" or (plan.shard == "full" and plan.shares_state):  # its stages tell of other costs
             return
         job, by_length = self._original.job, self._original.measured
         unit = unit_costs(plan, job, global_batch_size=self._global_batch_size)

@@ -21,6 +21,11 @@ def check_layout(config: Config, *, world_size: int, local_size: int, num_units:
     """
     pipe, batch_size = config.pipe, config.train.batch_size
     length = pipe.initial_length if isinstance(pipe.initial_length, int) else None
+    if config.dp.shard == "full" and pipe.schedule == "zero_bubble":
+        raise UserError(
+            "dp.shard: full cannot go with pipe.schedule zero_bubble, whose backward comes in halves; give optimizer, "
+            "or another schedule"
+        )
     if length is not None:
         _check_length(length, config, world_size=world_size, local_size=local_size, num_units=num_units)
     may_grow = config.freeze.policy != "none" and pipe.enabled and config.dp.enabled

@@ -133,15 +133,16 @@ class JobCosts:
         """Bytes of weights and optimizer state of each unit [num_units], without gradients."""
         return tuple(round(num_bytes * self.optimizer_factor) for num_bytes in self.parameter_bytes)
 
-    def frozen_bytes(self, first_active: int, *, keeps_prefix: bool = True) -> int:
+    def frozen_bytes(self, first_active: int, *, keeps_prefix: bool = True, replicas: int = 1) -> int:
         """Bytes of the weights of all units before ``first_active``, and of the optimizer state that stays.
 
         Args:
             keeps_prefix: whether the weights are there.
+            replicas: those that share out the optimizer state.
         """
         parked = slice(first_active if self.parked_from is None else self.parked_from, first_active)
         state = sum(self.lasting_bytes[parked]) - sum(self.parameter_bytes[parked])
-        return keeps_prefix * sum(self.parameter_bytes[:first_active]) + state
+        return keeps_prefix * sum(self.parameter_bytes[:first_active]) + -(-state // replicas)
 
     def recomputed_share(self, num_microbatches: int) -> float:
         """The share of a step's micro-batches whose activations are recomputed, 0 to 1."""

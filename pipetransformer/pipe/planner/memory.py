@@ -103,10 +103,10 @@ def uneven_bytes(plan: ParallelPlan, costs: JobCosts, *, place: int) -> int:
     and the weights that it borrows."""
     if not plan.shares_state:
         return 0
-    of_all, units, replicas = _shared_bytes(plan, costs), plan.units_of(place), range(plan.dp)
-    own = [sum(of_all[unit] for unit in units[replica :: plan.dp]) for replica in replicas]
+    of_all, units, by_replica = _shared_bytes(plan, costs), plan.units_of(place), plan.units_of_replicas(place)
+    own = [sum(of_all[unit] for unit in mine) for mine in by_replica]
     if plan.shard == "full":
-        others = ([u for n, u in enumerate(units) if n % plan.dp != replica] for replica in replicas)
+        others = (set(units) - set(mine) for mine in by_replica)
         own = [held + max((costs.parameter_bytes[u] for u in of), default=0) for held, of in zip(own, others)]
     return max(own) - sum(-(-of_all[unit] // plan.dp) for unit in units)
 

@@ -44,7 +44,8 @@ def uncut_plans(
         for (schedule, per_rank), num_microbatches in product(schedules, choices):
             if num_microbatches > share or first + pp * per_rank > numbering.num_units:
                 continue
-            if pp > 1 and schedule == "zero_bubble" and (prefix == "in_place" or constraints.shard == "full"):
+            borrows = constraints.shard == "full" and constraints.world_size > pp
+            if pp > 1 and schedule == "zero_bubble" and (prefix == "in_place" or borrows):
                 continue
             numbers = {"num_microbatches": num_microbatches, "stages_per_rank": per_rank}
             if pp == 1 or why_not(schedule, num_ranks=pp, **numbers) is None:

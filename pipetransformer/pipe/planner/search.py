@@ -94,7 +94,7 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, line
     timeline = simulate_plan(plan, costs=costs, global_batch_size=global_batch_size)
     units = unit_bytes(plan, unit, costs)
     before, widest = prefix_bytes(plan, unit), widest_boundary(units[plan.first_staged :])
-    frozen_bytes = costs.frozen_bytes(plan.first_active, keeps_prefix=plan.keeps_prefix)
+    frozen_bytes = _frozen_bytes(plan, costs)
     advance = advance_bytes(plan, unit, costs, rows=-(-global_batch_size // plan.world_size))
     memory = []
     for rank, work in enumerate(works_of(plan, costs)):
@@ -154,6 +154,11 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
     )
 
 
+def _frozen_bytes(plan: ParallelPlan, costs: JobCosts) -> int:
+    replicas = plan.dp if plan.shares_state else 1
+    return costs.frozen_bytes(plan.first_active, keeps_prefix=plan.keeps_prefix, replicas=replicas)
+
+
 def _sum_ns(plan: ParallelPlan, costs: JobCosts, unit: int) -> int:
     """Nanoseconds of a sum of a unit's gradients over the replicas; half of it moves them, or its weights, one way."""
     return costs.reduction_ns(costs.parameter_bytes[unit], num_replicas=plan.dp)
@@ -161,8 +166,8 @@ def _sum_ns(plan: ParallelPlan, costs: JobCosts, unit: int) -> int:
 
 def most_updated(plan: ParallelPlan, costs: JobCosts, *, place: int) -> int:
     """Bytes of the weights that the replica with most of them updates at a place of the pipeline."""
-    weights = [costs.parameter_bytes[unit] for unit in plan.units_of(place)]
-    return max(sum(weights[replica :: plan.dp]) for replica in range(plan.dp)) if plan.shares_state else sum(weights)
+    by_replica = plan.units_of_replicas(place) if plan.shares_state else [plan.units_of(place)]
+    return max(sum(costs.parameter_bytes[unit] for unit in units) for units in by_replica)
 
 
 def unit_costs(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int) -> UnitCosts:
@@ -193,7 +198,7 @@ def _cuts(plan: ParallelPlan, *, costs: JobCosts, constraints: Constraints) -> l
         crossing=[2 * costs.send.ns(num_bytes) for num_bytes in unit.boundary_bytes[first:]],
     )
     units = unit_bytes(plan, unit, costs)[first:]
-    lasting = costs.frozen_bytes(plan.first_active, keeps_prefix=plan.keeps_prefix)
+    lasting = _frozen_bytes(plan, costs)
     if constraints.memory_limit is None:
         cuts = [fastest()]
     elif (limit := constraints.memory_limit - lasting) < 0:
@@ -201,6 +206,10 @@ def _cuts(plan: ParallelPlan, *, costs: JobCosts, constraints: Constraints) -> l
     elif plan.stages_per_rank == 1:
         memory, largest = cut_bytes(works_of(plan, costs), units, before=prefix_bytes(plan, unit), limit=limit)
         cuts = [fastest(memory=memory, largest=largest, memory_limit=limit)]
+        if cuts[0] is not None and plan.shares_state:  # which shares out evenly; once more for what it shares unevenly
+            cut = replace(plan, boundaries=tuple(first + boundary for boundary in cuts[0]))
+            uneven = max(uneven_bytes(cut, costs, place=place) for place in range(plan.pp))
+            cuts.append(fastest(memory=memory, largest=largest, memory_limit=limit - uneven))
     else:
         alive = peak_alive(plan.orders()[0]) / plan.stages_per_rank
         sizes = [u.lasting + u.gradients + round(alive * u.kept) for u in units]

@@ -12,15 +12,17 @@ def transition_bytes(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts) -
     """The most bytes that a rank receives: weights that it does not hold, and optimizer state of units new to it.
 
     Weights of the prefix go to every rank, for good or for the advance pass, unless they stay in stages. The places of
-    ranks under the two plans repeat after lcm(old.pp, new.pp) ranks, so that only these are looked at, also where
-    replicas share out: a few of them, whose state counts as if each had all of its stage.
+    ranks under the two plans repeat after lcm(old.pp, new.pp) ranks, so that only these are looked at; all of them
+    where replicas share out.
     """
+    if old.shares_state or new.shares_state:
+        return _most_received(old, new, costs=costs)
     moments = costs.optimizer_factor - 1.0
     most = 0
     for rank in range(lcm(old.pp, new.pp)):
         trained, trains = set(old.units_of(rank)), set(new.units_of(rank))
         held, holds = (_held(plan, rank) for plan in (old, new))
-        if new.prefix in ("cached", "streamed") and (old.cached, old.frozen) != (new.cached, new.frozen):
+        if _advances(old, new):
             holds |= set(range(new.first_active))
         weights = sum(costs.parameter_bytes[unit] for unit in holds - held)
         state = sum(costs.parameter_bytes[unit] for unit in trains - trained if unit >= old.first_active)
@@ -28,10 +30,28 @@ def transition_bytes(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts) -
     return most
 
 
+def _most_received(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts) -> int:
+    """The same, unit by unit, from the ranks that hold it and that update it."""
+    received, everyone = [0] * new.world_size, range(new.world_size)
+    borrowed = dict.fromkeys(range(new.first_active), everyone) if _advances(old, new) else {}
+    held, state = old.holders(), old.state_ranks()
+    for unit, ranks in {**new.holders(), **borrowed}.items():
+        for rank in ranks:
+            received[rank] += 0 if rank in held.get(unit, ()) else costs.parameter_bytes[unit]
+    for unit, ranks in new.state_ranks().items():
+        moments = round((costs.optimizer_factor - 1.0) * costs.parameter_bytes[unit])
+        for rank in ranks if unit in state else ():
+            received[rank] += 0 if rank in state[unit] else moments
+    return max(received)
+
+
+def _advances(old: ParallelPlan, new: ParallelPlan) -> bool:
+    """Whether the weights of the prefix go to every rank for an advance pass."""
+    return new.prefix in ("cached", "streamed") and (old.cached, old.frozen) != (new.cached, new.frozen)
+
+
 def _held(plan: ParallelPlan, rank: int) -> set[int]:
     """Units whose weights a rank has."""
-    if plan.shares_state and plan.shard == "full":
-        return {unit for unit, ranks in plan.holders().items() if rank in ranks}
     prefix = range(plan.first_active if plan.keeps_prefix else 0)
     return {*prefix, *(unit for units in plan.staged_units_of(rank) for unit in units)}
 
