@@ -653,3 +653,10 @@ def test_several_stages_a_rank_are_cut_for_memory_where_the_fastest_cut_does_not
             assert max(other.memory_bytes) <= limit and other.plan.boundaries != fastest.plan.boundaries
             found += 1
     assert found > 10
+
+
+def test_one_steady_plan_is_that_of_all() -> None:
+    controller = make_planner()
+    plans = {each.plan.frozen: each for each in controller.steady_plans(JOB, has_cache=True)}
+    assert {n: controller.steady_plan(n, JOB, has_cache=True) for n in plans} == plans and len(plans) > 2
+    assert make_planner(pipe={"memory_limit": 50}).steady_plan(0, JOB, has_cache=True) is None

@@ -61,7 +61,7 @@ def _differences(path: Path, *, task: str) -> Mapping[str, list[float]]:
     try:
         for kept in json.loads(path.read_text(encoding="ascii"))["rows"]:
             name, seed = kept["name"].removeprefix(f"{task}, ").rsplit(", seed ", 1)
-            finals[name][int(seed), kept["start"]] = kept["curve"][-1][1]
+            finals[name][int(seed), kept.get("start", "")] = kept["curve"][-1][1]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise UserError(f"--pool: {path} does not hold the runs of {task}; measure it first") from error
     without = finals[BASELINE]
