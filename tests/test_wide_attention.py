@@ -18,7 +18,7 @@ from tiny import tiny_bert, tiny_sst2
 from torch import Tensor
 
 from pipetransformer.adapter import WideAttention, attentions
-from pipetransformer.process.collectives import led_by
+from pipetransformer.process.collectives import led_by, slowest
 from pipetransformer.process.world import World
 from pipetransformer.run import wide_attention
 from pipetransformer.run.job import build_job
@@ -112,7 +112,7 @@ def settled(world: World, ratio: float, model: str, overrides: list[str]) -> tup
     """The number of a job, the positions that its chain's attention is told, and the reason."""
     case = Case(model, 1, STATIC[1])
     config = configuration(model, [*case.overrides(overrides.pop()), "train.precision=bfloat16", *overrides])
-    with mock.patch.object(wide_attention, "_ratio", lambda query, key, is_grouped: ratio):
+    with mock.patch.object(wide_attention, "_ratio", lambda *_, **__: ratio):
         job = build_job(config, world, lead=partial(led_by, 0))
     assert job.config.train.wide_attention == job.precision.wide_attention
     return job.precision.wide_attention, job.chain.attention._most, job.precision.attention_reason
@@ -145,7 +145,7 @@ def test_a_job_settles_on_a_number(
 
 
 def one_ratio(world: World) -> float:
-    return wide_attention._ratio((2, 4, 16, 8), (2, 2, 16, 8), is_grouped=True)
+    return wide_attention._ratio((2, 4, 16, 8), (2, 2, 16, 8), is_grouped=True, agree=slowest)
 
 
 def test_both_ways_are_timed(ranks: RankPool) -> None:

@@ -54,25 +54,30 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def _count(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+        key, num_bytes = storage._cdata, storage.nbytes()
         if key in self._known:
             return
-        self._known[key] = 0
-        self._has(key, storage.nbytes())
-        weakref.finalize(storage, self._freed, key)
-
-    def _has(self, key: int, num_bytes: int) -> None:
-        self.alive += num_bytes - self._known[key]
         self._known[key] = num_bytes
+        self._made(key, num_bytes)
+        weakref.finalize(storage, self._gone, key)
+
+    def _gone(self, key: int) -> None:
+        self._freed(key, self._known.pop(key))
+
+    def _made(self, key: int, num_bytes: int) -> None:
+        self.alive += num_bytes
         self.peak = max(self.peak, self.alive)
 
-    def _freed(self, key: int) -> None:
-        self.alive -= self._known.pop(key)
+    def _freed(self, key: int, num_bytes: int) -> None:
+        self.alive -= num_bytes
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Takes note of a storage that has other memory now."""
-        if storage._cdata in self._known:
-            self._has(storage._cdata, storage.nbytes())
+        key, num_bytes = storage._cdata, storage.nbytes()
+        if key in self._known:
+            self._freed(key, self._known[key])
+            self._known[key] = num_bytes
+            self._made(key, num_bytes)
 
 
 # Note: a storage's size changes without any operation that a mode could see, so that counters are told here. The list

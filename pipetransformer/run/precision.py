@@ -6,7 +6,7 @@ with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,7 +123,7 @@ def settle(chain: Chain, dataset: Dataset, config: Config, *, world: World) -> P
             return Precision("float32", "no instructions for bfloat16")
         told = "there are instructions for it, and nothing is timed"
     chain.autocasts = name == "bfloat16"
-    wide, reason = _wide_attention(chain, dataset, config, rows=rows)
+    wide, reason = _wide_attention(chain, dataset, config, rows=rows, agree=slowest if world.size > 1 else float)
     chain.attention = WideAttention(wide)
     if given == "auto" and config.pipe.measure:
         ratio = _ratio(chain, dataset, rows=rows)
@@ -134,14 +134,16 @@ def settle(chain: Chain, dataset: Dataset, config: Config, *, world: World) -> P
     return Precision(name, told, perf_counter() - began, wide, reason)
 
 
-def _wide_attention(chain: Chain, dataset: Dataset, config: Config, *, rows: int) -> tuple[int, str]:
+def _wide_attention(
+    chain: Chain, dataset: Dataset, config: Config, *, rows: int, agree: Callable[[float], float]
+) -> tuple[int, str]:
     """Collective. ``train.wide_attention`` as a number, and its reason where it was timed."""
     given = config.train.wide_attention
     if given != "auto":
         return given, ""
     if not chain.autocasts or chain.device.type != "cpu" or not config.pipe.measure:
         return 0, ""
-    return most_positions(chain, dataset, rows=rows)
+    return most_positions(chain, dataset, rows=rows, agree=agree)
 
 
 def _ratio(chain: Chain, dataset: Dataset, *, rows: int) -> float:

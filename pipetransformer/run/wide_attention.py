@@ -5,7 +5,7 @@ A pure function of timings that all ranks take together; kept by a run, as its p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
 
@@ -24,13 +24,16 @@ _WORTH = 0.9  # of bfloat16's time: less gain is noise
 _MOST_LENGTHS, _ROUNDS, _MOST_POSITIONS = 4, 5, 2048  # positions of all samples together: fewer of long ones
 
 
-def most_positions(chain: Chain, dataset: Dataset, *, rows: int) -> tuple[int, str]:
+def most_positions(
+    chain: Chain, dataset: Dataset, *, rows: int, agree: Callable[[float], float] = slowest
+) -> tuple[int, str]:
     """Collective. The most positions for which attention in float32 is worth it, 0 for none, and the evidence in words.
 
     Args:
         chain: computes in bfloat16, on the CPU.
         dataset: the training data.
         rows: samples of a rank's micro-batch.
+        agree: gives the seconds that all ranks go by, from this rank's.
     """
     lengths, counts = np.unique(dataset.lengths, return_counts=True)
     usual = int(lengths[np.argmax(counts * lengths)])
@@ -43,7 +46,8 @@ def most_positions(chain: Chain, dataset: Dataset, *, rows: int) -> tuple[int, s
     ratios = []
     for n in positions:
         few = max(1, min(rows, _MOST_POSITIONS // n))
-        ratios.append(_ratio((few, query[1], n, query[-1]), (few, key[1], n, key[-1]), is_grouped=query[1] != key[1]))
+        shapes = (few, query[1], n, query[-1]), (few, key[1], n, key[-1])
+        ratios.append(_ratio(*shapes, is_grouped=query[1] != key[1], agree=agree))
     most = widest(positions, ratios)
     told = ", ".join(f"{ratio:.2f} for {n}" for n, ratio in zip(positions, ratios))
     return most, f"attention's forward and backward in float32, over those in bfloat16, by positions: {told}"
@@ -77,8 +81,8 @@ def _shapes(chain: Chain, dataset: Dataset, *, length: int) -> tuple[torch.Size 
     return calls[0][:2]
 
 
-def _ratio(query: Sequence[int], key: Sequence[int], *, is_grouped: bool) -> float:
-    """Collective. Median seconds of forward and backward in float32 over those in bfloat16, on the slowest rank."""
+def _ratio(query: Sequence[int], key: Sequence[int], *, is_grouped: bool, agree: Callable[[float], float]) -> float:
+    """Collective. Median seconds of forward and backward in float32 over those in bfloat16."""
     asks, has, gives = (torch.zeros(shape, dtype=torch.bfloat16).requires_grad_() for shape in (query, key, key))
     seconds: dict[int, list[float]] = {0: [], key[-2]: []}
     for _ in range(_ROUNDS + 1):  # the first is not counted
@@ -88,5 +92,5 @@ def _ratio(query: Sequence[int], key: Sequence[int], *, is_grouped: bool) -> flo
                 found = F.scaled_dot_product_attention(asks, has, gives, enable_gqa=is_grouped)
             torch.autograd.backward(found, found.detach())
             taken.append(perf_counter() - start)
-    narrow, wide = (slowest(median(taken[1:])) for taken in seconds.values())
+    narrow, wide = (agree(median(taken[1:])) for taken in seconds.values())
     return wide / narrow
