@@ -46,7 +46,8 @@ class Phases:
     Attributes:
         live: the counter.
         limit: bytes that a rank may hold.
-        predicted: the most that the planner predicts of the present plan and of those before it.
+        predicted: what the planner predicts of the present plan; during a transition, the larger of both plans'.
+        coming: what it predicts of the plan that a transition leads to.
         peaks: by phase.
         over: (phase, peak, predicted) of each that passes the limit, or 1.1 of what was predicted.
         layouts: (frozen blocks, pp, place of the prefix) of each plan.
@@ -55,6 +56,7 @@ class Phases:
     live: LiveBytes
     limit: float
     predicted: int = 0
+    coming: int = 0
     peaks: dict[str, int] = field(default_factory=dict)
     over: list[tuple[str, int, int]] = field(default_factory=list)
     layouts: list[tuple[int, int, str]] = field(default_factory=list)
@@ -86,9 +88,11 @@ def run(
                 phases.layouts.append((plan.frozen, plan.pp, plan.prefix))
                 if event.choice is not None:
                     told = event.choice.prediction.memory_bytes[plan.stage_of(world.rank)]
+                    phases.coming = told
                     phases.predicted = max(phases.predicted, told) if event.step else told
             elif isinstance(event, (events.Moved, events.Advanced)):
                 phases.ended(type(event).__name__)
+                phases.predicted = phases.coming
             elif isinstance(event, events.Saved):
                 phases.ended("checkpoint")
             elif isinstance(event, events.Evaluated):
