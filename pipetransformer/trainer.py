@@ -24,7 +24,7 @@ from pipetransformer.engine import Engine, Probe
 from pipetransformer.engine.linear_probe import boundary_scores
 from pipetransformer.freeze import AutoFreeze, Payoff, blocks_at_start
 from pipetransformer.pipe.controller import AutoPipe
-from pipetransformer.pipe.planner.choice import Choice
+from pipetransformer.pipe.planner.answers import Choice
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.collectives import led_by
 from pipetransformer.process.device import reset_peak_memory
@@ -167,7 +167,7 @@ class Trainer:
             current=current,
             offers=partial(offers, may_advance=tentative_from is None),
             tentative_from=tentative_from,
-            is_confirmed=was_tentative and autofreeze.tentative_from is None,
+            is_confirmed=(was_tentative and autofreeze.tentative_from is None) or (self.step == 0 < current.frozen),
         )
         if is_trial and settled.frozen > current.frozen:
             autofreeze.froze(self.step, before=current.frozen)

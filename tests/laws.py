@@ -46,7 +46,7 @@ class Case:
         moves: (step, frozen, pp). ways: for each move (schedule, stages a rank), where they are not all ``schedule``
             with one. prefixes: for each move the place of the prefix, where it is not on all ranks.
             clip: max_grad_norm. recompute: pipe.recompute. units: pipe.units. stem: freeze.stem. head_lr_scale,
-            layer_decay: those of train. shard: dp.shard.
+            layer_decay: those of train. shard: dp.shard. lora: settings of model.lora, as "r=4".
     """
 
     model: str
@@ -67,6 +67,7 @@ class Case:
     layer_decay: float = 1.0
     prefixes: tuple[str, ...] = ()
     shard: str = "none"
+    lora: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -86,6 +87,7 @@ class Case:
             f"freeze.stem={str(self.stem).lower()}",
             f"train.head_lr_scale={self.head_lr_scale}",
             f"train.layer_decay={self.layer_decay}",
+            *(f"model.lora.{setting}" for setting in self.lora),
         ]
 
     def plans(self) -> dict[int, ParallelPlan]:
@@ -101,7 +103,7 @@ class Case:
                 cached=frozen if self.cached and frozen and prefix != "in_place" else None,
                 stages_per_rank=stages_per_rank,
                 units_per_block=2 if self.units == "half" else 1,
-                stem_frozen=self.stem,
+                stem_frozen=self.stem or bool(self.lora),
                 prefix=prefix,
                 shard=self.shard,
             )
@@ -282,7 +284,9 @@ def plain_loop(
     for step, (epoch, batch) in enumerate(batches):
         if step in frozen_from:
             for name, parameter in network.named_parameters():
-                parameter.requires_grad_(not is_frozen(name, frozen_from[step], stem=config.freeze.stem))
+                is_fixed = config.model.lora is not None and is_base(name)
+                frozen = is_frozen(name, frozen_from[step], stem=config.freeze.stem)
+                parameter.requires_grad_(not frozen and not is_fixed)
                 parameter.grad = None
         inputs = data.inputs(batch.ids, length=batch.length, epoch=epoch)
         loss = plain_loss(network, inputs, data.labels[batch.ids], train.label_smoothing, dtype)
@@ -352,6 +356,11 @@ def is_frozen(name: str, frozen: int, *, stem: bool = False) -> bool:
         return False
     block = block_of(name)
     return is_of_stem(name) if block is None else block < frozen
+
+
+def is_base(name: str) -> bool:
+    """Whether a parameter of a model with adapters never trains, by its name alone."""
+    return "lora_" not in name and (block_of(name) is not None or is_of_stem(name))
 
 
 def rate_of(name: str, *, head_lr_scale: float, layer_decay: float) -> float:

@@ -14,8 +14,9 @@ from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.pipe.planner import memory
 from pipetransformer.pipe.planner import search as planner
+from pipetransformer.pipe.planner.answers import Outlook
 from pipetransformer.pipe.planner.calibration import Line
-from pipetransformer.pipe.planner.choice import Outlook, Planner
+from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
 from pipetransformer.pipe.planner.microbatches import microbatch_choices

@@ -9,7 +9,8 @@ import pytest
 from test_planner import JOB, make_planner, plan_after
 
 from pipetransformer.errors import UserError
-from pipetransformer.pipe.planner.choice import Choice, Outlook, Planner
+from pipetransformer.pipe.planner.answers import Choice, Outlook
+from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.plan import ParallelPlan
 

@@ -17,7 +17,7 @@ from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.watch import CostWatch
 from pipetransformer.pipe.measure.workload import Workload
-from pipetransformer.pipe.planner.choice import Outlook
+from pipetransformer.pipe.planner.answers import Outlook
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.search import best_plans
 from pipetransformer.plan import ParallelPlan

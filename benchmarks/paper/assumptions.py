@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.support.measure import CONFIGS
-from pipetransformer.pipe.planner.choice import Choice, Outlook, Planner
+from pipetransformer.pipe.planner.answers import Choice, Outlook
+from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.simulation.analytic import costs_of
 from pipetransformer.simulation.run import run_simulation

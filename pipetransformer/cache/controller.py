@@ -91,7 +91,7 @@ class AutoCache:
         self._identity: Identity | None = None
         self._publisher = Publisher()
         self._is_there: dict[int, bool] = {}  # whether an earlier run has stored a boundary on every node
-        freezes = config.freeze.policy != "none" or config.run.replay is not None
+        freezes = config.may_freeze
         self._keeps = freezes and not self.declined and config.cache.disk_budget is not None
         if self._keeps:  # while all ranks have the weights of the start
             digests = digests_of_units(chain, world=world)[world.rank // world.local_size]

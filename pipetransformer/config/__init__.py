@@ -1,23 +1,27 @@
-"""The configuration: every key in ``schema.py`` and ``freezing.py``, read from YAML and dotted overrides. No torch."""
+"""The configuration: all keys (``schema.py`` and the files that it names), read from YAML and overrides. No torch."""
 
 from pipetransformer.config.freezing import FreezeConfig
+from pipetransformer.config.lora import ALL_LINEAR
 from pipetransformer.config.page import config_page
 from pipetransformer.config.quantities import Interval
 from pipetransformer.config.schema import (
     CacheConfig,
     Config,
     DataConfig,
+    ModelConfig,
     TrainConfig,
     load_config,
 )
 from pipetransformer.config.types import Section
 
 __all__ = [
+    "ALL_LINEAR",
     "CacheConfig",
     "Config",
     "DataConfig",
     "FreezeConfig",
     "Interval",
+    "ModelConfig",
     "Section",
     "TrainConfig",
     "config_page",

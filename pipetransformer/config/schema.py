@@ -1,4 +1,5 @@
-"""The configuration: every key, its type, its default and its meaning; those of ``freeze`` in ``freezing.py``.
+"""The configuration: every key, its type, its default and its meaning; those of ``freeze``, ``pipe`` and ``model.lora``
+in ``freezing.py``, ``pipelines.py`` and ``lora.py``.
 
 ``load_config`` reads a YAML file and dotted overrides.
 """
@@ -14,6 +15,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Validati
 
 from pipetransformer.config.datasets import DATASETS, Task
 from pipetransformer.config.freezing import FreezeConfig
+from pipetransformer.config.lora import LoraConfig
+from pipetransformer.config.pipelines import PipeConfig, check_pipe
 from pipetransformer.config.policies import chosen_policy
 from pipetransformer.config.quantities import Interval
 from pipetransformer.config.renamed import new_keys, with_new_names
@@ -33,7 +36,6 @@ from pipetransformer.config.types import (
 from pipetransformer.config.words import Allowed, explain, text_keys
 from pipetransformer.config.yaml_text import dump_yaml, parse_override, read_yaml, set_key
 from pipetransformer.errors import UserError
-from pipetransformer.plan.schedules import SCHEDULES, fewest_stages, why_not
 
 __all__ = ["Config", "Interval", "load_config"]
 
@@ -66,6 +68,15 @@ class ModelConfig(Section):
         "the same outputs and gradients in less time. All rows are computed with false, and for the schedules "
         "`zero_bubble`, which cannot do with one, and `auto`, which may take it.",
     )
+    lora: LoraConfig | None = Field(
+        default=None,
+        description="LoRA: stem and blocks keep their weights, and small matrices beside their linear layers train in "
+        "their place, and the head. Any key below switches it on; null trains the weights.",
+    )
+
+    def least_frozen(self, num_blocks: int) -> int:
+        """The number of leading blocks of ``num_blocks`` in which nothing can train."""
+        return 0 if self.lora is None or self.lora.blocks is None else max(num_blocks - self.lora.blocks, 0)
 
 
 class DataConfig(Section):
@@ -162,59 +173,6 @@ class TrainConfig(Section):
     eval_every: Every = Field(default=_EPOCH, description="How often to evaluate; the end of training always does.")
 
 
-class PipeConfig(Section):
-    enabled: bool = Field(
-        default=True,
-        description="AutoPipe: re-plan as blocks freeze; false keeps the first layout's length and M, and its "
-        "cuts as far as the frozen blocks allow.",
-    )
-    initial_length: Count | Literal["auto"] = Field(
-        default="auto", description="Pipeline length (pp): a number holds until the first freeze; `auto` plans freely."
-    )
-    units: Literal["block", "half"] = Field(
-        default="block",
-        description="The smallest piece that a pipeline may cut at: a `block`, or `half` of one (its attention, or its "
-        "MLP, with its residual), for a finer balance. `boundaries` of plans count these units; freezing and the cache "
-        "count in blocks either way.",
-    )
-    schedule: Literal["auto", "gpipe", "1f1b", "interleaved", "zero_bubble"] = Field(
-        default="1f1b",
-        description="Order of work in a pipeline. `gpipe`: all forwards, then all backwards. `1f1b`: a backward as "
-        "soon as there is one. `interleaved`: `1f1b` with several stages a rank. `zero_bubble`: gradients of weights "
-        "where a rank would wait. `auto`: whichever of the last three AutoPipe predicts to be fastest.",
-    )
-    stages_per_rank: Count | None = Field(
-        default=None,
-        description="Stages of a rank (v) under `interleaved` (at least 2) and `zero_bubble`; null takes 2 and 1.",
-    )
-    measure: bool = Field(
-        default=True,
-        description="Time the model's units and the static layouts before training, in about a twentieth of a run "
-        "that is not short (see the README); false plans by counted work, and the run has no compute floor.",
-    )
-    microbatches: Count | Literal["auto"] = Field(
-        default="auto",
-        description="Micro-batches per pipeline and step (M); `1f1b` needs at least as many as stages, `interleaved` "
-        "and `zero_bubble` a multiple of the M // pp rounds that they go in. Where it does not divide a replica's "
-        "rows, rows without weight are added.",
-    )
-    recompute: Literal["never", "except_last", "always", "selective"] = Field(
-        default="never",
-        description="Whose activations are computed again in the backward, unit by unit (`units`), to save memory: no "
-        "micro-batch's, all but the last one's of a step, or all. `selective`: all, but for what matrix products and "
-        "attention gave, which is kept.",
-    )
-    memory_limit: NumBytes | None = Field(
-        default=None,
-        description="Bytes of weights, gradients, optimizer state and activations that AutoPipe may plan on a rank; "
-        "null takes nine tenths of a GPU, and sets no limit on a CPU.",
-    )
-
-    @property
-    def units_per_block(self) -> int:
-        return 2 if self.units == "half" else 1
-
-
 class DpConfig(Section):
     enabled: bool = Field(
         default=True,
@@ -309,6 +267,17 @@ class Config(Section):
             set_key(values, key, value)
         return _validated(values)
 
+    @property
+    def freezes_stem(self) -> bool:
+        """Whether the stem is frozen from the first step on."""
+        return self.freeze.stem or self.model.lora is not None
+
+    @property
+    def may_freeze(self) -> bool:
+        """Whether blocks may be frozen at some time."""
+        lora = self.model.lora
+        return self.freeze.policy != "none" or self.run.replay is not None or (lora is not None and bool(lora.blocks))
+
     def to_yaml(self) -> str:
         """Every key, defaults included; ``load_config`` reads an equal configuration from it."""
         return dump_yaml(self.model_dump())
@@ -328,39 +297,10 @@ class Config(Section):
             chosen_policy(self.freeze)
         if dataset.kind == "scores" and self.train.label_smoothing:
             raise UserError(f"train.label_smoothing: {self.data.name} has scores, no classes; leave it out")
-        _check_pipe(self.pipe)
+        check_pipe(self.pipe)
         if self.run.resume and self.run.overwrite:
             raise UserError("run.resume: cannot go with run.overwrite; set one of them to false")
         return self
-
-
-def _check_pipe(pipe: PipeConfig) -> None:
-    schedule, stages, microbatches, length = pipe.schedule, pipe.stages_per_rank, pipe.microbatches, pipe.initial_length
-    if schedule == "auto":
-        if stages is not None:
-            raise UserError(
-                f"pipe.stages_per_rank: {stages} is not allowed; pipe.schedule auto decides it, leave it out"
-            )
-        return
-    if stages is not None and (reason := _why_not_stages(schedule, stages)) is not None:
-        others = " or ".join(name for name in SCHEDULES if _why_not_stages(name, stages) is None)
-        raise UserError(
-            f"pipe.stages_per_rank: {stages} is not allowed; schedule {schedule} {reason}, give that, or pipe.schedule "
-            f"{others}"
-        )
-    if not (isinstance(microbatches, int) and isinstance(length, int) and length > 1):
-        return
-    per_rank = stages or fewest_stages(schedule)
-    reason = why_not(schedule, num_ranks=length, num_microbatches=microbatches, stages_per_rank=per_rank)
-    if reason is not None:
-        raise UserError(
-            f"pipe.microbatches: {microbatches} is not allowed; schedule {schedule} {reason}, give that, or another "
-            "pipe.initial_length"
-        )
-
-
-def _why_not_stages(schedule: str, stages_per_rank: int) -> str | None:
-    return why_not(schedule, num_ranks=1, num_microbatches=1, stages_per_rank=stages_per_rank)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, is_past: bool = False) -> Config:

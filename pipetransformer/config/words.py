@@ -66,13 +66,16 @@ def explain(error: ValidationError, *, schema: type[BaseModel], values: Mapping[
     """The first mistake in ``values``, in one line. A misspelt key comes first: it explains a missing one."""
     unknown = ("extra_forbidden", "invalid_key")
     first = min(error.errors(include_url=False), key=lambda mistake: mistake["type"] not in unknown)
-    path = first["loc"][:2]  # what follows points into a value: its key is what the user can look up
-    key = " ".join(".".join(map(str, path)).split())
     if first["type"] in unknown:
         return _explain_unknown([" ".join(str(part).split()) for part in first["loc"]], schema=schema)
-    field = schema.model_fields[str(path[0])]
-    if len(path) == 2:
-        field = _fields(field.annotation)[str(path[1])]
+    path, fields = list[int | str](), schema.model_fields
+    for part in first["loc"]:
+        if part not in fields:  # what follows points into a value: its key is what the user can look up
+            break
+        path.append(part)
+        field = fields[str(part)]
+        fields = _fields(field.annotation)
+    key = " ".join(".".join(map(str, path)).split())
     expected = allowed(field.annotation, field.metadata)
     if first["type"] == "missing":
         return f"{key}: missing; give {expected}"
@@ -132,15 +135,21 @@ def _fields(hint: Any) -> dict[str, FieldInfo]:
 
 
 def _leaves(schema: type[BaseModel]) -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in schema.model_fields.items():
-        fields = _fields(field.annotation)
-        yield from ((f"{name}.{key}", leaf) for key, leaf in fields.items()) if fields else [(name, field)]
+    return (leaf for leaf in _with_nested(schema.model_fields.items()) if not _fields(leaf[1].annotation))
+
+
+def _with_nested(fields: Iterable[tuple[str, FieldInfo]]) -> Iterator[tuple[str, FieldInfo]]:
+    """All of ``fields``, each followed by those of its section, where it is one, under dotted keys."""
+    for name, field in fields:
+        yield name, field
+        nested = _fields(field.annotation).items()
+        yield from _with_nested((f"{name}.{key}", inner) for key, inner in nested)
 
 
 def _table(fields: Iterable[tuple[str, FieldInfo]]) -> Iterator[str]:
     yield "| key | allowed | default | meaning |"
     yield "|---|---|---|---|"
-    for name, field in fields:
+    for name, field in _with_nested(fields):
         default = "required" if field.is_required() else f"`{_plain(field.get_default(call_default_factory=True))}`"
         yield f"| `{name}` | {allowed(field.annotation, field.metadata)} | {default} | {field.description} |"
 

@@ -89,7 +89,9 @@ def set_key(values: dict[str, Any], key: str, value: object) -> None:
     """Set a dotted key, making the mappings on its way; a mapping as value replaces what was there."""
     *parents, name = key.split(".")
     for depth, parent in enumerate(parents, start=1):
-        values = values.setdefault(parent, {})
+        if values.get(parent) is None:
+            values[parent] = {}
+        values = values[parent]
         if not isinstance(values, dict):
             raise UserError(f"{key}: no such key; {'.'.join(parents[:depth])} is not a mapping")
     values[name] = value

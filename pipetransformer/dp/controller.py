@@ -86,7 +86,7 @@ class AutoDP:
         mine = [unit for unit, ranks in state_holders.items() if self._world.rank in ranks]
         return {
             name: empty_state(self._train, parameter, device=self._chain.device)
-            for name, parameter in self._chain.named_parameters(mine).items()
+            for name, parameter in self._chain.trained_parameters(mine).items()
         }
 
     def state_holders(self, active: ParallelPlan | None) -> dict[int, range]:
@@ -119,7 +119,7 @@ class AutoDP:
             elif not self._keeps_frozen_state:
                 del self._state[unit]
             elif self._world.rank in self._state[unit]:
-                self.parked |= {name: state[name] for name in self._chain.named_parameters([unit])}
+                self.parked |= {name: state[name] for name in self._chain.trained_parameters([unit])}
         if self._mesh is None:
             self._mesh = Mesh.build(pp=plan.pp, world_size=self._world.size, timeout=self._world.timeout)
         return Arrival(self._mesh, state, num_bytes)
@@ -199,7 +199,7 @@ class AutoDP:
             for unit in units:
                 keeps = unit not in active and self._keeps_frozen_state
                 if not keeps and self._world.rank not in active.get(unit, ()):
-                    for name in self._chain.named_parameters([unit]):
+                    for name in self._chain.trained_parameters([unit]):
                         state.pop(name, None)
         self.weights = in_use
         return num_bytes
@@ -220,7 +220,7 @@ class AutoDP:
     def _bring_state(self, needed: Holders, state: OptimizerState) -> int:
         """Brings the optimizer state of units that this rank trains and did not before, into ``state``. Returns the
         bytes that it received."""
-        rank, parameters = self._world.rank, {unit: self._chain.named_parameters([unit]) for unit in needed}
+        rank, parameters = self._world.rank, {unit: self._chain.trained_parameters([unit]) for unit in needed}
         for unit, ranks in needed.items():
             if rank in ranks and rank not in self._state[unit]:
                 for name, parameter in parameters[unit].items():

@@ -24,7 +24,7 @@ class Layout:
     Attributes:
         plan: the plan.
         mesh: process groups of the plan.
-        parameters: parameters of this rank's active units, by the model's names.
+        parameters: those of this rank's active units that train, by the model's names.
         updated: those of them that this rank updates: all, or its share where replicas share out the optimizer's state.
         part_index: the part of each of ``updated`` [len(updated)]: 0 for the stem, i + 1 for block i, L + 1 for the
             head.
@@ -54,7 +54,7 @@ class Layout:
             lenders = {unit: updaters[unit][0] for unit in plan.units_of(rank)}
             self._lent = LentWeights(chain, lenders, group=self.mesh.dp_group)
         chain.freeze(plan.frozen, stem=plan.stem_frozen)
-        self.parameters = chain.named_parameters(plan.units_of(rank))
+        self.parameters = chain.trained_parameters(plan.units_of(rank))
         units = {name: chain.unit_of(name) for name in self.parameters}
         owners = {name: updaters[unit] for name, unit in units.items()}
         self.updated = {name: parameter for name, parameter in self.parameters.items() if rank in owners[name]}

@@ -14,14 +14,15 @@ from pipetransformer.process.world import World
 
 
 def gathered_weights(chain: Chain, autodp: AutoDP, *, world: World) -> Iterator[tuple[str, Tensor]]:
-    """Collective: every rank asks for all. Names and values on the CPU of rank 0; none on the other ranks.
+    """Collective: every rank asks for all. Names and values, on the CPU of rank 0, of what may train, and persistent
+    buffers; none on the other ranks.
 
     No more than one unit is there at a time.
     """
     for unit in range(chain.num_units):
         source = autodp.saved_by(unit)
         with chain.lent([unit] if world.rank == source else []):
-            named = {name: parameter.data for name, parameter in chain.named_parameters([unit]).items()}
+            named = {name: parameter.data for name, parameter in chain.trained_parameters([unit]).items()}
             if world.rank == 0 != source:
                 named = {name: torch.empty_like(tensor, device=chain.device) for name, tensor in named.items()}
             transfers = [Transfer(unit, source, 0)] if source and world.rank in (0, source) else []

@@ -51,6 +51,7 @@ class AutoFreeze:
         total_steps: number of steps of the whole run.
         to_come: gives the share of the sum of all learning rates that lies behind a number of steps.
         rate: gives the learning rate behind a number of steps, over the highest.
+        least_frozen: blocks in which nothing trains, so that they are frozen throughout.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class AutoFreeze:
         total_steps: float = math.inf,
         to_come: Callable[[int], float] = lambda step: -float(step),
         rate: Callable[[int], float] = lambda step: 1.0,
+        least_frozen: int = 0,
     ) -> None:
         assert every_steps >= 1 and warmup_steps >= 0 and patience >= 1
         self.policy = policy
@@ -74,13 +76,14 @@ class AutoFreeze:
         self._warmup = warmup_steps
         self._num_blocks = num_blocks
         self._max_frozen = num_blocks if max_frozen is None else max_frozen
+        self._least_frozen = least_frozen
         self._patience = patience
         self._is_pretrained = is_pretrained
         self._total_steps = total_steps
         self._to_come, self._rate = to_come, rate
         self.guard = guard
         if guard is not None and not is_pretrained:
-            guard.trusted = 0
+            guard.trusted = least_frozen
         self._verdict: Verdict | None = None
         self._loss_sum, self._loss_steps = 0.0, 0
         self._norm_sums: list[float] = []
@@ -98,7 +101,12 @@ class AutoFreeze:
         cls, config: Config, *, num_blocks: int, batches_per_epoch: int, guard: GuardSize | None = None
     ) -> AutoFreeze:
         """The controller for a job of this configuration. Raises UserError for what so many blocks cannot do."""
-        freeze = config.freeze
+        freeze, least = config.freeze, config.model.least_frozen(num_blocks)
+        if freeze.max_frozen is not None and freeze.max_frozen < least:
+            raise UserError(
+                f"freeze.max_frozen: {freeze.max_frozen} is less than the {least} blocks before those of "
+                f"model.lora.blocks, in which nothing trains; give at least {least}"
+            )
         every_steps = batches_per_epoch if freeze.every == "auto" else freeze.every.steps(batches_per_epoch)
         if freeze.every == "auto" and freeze.policy == "guarded" and guard is not None:
             every_steps = guard.every
@@ -115,6 +123,7 @@ class AutoFreeze:
             total_steps=total_steps,
             to_come=lambda step: share_to_come(config.train, step=step, total_steps=total_steps),
             rate=lambda step: learning_rate(config.train, step=step, total_steps=total_steps) / config.train.lr,
+            least_frozen=least,
         )
 
     @property
@@ -147,8 +156,9 @@ class AutoFreeze:
         return self.guard is not None or (self.policy is not None and self.policy.may_unfreeze)
 
     def due(self, step: int) -> bool:
-        """Whether a decision is to be taken after ``step`` optimizer steps: by the policy, the guard, or both."""
-        return self._policy_is_due(step) or self.guard_is_due(step)
+        """Whether a decision is to be taken after ``step`` optimizer steps: by the policy, the guard, or both; and at
+        the start, where blocks are frozen without any."""
+        return self._policy_is_due(step) or self.guard_is_due(step) or (step == 0 and self._least_frozen > 0)
 
     def guard_is_due(self, step: int) -> bool:
         """Whether the samples set aside are to be looked at after ``step`` optimizer steps."""
@@ -212,7 +222,8 @@ class AutoFreeze:
         self._scores = None if scores is None else tuple(scores)
         if self.guard is not None:
             num_blocks, is_pretrained = self._num_blocks, self._is_pretrained
-            self.guard.trusted = blocks_at_start(scores, num_blocks=num_blocks, is_pretrained=is_pretrained)
+            free = blocks_at_start(scores, num_blocks=num_blocks, is_pretrained=is_pretrained)
+            self.guard.trusted = max(free, self._least_frozen)
 
     def compared(self, similarities: Sequence[Sequence[float]]) -> None:
         """Takes note of the similarity of every pair of samples behind each block [blocks, pairs]."""
@@ -254,7 +265,6 @@ class AutoFreeze:
         Args:
             payoff: gives the predicted payoff of so many frozen blocks; None where nothing is predicted.
         """
-        assert self.policy is not None
         interval, norms = self._interval(step), None
         asks: int | None = None
         asked: list[tuple[int, float, float]] = []
@@ -284,7 +294,9 @@ class AutoFreeze:
                 step=step,
             )
         answer = frozen if asks is None else min(asks, self._max_frozen)
-        allowed, reason = self._allowed(answer, step=step, frozen=frozen)
+        allowed, reason = self._allowed(max(answer, self._least_frozen), step=step, frozen=frozen)
+        if self.policy is None:
+            reason = "nothing trains in them"
         if not reason and asks is not None and asks > allowed:
             reason = f"freeze.max_frozen is {self._max_frozen}"
         changed = None if asks is None or self._plasticity is None else tuple(self._plasticity)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +12,36 @@ from torch import Tensor, nn
 
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
+from pipetransformer.models.adapters import Adapters
 
 
 class BuiltModel(ABC):
-    """A model with its preprocessing, both saved for their own library."""
+    """A model with its preprocessing, both saved for their own library.
+
+    Attributes:
+        model: the model.
+        adapters: what trains in place of the weights of its blocks; None where they train themselves.
+    """
 
     model: nn.Module
+    adapters: Adapters | None = None
+
+    @property
+    def fixed(self) -> Collection[str]:
+        """Names of the parameters that never train."""
+        return self.adapters.fixed if self.adapters is not None else ()
 
     @abstractmethod
     def save(self, folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Writes configuration, label names, preprocessing and weights.
 
         Args:
-            weights: name and value, on the CPU, of each of ``weight_files.saved_tensors``, in any order; they may come
-                one by one.
+            weights: name and value, on the CPU, of each of ``weight_files.saved_tensors`` that is not ``fixed``, in any
+                order; they may come one by one.
 
-        The folder loads with ``timm.create_model("local-dir:FOLDER", pretrained=True)`` or
-        ``AutoModelForSequenceClassification.from_pretrained(FOLDER)``.
+        Without adapters, the folder loads with ``timm.create_model("local-dir:FOLDER", pretrained=True)`` or
+        ``AutoModelForSequenceClassification.from_pretrained(FOLDER)``; with adapters, with
+        ``peft.PeftModel.from_pretrained(BASE, FOLDER)``.
         """
 
 
@@ -46,6 +59,8 @@ def own_arguments(config: Config, *, decided_by_data: tuple[str, ...]) -> dict[s
 def refuse_useless_folder(name: str) -> None:
     if name.startswith((".", "/", "~")) and not Path(name).is_dir():
         raise UserError(f"model.name: there is no folder {name}; give one that holds a model, or a hub id")
+    if (Path(name) / "adapter_config.json").is_file():
+        raise UserError(f"model.name: {name} holds adapters; give the folder of the model that they belong to")
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise UserError(f"model.name: {name} holds no config.json; give the folder of a saved model")
 

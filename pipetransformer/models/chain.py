@@ -6,7 +6,7 @@ parameters of the others are released to the meta device and come back by ``mate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pipetransformer.adapter import WideAttention
 from pipetransformer.errors import UserError
+from pipetransformer.models.adapters import every_adapter_runs
 from pipetransformer.models.families import MASK, Family, family_of
 from pipetransformer.models.halves import Halves
 from pipetransformer.models.held import Held
@@ -35,6 +36,7 @@ class Chain(Held):
         units_per_block: 1, or 2 to cut blocks in halves.
         head_row_only: whether the last block is computed for the one row that the head reads, where there is one.
         values: the weights, for a rank that begins without any; None where ``model`` has them.
+        fixed: names of parameters that never train.
 
     Attributes:
         autocasts: whether units compute in bfloat16. It may change before ``learn_shapes``.
@@ -55,6 +57,7 @@ class Chain(Held):
         units_per_block: int = 1,
         head_row_only: bool = True,
         values: Values | None = None,
+        fixed: Collection[str] = (),
     ) -> None:
         self.name = name
         self.family: Family = family_of(model, name=name)
@@ -63,7 +66,12 @@ class Chain(Held):
             model.to(device=device, dtype=self.dtype)
         else:
             empty(model, device=device, dtype=self.dtype)
-        super().__init__(model, device=device, values=values)
+        self.blocks: Sequence[nn.Module] = list(model.get_submodule(self.family.blocks).children())
+        self.numbering = Numbering(len(self.blocks), units_per_block)
+        self._halves = self.family.halves if units_per_block > 1 else None
+        if units_per_block > 1 and self._halves is None:
+            raise self._indivisible(f"its family, {self.family.name}, has no halves")
+        super().__init__(model, device=device, values=values, owner=self._owner, fixed=fixed)
         if any(buffer.endswith("running_mean") for buffer, _ in model.named_buffers()):
             raise UserError(
                 f"model.name: {name} has batch normalisation, whose statistics would depend on how a batch is cut; "
@@ -72,16 +80,10 @@ class Chain(Held):
         self.autocasts = precision == "bfloat16"
         self.attention = WideAttention(0)
         self.needs_mask = True
-        self.blocks: Sequence[nn.Module] = list(model.get_submodule(self.family.blocks).children())
-        self.numbering = Numbering(len(self.blocks), units_per_block)
-        self._halves = self.family.halves if units_per_block > 1 else None
-        if units_per_block > 1 and self._halves is None:
-            raise self._indivisible(f"its family, {self.family.name}, has no halves")
         # The forward of each unit between stem and head.
         self._bodies = self._whole_bodies()
         self._head_row_only = head_row_only and self.family.row is not None
         self._narrowing = 0  # the unit that leaves one row of each sample; 0 for none, and before it is proven
-        self._owners = {parameter: self._owner(parameter) for parameter, _ in model.named_parameters()}
         self._leaving: list[tuple[tuple[int, ...], bool, torch.dtype]] = []
         self._stem_modules = [
             module
@@ -180,16 +182,11 @@ class Chain(Held):
 
         Where ``num_frozen`` is 0, nothing is frozen, or the stem alone.
 
-        Frozen parameters need no gradient and hold none: no weight decay, no momentum drift. Their modules are in eval
-        mode and stay there.
+        Frozen modules are in eval mode and stay there.
         """
         assert 0 <= num_frozen <= self.num_blocks
         first_active = max(self.numbering.behind(num_frozen), int(stem))
-        for name, parameter in self.model.named_parameters():
-            active = self._owners[name] >= first_active
-            parameter.requires_grad_(active and not parameter.is_meta)
-            if not active:
-                parameter.grad = None
+        self._set_trained(first_active)
         for module in self._stem_modules:
             self._set_sticky_eval(module, frozen=first_active > 0)
         for index, block in enumerate(self.blocks):
@@ -224,7 +221,7 @@ class Chain(Held):
         side = {key: inputs[key] for key in self.input_keys}
         autocasts, self.autocasts, found = self.autocasts, False, ""
         with torch.no_grad(), self.lent((0, self.num_units - 1)):
-            with during_forward(self.blocks, self._lent_block):
+            with during_forward(self.blocks, self._lent_block), every_adapter_runs(self.model, name=self.name):
                 expected = self._own_outputs(main, side)
             for row_only in (True, False) if self._head_row_only and head_row_only else (False,):
                 found = self._other_than(expected, main, side, row_only=row_only)

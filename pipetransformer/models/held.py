@@ -1,8 +1,9 @@
-"""The weights of a chain's units that a rank holds; those of the others are shapes on the meta device."""
+"""The weights of a chain's units that a rank holds, and those that train; those of the others are shapes on the meta
+device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -14,23 +15,44 @@ from pipetransformer.models.values import Values
 class Held:
     """Parameters by unit, under the model's own names.
 
+    Args:
+        values: the weights before training; None where ``model`` has begun with them.
+        owner: gives the unit of a parameter, by its name.
+        fixed: names of parameters that never train.
+
     Attributes:
         model: the model that has them.
         device: place of those that are held.
     """
 
-    def __init__(self, model: nn.Module, *, device: torch.device, values: Values | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        device: torch.device,
+        values: Values | None,
+        owner: Callable[[str], int],
+        fixed: Collection[str] = (),
+    ) -> None:
         self.model, self.device = model, device
-        self._values = values  # before training; None where the model has begun with them
-        self._owners: Mapping[str, int] = {}  # the unit of each parameter
+        self._values, self._fixed = values, frozenset(fixed)
+        self._owners = {name: owner(name) for name, _ in model.named_parameters()}
+        self._places = {name: place for place, name in enumerate(self._owners)}
+        self._names: dict[int, list[str]] = {}  # of each unit
+        for name, unit in self._owners.items():
+            self._names.setdefault(unit, []).append(name)
 
     def unit_of(self, parameter: str) -> int:
         return self._owners[parameter]
 
     def named_parameters(self, units: Iterable[int]) -> dict[str, nn.Parameter]:
         """The parameters of ``units`` by the model's own names, in the model's order."""
-        wanted = set(units)
-        return {name: p for name, p in self.model.named_parameters() if self._owners[name] in wanted}
+        names = [name for unit in set(units) for name in self._names.get(unit, ())]
+        return {name: self.model.get_parameter(name) for name in sorted(names, key=self._places.__getitem__)}
+
+    def trained_parameters(self, units: Iterable[int]) -> dict[str, nn.Parameter]:
+        """Those of ``named_parameters`` that train while their unit does."""
+        return {name: p for name, p in self.named_parameters(units).items() if name not in self._fixed}
 
     def holds(self, unit: int) -> bool:
         """Whether this rank has memory for all parameters of ``unit``."""
@@ -56,12 +78,23 @@ class Held:
         """Fills, as a context, those of ``units`` that this rank does not hold. They can be trained."""
         missing = [unit for unit in units if not self.holds(unit)]
         self.fill(missing)
-        for parameter in self.named_parameters(missing).values():
+        for parameter in self.trained_parameters(missing).values():
             parameter.requires_grad_()
         try:
             yield
         finally:
             self.release(missing)
+
+    def _set_trained(self, first_active: int) -> None:
+        """Has the parameters of all units from ``first_active`` on train, where they are held, and no others.
+
+        Those that do not need no gradient and hold none: no weight decay, no momentum drift.
+        """
+        for name, unit in self._owners.items():
+            parameter, is_trained = self.model.get_parameter(name), unit >= first_active and name not in self._fixed
+            parameter.requires_grad_(is_trained and not parameter.is_meta)
+            if not is_trained:
+                parameter.grad = None
 
     def release(self, units: Iterable[int]) -> None:
         """Gives the parameters' memory of ``units`` back; their shapes and names stay."""

@@ -41,21 +41,20 @@ class Stage(nn.Module):
             for unit in self._active:
                 leaving = self._around(unit, partial(self._chain.run, range(unit, unit + 1)), leaving, inputs)
         self._chain.check_leaving(leaving, unit=self.units.stop - 1, hidden=hidden)
-        return leaving
+        # A backward needs a graph to go through, or a leaf, also where nothing before it trains.
+        return leaving if leaving.requires_grad or not torch.is_grad_enabled() else leaving.requires_grad_()
 
     def _past_frozen(self, hidden: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         with torch.no_grad():
             leaving = self._chain.run(self._frozen, hidden, inputs)
         if not torch.is_grad_enabled():
             return leaving
-        if hidden.requires_grad:
-            return _ForwardOnly.apply(hidden, leaving)  # type: ignore[no-any-return]
-        # What enters the first stage takes no gradient; but a backward needs a graph to go through, or a leaf.
-        return leaving if self._active else leaving.requires_grad_()
+        # What enters the first stage takes no gradient.
+        return _ForwardOnly.apply(hidden, leaving) if hidden.requires_grad else leaving
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Parameters of its units: a schedule that splits a backward asks for them."""
-        return iter(self._chain.named_parameters(self.units).values())
+        """Parameters of its units that train: a schedule that splits a backward asks for them."""
+        return iter(self._chain.trained_parameters(self.units).values())
 
 
 class _ForwardOnly(torch.autograd.Function):

@@ -13,6 +13,7 @@ from torch import Tensor
 from pipetransformer.config import Config
 from pipetransformer.data import DataInfo, ImagePreprocessing
 from pipetransformer.errors import UserError
+from pipetransformer.models.adapters import Adapters
 from pipetransformer.models.built import BuiltModel, could_not_build, did_you_mean, own_arguments, refuse_useless_folder
 from pipetransformer.models.families import family_of
 from pipetransformer.models.weight_files import saved_tensors, write_weights
@@ -54,6 +55,8 @@ class TimmModel(BuiltModel):
                 f"data.image_size: {config.data.image_size} does not divide into patches of {patch[0]} pixels; "
                 f"give {config.data.image_size // patch[0] * patch[0] or patch[0]}, or model.kwargs with a patch_size"
             )
+        if config.model.lora is not None:
+            self.adapters = Adapters(self.model, config.model, name=config.model.name)
         self.arguments = {**_arguments_of(name), "in_chans": channels, **kwargs}
         self.label_names = info.label_names
         data = resolve_model_data_config(self.model)  # type: ignore[no-untyped-call]
@@ -79,7 +82,10 @@ class TimmModel(BuiltModel):
         }
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        write_weights(folder, weights, like=saved_tensors(self.model))
+        if self.adapters is not None:
+            self.adapters.save(folder, weights)
+        else:
+            write_weights(folder, weights, like=saved_tensors(self.model))
 
 
 def _timm_name(name: str) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pipetransformer.config import Config
 from pipetransformer.data import DataInfo
 from pipetransformer.errors import UserError
+from pipetransformer.models.adapters import Adapters
 from pipetransformer.models.built import BuiltModel, could_not_build, did_you_mean, own_arguments, refuse_useless_folder
 from pipetransformer.models.families import Family, family_of
 from pipetransformer.models.weight_files import LARGEST_SHARD, saved_tensors, write_weights
@@ -42,6 +43,8 @@ class TransformersModel(BuiltModel):
         except Exception as error:  # whatever a constructor makes of arguments, and four libraries of a download
             raise UserError(could_not_build(config, error) + _type_remedy(name)) from error
         _check_weights(report, family=family_of(self.model, name=name), name=name)
+        if config.model.lora is not None:
+            self.adapters = Adapters(self.model, config.model, name=name)
         if len(self.tokenizer) <= len(self.tokenizer.all_special_ids):
             raise UserError(f"model.name: there is no tokenizer in {name}; put the one that belongs to the model there")
         if len(self.tokenizer) > model_config.vocab_size:
@@ -71,8 +74,12 @@ class TransformersModel(BuiltModel):
 
     def save(self, folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Writes the layout of ``save_pretrained``, tokenizer included."""
-        self.model.save_pretrained(folder, state_dict={})  # type: ignore[operator]
-        write_weights(folder, weights, like=saved_tensors(self.model), largest=LARGEST_SHARD)
+        if self.adapters is not None:
+            self.model.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
+            self.adapters.save(folder, weights)
+        else:
+            self.model.save_pretrained(folder, state_dict={})  # type: ignore[operator]
+            write_weights(folder, weights, like=saved_tensors(self.model), largest=LARGEST_SHARD)
         self.tokenizer.save_pretrained(folder)
 
 

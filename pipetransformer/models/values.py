@@ -44,7 +44,8 @@ class Values:
             if not held.is_meta:
                 self._sources[name] = partial(_itself, held)
             elif deferred is not None and deferred.knows(held):
-                self._sources[name] = partial(_drawn, deferred, held, seed=seed, name=name)
+                own = name.replace(".base_layer.", ".")  # peft's: the base is the same with adapters and without
+                self._sources[name] = partial(_drawn, deferred, held, seed=seed, name=own)
             else:
                 raise NotDeferred(f"nothing is known of {name}")
         for path, module in model.named_modules():

@@ -40,20 +40,26 @@ def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def write_weights(
-    folder: Path, weights: Iterable[tuple[str, Tensor]], *, like: Mapping[str, Tensor], largest: int | None = None
+    folder: Path,
+    weights: Iterable[tuple[str, Tensor]],
+    *,
+    like: Mapping[str, Tensor],
+    largest: int | None = None,
+    stem: str = "model",
 ) -> None:
-    """Writes ``model.safetensors``, or shards of it and ``model.safetensors.index.json``.
+    """Writes ``STEM.safetensors``, or shards of it and ``STEM.safetensors.index.json``.
 
     Args:
         weights: name and tensor of each of ``like``, on the CPU, in any order; one is let go before the next is taken.
         like: tensors of the same shapes and types by name, in the order of the files; their values do not matter.
         largest: most bytes of a file, but for a tensor that is larger; None for one file of all.
+        stem: name of the file, without what follows its first point.
 
     Raises:
         OSError: a file cannot be written.
     """
     shards = _shards(like, largest)
-    names = [_file_name(number, len(shards)) for number in range(1, len(shards) + 1)]
+    names = [_file_name(stem, number, len(shards)) for number in range(1, len(shards) + 1)]
     missing = set(like)
     with ExitStack() as stack:
         file: BinaryIO
@@ -74,7 +80,7 @@ def write_weights(
         sizes = {"total_size": sum(tensor.nbytes for tensor in like.values())}
         files = {key: name for name, shard in zip(names, shards) for key in shard}
         index = json.dumps({"metadata": sizes, "weight_map": files}, indent=2)
-        (folder / "model.safetensors.index.json").write_text(index + "\n")
+        (folder / f"{stem}.safetensors.index.json").write_text(index + "\n")
 
 
 def _shards(like: Mapping[str, Tensor], largest: int | None) -> Sequence[Mapping[str, Tensor]]:
@@ -90,8 +96,8 @@ def _shards(like: Mapping[str, Tensor], largest: int | None) -> Sequence[Mapping
     return shards
 
 
-def _file_name(number: int, of: int) -> str:
-    return "model.safetensors" if of == 1 else f"model-{number:05d}-of-{of:05d}.safetensors"
+def _file_name(stem: str, number: int, of: int) -> str:
+    return f"{stem}.safetensors" if of == 1 else f"{stem}-{number:05d}-of-{of:05d}.safetensors"
 
 
 def _header_of(shard: Mapping[str, Tensor]) -> tuple[bytes, Mapping[str, int]]:

@@ -20,9 +20,10 @@ from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.static_layouts import TIMED_STEPS, StaticLayouts, time_static_layouts, time_steps
 from pipetransformer.pipe.measure.watch import FEWEST_STEPS, CostWatch
 from pipetransformer.pipe.measure.workload import Workload
+from pipetransformer.pipe.planner.answers import Choice, Outlook, Settled
 from pipetransformer.pipe.planner.calibration import Line, Observed, lines_of
 from pipetransformer.pipe.planner.checks import check_layout
-from pipetransformer.pipe.planner.choice import LEAST_MARGIN, MOST_MARGIN, Choice, Outlook, Planner, Settled
+from pipetransformer.pipe.planner.choice import LEAST_MARGIN, MOST_MARGIN, Planner
 from pipetransformer.pipe.planner.constraints import divisors
 from pipetransformer.pipe.planner.search import predict
 from pipetransformer.plan import ParallelPlan

@@ -52,7 +52,7 @@ class CheckpointStore:
     def __init__(self, config: Config, *, run_dir: Path, job: Job, calendar: Calendar, world: World) -> None:
         train = config.train
         self.folder = run_dir / "checkpoints"
-        self._world, self._keep, self._stem = world, config.checkpoint.keep, config.freeze.stem
+        self._world, self._keep, self._stem = world, config.checkpoint.keep, config.freezes_stem
         # Facts that must not change before a resumption: samples would be skipped or seen twice, or the optimizer's
         # state would have no meaning.
         self._identity: dict[str, object] = {
@@ -129,7 +129,7 @@ class CheckpointStore:
                     tensors |= {f"model.{n}": p.detach() for n, p in chain.named_parameters([unit]).items()}
         for unit, ranks in engine.state_holders().items():
             if rank == ranks[0]:
-                for name in chain.named_parameters([unit]):
+                for name in chain.trained_parameters([unit]):
                     tensors |= {f"optimizer.{name}.{key}": value for key, value in state[name].items()}
         return tensors
 

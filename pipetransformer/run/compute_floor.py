@@ -28,7 +28,8 @@ class ComputeFloor:
         timed_samples: number of samples of the step that t0 belongs to.
         world_size: number of ranks.
         memcpy_bytes_per_second: speed of copies in the host's memory, of one rank.
-        first_timed: first unit that trains in the timed step: 1 where the stem is frozen from the start.
+        first_timed: first unit that trains in the timed step, which computes those before it; above 0 where some are
+            frozen from the start.
     """
 
     step_seconds: Mapping[int, float] = field(default_factory=dict)
@@ -51,9 +52,10 @@ class ComputeFloor:
         if length not in self.step_seconds:
             return 0.0
         costs = self.costs[length]
-        share = sum(costs.step_ns[first_active:]) / sum(costs.step_ns[self.first_timed :])
+        first = self.first_timed
+        share = sum(costs.step_ns[first_active:]) / (sum(costs.prefix_ns[:first]) + sum(costs.step_ns[first:]))
         step = self.step_seconds[length] * num_samples / self.timed_samples * share
-        prefix = costs.prefix_seconds(max(enters, self.first_timed), first_active, num_samples=num_samples)
+        prefix = costs.prefix_seconds(enters, first_active, num_samples=num_samples)
         return step + (prefix + read_bytes / self.memcpy_bytes_per_second) / self.world_size
 
     def of_advance(self, *, length: int, num_samples: int, first: int, stop: int) -> float:

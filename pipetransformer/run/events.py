@@ -20,7 +20,7 @@ from pipetransformer.engine import Move, StepInput
 from pipetransformer.freeze import FreezeDecision, Verdict
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
-from pipetransformer.pipe.planner.choice import Choice
+from pipetransformer.pipe.planner.answers import Choice
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.run.precision import Precision
 from pipetransformer.run.step_figures import StepFigures

@@ -103,6 +103,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         # Note: a backward that is split in two needs each weight in one product; the one row's are in two.
         head_row_only=config.model.head_row_only and config.pipe.schedule not in ("zero_bubble", "auto"),
         values=values,
+        fixed=built.fixed,
     )
     torch.set_float32_matmul_precision("highest")
     train_data = datasets["train"]
@@ -132,11 +133,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     views = _settle_views(datasets, config, chain=chain, world=world)
     guard = _set_aside(datasets, config)
     settled = config.with_overrides(
-        {
-            "train.precision": precision.name,
-            "train.wide_attention": precision.wide_attention,
-            "cache.views": views,
-        }
+        {"train.precision": precision.name, "train.wide_attention": precision.wide_attention, "cache.views": views}
     )
     return Job(built, chain, dict(datasets), settled, precision, world.num_nodes, guard)
 

@@ -11,7 +11,7 @@ from pipetransformer.config.calendar import Calendar
 from pipetransformer.engine import Engine
 from pipetransformer.freeze import AutoFreeze
 from pipetransformer.pipe.controller import AutoPipe
-from pipetransformer.pipe.planner.choice import Choice
+from pipetransformer.pipe.planner.answers import Choice
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
 from pipetransformer.run.checkpoint import CheckpointStore

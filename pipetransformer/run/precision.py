@@ -180,13 +180,14 @@ def _seconds(
     seconds = np.zeros((num_rounds, len(autocasts)))
     for unit in range(chain.num_units):
         with chain.lent([unit]):
-            parameters = list(chain.named_parameters([unit]).values())
+            parameters = list(chain.trained_parameters([unit]).values())
             for each in np.ndindex(seconds.shape):
                 chain.autocasts = autocasts[each[1]]
                 start = perf_counter()
                 source = hidden.detach().requires_grad_(hidden.is_floating_point())
                 leaving = chain.run(range(unit, unit + 1), source, side)
-                torch.autograd.backward(leaving, torch.ones_like(leaving))
+                if leaving.requires_grad:  # not of a stem that does not train
+                    torch.autograd.backward(leaving, torch.ones_like(leaving))
                 for parameter in parameters:
                     parameter.grad = None
                 synchronize(chain.device)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
-from pipetransformer.pipe.planner.choice import Outlook, Planner
+from pipetransformer.pipe.planner.answers import Outlook
+from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.search import Prediction

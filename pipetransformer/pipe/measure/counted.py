@@ -15,6 +15,7 @@ from pipetransformer.pipe.measure.profile import (
     parameter_bytes,
     share_of_units,
     together,
+    trained_bytes,
     weights_apart,
 )
 from pipetransformer.pipe.measure.profile_file import Profile
@@ -43,6 +44,7 @@ def counted_profile(chain: Chain, dataset: Dataset, *, workload: Workload, confi
     job = JobCosts(
         by_rows={1: counted[workload.modal_length]},
         parameter_bytes=parameter_bytes(chain),
+        trained_bytes=trained_bytes(chain),
         optimizer_factor=factor,
         update_ns_per_byte=2 * factor * _MEMORY_NS_PER_BYTE,
         send=link,

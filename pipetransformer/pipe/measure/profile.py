@@ -175,6 +175,7 @@ def _measure(
     job = JobCosts(
         by_rows={rows: costs for (length, rows), costs in found.items() if length == workload.modal_length},
         parameter_bytes=parameter_bytes(chain),
+        trained_bytes=trained_bytes(chain),
         optimizer_factor=optimizer_factor(config.train),
         update_ns_per_byte=update_s * 1e9,
         send=send,
@@ -194,6 +195,12 @@ def _measure(
 def parameter_bytes(chain: Chain) -> tuple[int, ...]:
     """Bytes of the weights of each unit [num_units]."""
     units = (chain.named_parameters([unit]).values() for unit in range(chain.num_units))
+    return tuple(sum(parameter.nbytes for parameter in unit) for unit in units)
+
+
+def trained_bytes(chain: Chain) -> tuple[int, ...]:
+    """Bytes of those weights of each unit that train, while it does [num_units]."""
+    units = (chain.trained_parameters([unit]).values() for unit in range(chain.num_units))
     return tuple(sum(parameter.nbytes for parameter in unit) for unit in units)
 
 

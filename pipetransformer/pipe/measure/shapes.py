@@ -18,7 +18,13 @@ from pipetransformer.config import Config
 from pipetransformer.data import describe
 from pipetransformer.errors import UserError
 from pipetransformer.models import Chain, TimmModel, build_model
-from pipetransformer.pipe.measure.profile import costs_key, optimizer_factor, parameter_bytes, weights_apart
+from pipetransformer.pipe.measure.profile import (
+    costs_key,
+    optimizer_factor,
+    parameter_bytes,
+    trained_bytes,
+    weights_apart,
+)
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.units import Microbatch, Speeds, count_units
 from pipetransformer.pipe.planner.costs import JobCosts, Link, UnitCosts
@@ -63,6 +69,7 @@ def profile_of_shapes(config: Config, hardware: Hardware, *, num_ranks: int) -> 
     job = JobCosts(
         by_rows={share: counted},
         parameter_bytes=parameter_bytes(chain),
+        trained_bytes=trained_bytes(chain),
         optimizer_factor=factor,
         update_ns_per_byte=(3 + 2 * (factor - 1)) * hardware.speeds.ns_per_byte,
         send=hardware.inside,
@@ -85,6 +92,7 @@ def _counted(config: Config, speeds: Speeds, *, rows: int) -> tuple[Chain, UnitC
         device=torch.device("cpu"),
         units_per_block=config.pipe.units_per_block,
         values=values,
+        fixed=built.fixed,
     )
     length = built.preprocessing.size if isinstance(built, TimmModel) else config.data.max_length
     try:

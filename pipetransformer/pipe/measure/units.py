@@ -234,7 +234,7 @@ class _Shape:
             activation_bytes = sum(saved.values())
             live.peak = before = live.alive
             with live:
-                torch.autograd.backward(output, torch.ones_like(output))
+                _backward(output, torch.ones_like(output))
             products = product_bytes(partial(self._run, unit, hidden)) if self._mode == "selective" else 0
             between, source = 0, self._enter(unit, hidden)
             if self._weights_apart and source.requires_grad:
@@ -296,11 +296,11 @@ class _Shape:
 
     def _time_backward(self, unit: int, source: Tensor, output: Tensor) -> None:
         parameters, gradient = self._with_gradients(unit), torch.ones_like(output)
-        self._timed("backward", unit, partial(torch.autograd.backward, output, gradient))
+        self._timed("backward", unit, partial(_backward, output, gradient))
         if self._mode != "never":
             source.grad = None
             again = self._recompute(partial(self._run, unit), source)
-            self._timed("backward with recomputation", unit, partial(torch.autograd.backward, again, gradient))
+            self._timed("backward with recomputation", unit, partial(_backward, again, gradient))
         _clear(parameters)
 
     def _time_of_inputs(self, unit: int, source: Tensor, output: Tensor) -> None:
@@ -349,8 +349,8 @@ class _Shape:
         return source.requires_grad_() if source.is_floating_point() and unit > 0 else source
 
     def _with_gradients(self, unit: int) -> Sequence[torch.nn.Parameter]:
-        """The parameters of ``unit``, with gradients of zero for the backward to add to, as in a step."""
-        parameters = list(self._chain.named_parameters([unit]).values())
+        """What trains of ``unit``, with gradients of zero for the backward to add to, as in a step."""
+        parameters = list(self._chain.trained_parameters([unit]).values())
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         return parameters
@@ -372,6 +372,12 @@ class _Shape:
                 else:
                     hidden = self._timed("prefix", unit, partial(self._run, unit, hidden))
         self._chain.train()
+
+
+def _backward(output: Tensor, gradient: Tensor) -> None:
+    """None of a stem that does not train."""
+    if output.requires_grad:
+        torch.autograd.backward(output, gradient)
 
 
 def _clear(parameters: Sequence[torch.nn.Parameter]) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from pipetransformer.config import Config
 from pipetransformer.errors import UserError
+from pipetransformer.pipe.planner.answers import Choice, Outlook, Settled
 from pipetransformer.pipe.planner.calibration import AS_SIMULATED, Line
 from pipetransformer.pipe.planner.constraints import Constraints, divisors
 from pipetransformer.pipe.planner.costs import JobCosts
@@ -20,66 +21,13 @@ from pipetransformer.pipe.planner.transition_cost import transition_seconds
 from pipetransformer.plan import PREFIXES, ParallelPlan
 from pipetransformer.plan.prefix import cached_choices
 from pipetransformer.plan.schedules import fewest_stages
+from pipetransformer.plan.units import Numbering
 
 LEAST_MARGIN, MOST_MARGIN = 0.05, 0.2
 """Less gain than the first may be noise wherever times were measured; more than the second is none, however noisy."""
 SPLIT_MARGIN = 0.1
 """The gain below which a plain loop keeps its rows together: a shape that was not timed counts in proportion, though
 small products are slower, and a shape that seemed 2 to 7 % faster was 21 to 25 % slower in live runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A plan and its reasons.
-
-    Attributes:
-        prediction: the plan with its predicted figures.
-        transition_seconds: predicted seconds of the transition from the plan before.
-        weighed: (pp, schedule, M, cached, predicted seconds of a step) of each candidate.
-    """
-
-    prediction: Prediction
-    transition_seconds: float
-    weighed: tuple[tuple[int, str, int, int | None, float], ...]
-
-    @property
-    def plan(self) -> ParallelPlan:
-        """The chosen plan."""
-        return self.prediction.plan
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """The rest of a run, as a choice counts it.
-
-    Attributes:
-        costs: measured costs of the job.
-        remaining_steps: number of steps to come.
-        lines: real seconds of a step from simulated ones, by pp; the same where there is none.
-        fixed_seconds: seconds of any transition, beside the moves of weights.
-        margin: the gain, as a share, below which another pp, schedule or M may be noise.
-    """
-
-    costs: JobCosts
-    remaining_steps: int
-    lines: Mapping[int, Line] = field(default_factory=dict)
-    fixed_seconds: float = 0.0
-    margin: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The planner's answer to a wanted number of frozen blocks.
-
-    Attributes:
-        choice: the plan to take; None if the present one stays.
-        frozen: number of frozen blocks from now on.
-        reason: the reason for fewer frozen blocks than wanted; empty if there are not fewer.
-    """
-
-    choice: Choice | None
-    frozen: int
-    reason: str = ""
 
 
 def schedules_of(config: Config) -> tuple[tuple[str, int], ...]:
@@ -103,6 +51,7 @@ class Planner:
         keeps_length: whether pp and dp stay, so that only the cut can move (AutoDP switched off).
         keeps_cut: whether the first cut stays too, as far as the prefix allows (AutoPipe switched off).
         limit_key: the setting that gives the memory limit; None for the device's own memory.
+        least_frozen: number of leading blocks in which nothing can train: they are frozen in every plan.
     """
 
     first: Constraints
@@ -111,6 +60,7 @@ class Planner:
     keeps_length: bool = False
     keeps_cut: bool = False
     limit_key: str | None = None
+    least_frozen: int = 0
 
     @classmethod
     def of(
@@ -131,7 +81,7 @@ class Planner:
             num_microbatches=pipe.microbatches if isinstance(pipe.microbatches, int) else None,
             pipeline_lengths=(pipe.initial_length,) if isinstance(pipe.initial_length, int) else divisors(local_size),
             memory_limit=limit,
-            stem_frozen=config.freeze.stem,
+            stem_frozen=config.freezes_stem,
             shard=config.dp.shard,
             prefixes=PREFIXES if limit is not None and pipe.enabled else PREFIXES[:1],
         )
@@ -142,6 +92,7 @@ class Planner:
             keeps_length=not config.dp.enabled,
             keeps_cut=not pipe.enabled,
             limit_key=None if pipe.memory_limit is None else "pipe.memory_limit",
+            least_frozen=config.model.least_frozen(num_blocks),
         )
 
     def max_frozen(self, first_plan: ParallelPlan) -> int:
@@ -155,9 +106,10 @@ class Planner:
         return max(self.num_blocks - blocks, 0)
 
     def static_layouts(self, costs: JobCosts) -> tuple[Prediction, ...]:
-        """The best unfrozen plan of each pipeline length, shortest first; lengths that do not fit are left out."""
+        """The best plan of each pipeline length, shortest first, with nothing frozen that can train; lengths that do
+        not fit are left out."""
         by_length = (
-            self._candidates(0, None, replace(self.first, pipeline_lengths=(pp,)), Outlook(costs, 1))
+            self._candidates(self.least_frozen, None, replace(self.first, pipeline_lengths=(pp,)), Outlook(costs, 1))
             for pp in divisors(self.local_size)
         )
         return tuple(candidates[0] for candidates in by_length if candidates)
@@ -169,14 +121,14 @@ class Planner:
         found = []
         for pp in divisors(self.local_size):
             allowed = replace(self.first, pipeline_lengths=(pp,), fixed_cut=None)
-            for frozen in range(self.num_blocks, 0, -1):
+            for frozen in range(self.num_blocks, self.least_frozen, -1):
                 if candidates := self._candidates(frozen, frozen, allowed, Outlook(costs, 1)):
                     found.append(candidates[0])
                     break
         return tuple(found)
 
     def first_plan(self, costs: JobCosts, lines: Mapping[int, Line]) -> Choice:
-        """The plan to start with, with nothing frozen.
+        """The plan to start with, with nothing frozen that can train.
 
         Args:
             lines: real seconds of a step from simulated ones, by pp.
@@ -184,7 +136,7 @@ class Planner:
         Raises:
             UserError: if no plan fits.
         """
-        choice = self._choose(0, {None: 0.0}, self.first, Outlook(costs, 1, lines))
+        choice = self._choose(self.least_frozen, {None: 0.0}, self.first, Outlook(costs, 1, lines))
         if choice is None:
             raise UserError(self._obstacle(costs))
         return choice
@@ -193,9 +145,10 @@ class Planner:
         def fits(limit: int | None, microbatches: int | None, shard: str | None = None) -> bool:
             freed = replace(self.first, memory_limit=limit, num_microbatches=microbatches)
             freed = freed if shard is None else replace(freed, shard=shard)
-            return bool(self._candidates(0, None, freed, Outlook(costs, 1)))
+            return bool(self._candidates(self.least_frozen, None, freed, Outlook(costs, 1)))
 
-        num_units = len(costs.parameter_bytes) - int(self.first.stem_frozen)
+        numbering = Numbering.of(num_blocks=self.num_blocks, num_units=len(costs.parameter_bytes))
+        num_units = numbering.num_units - max(numbering.behind(self.least_frozen), int(self.first.stem_frozen))
         return obstacle(self.first, fits=fits, limit_key=self.limit_key, num_units=num_units)
 
     def next_plan(
@@ -217,7 +170,7 @@ class Planner:
         constraints = self.first
         if self.keeps_length or self.keeps_cut:
             constraints = replace(constraints, pipeline_lengths=(current.pp,))
-        elif frozen or current.frozen:
+        elif frozen > self.least_frozen or current.frozen > self.least_frozen:
             constraints = replace(constraints, pipeline_lengths=divisors(self.local_size))
         if self.keeps_cut:
             constraints = replace(
@@ -306,7 +259,8 @@ class Planner:
     def steady_plan(self, frozen: int, costs: JobCosts, *, has_cache: bool) -> Prediction | None:
         """The fastest plan for ``frozen`` blocks without the costs of the transition; None where none fits."""
         cached = cached_choices(frozen, held=None) if has_cache and frozen else (None,)
-        allowed = replace(self.first, pipeline_lengths=divisors(self.local_size)) if frozen else self.first
+        is_freed = frozen > self.least_frozen
+        allowed = replace(self.first, pipeline_lengths=divisors(self.local_size)) if is_freed else self.first
         choice = self._choose(frozen, dict.fromkeys(cached, 0.0), allowed, Outlook(costs, remaining_steps=10**9))
         return None if choice is None else choice.prediction
 
@@ -322,7 +276,7 @@ class Planner:
             return dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
 
         found, wanted = [], self.num_blocks
-        while wanted:
+        while wanted > self.least_frozen:
             settled = self.settle(wanted, current=first.plan, options=options, outlook=outlook)
             if settled.choice is None:
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -94,8 +95,8 @@ class JobCosts:
     Attributes:
         by_rows: unit costs by rows of a micro-batch, at the modal padded length (that of most of the work).
         parameter_bytes: bytes of the weights of each unit [num_units].
-        optimizer_factor: bytes of weights and optimizer state together, per byte of weights.
-        update_ns_per_byte: nanoseconds of the optimizer's update, per byte of weights.
+        optimizer_factor: bytes of weights and optimizer state together, per byte of weights that train.
+        update_ns_per_byte: nanoseconds of the optimizer's update, per byte of weights that train.
         send: the link between two ranks of a node.
         reduction: costs of a sum of gradients over ``num_ranks`` ranks, by bytes of gradients.
         num_ranks: number of ranks of the job.
@@ -110,6 +111,7 @@ class JobCosts:
         keeps_boundaries: whether stages keep all that they send and receive, as torch did before 2.15
             (``adapter.behaviour``).
         parked_from: the first unit whose optimizer state stays while it is frozen; None if no unit's does.
+        trained_bytes: bytes of those weights of each unit that train while it does [num_units]; None for all.
     """
 
     by_rows: Mapping[int, UnitCosts]
@@ -127,11 +129,18 @@ class JobCosts:
     receives_late: bool = False
     keeps_boundaries: bool = False
     parked_from: int | None = None
+    trained_bytes: tuple[int, ...] | None = None
+
+    @property
+    def gradient_bytes(self) -> tuple[int, ...]:
+        """Bytes of the gradients of each unit [num_units]: of those of its weights that train."""
+        return self.parameter_bytes if self.trained_bytes is None else self.trained_bytes
 
     @property
     def lasting_bytes(self) -> tuple[int, ...]:
         """Bytes of weights and optimizer state of each unit [num_units], without gradients."""
-        return tuple(round(num_bytes * self.optimizer_factor) for num_bytes in self.parameter_bytes)
+        fixed = map(operator.sub, self.parameter_bytes, self.gradient_bytes)
+        return tuple(own + round(trained * self.optimizer_factor) for own, trained in zip(fixed, self.gradient_bytes))
 
     def frozen_bytes(self, first_active: int, *, keeps_prefix: bool = True, replicas: int = 1) -> int:
         """Bytes of the weights of all units before ``first_active``, and of the optimizer state that stays.

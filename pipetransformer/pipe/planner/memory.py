@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from operator import add
+from operator import add, neg
 
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts
 from pipetransformer.plan import ParallelPlan
@@ -78,14 +78,15 @@ def unit_bytes(plan: ParallelPlan, unit: UnitCosts, costs: JobCosts) -> list[Uni
     """
     recomputes = costs.recomputed_share(plan.num_microbatches) > 0
     kept_bytes = unit.kept_bytes if recomputes else unit.activation_bytes
-    lasting, gradients, working = costs.lasting_bytes, costs.parameter_bytes, unit.working_bytes
+    lasting, gradients, working = costs.lasting_bytes, costs.gradient_bytes, unit.working_bytes
     if plan.shares_state:  # as much of each on every replica, to begin with (``uneven_bytes``)
         shared = [-(-num_bytes // plan.dp) for num_bytes in _shared_bytes(plan, costs)]
         if plan.shard == "full":  # gradients as they come, and on their way to the owner
             lasting, gradients = tuple(shared), (0,) * len(shared)
-            working = tuple(own + 2 * weights for own, weights in zip(working, costs.parameter_bytes))
+            moved = map(add, costs.parameter_bytes, costs.gradient_bytes)
+            working = tuple(map(add, working, moved))
         else:
-            lasting = tuple(map(add, gradients, shared))
+            lasting = tuple(map(add, costs.parameter_bytes, shared))
     columns = (
         lasting, gradients, unit.entering_bytes, kept_bytes, unit.activation_bytes, working, unit.between_bytes,
     )  # fmt: skip
@@ -113,8 +114,8 @@ def uneven_bytes(plan: ParallelPlan, costs: JobCosts, *, place: int) -> int:
 
 def _shared_bytes(plan: ParallelPlan, costs: JobCosts) -> list[int]:
     """Of each unit, the bytes that one replica alone has: of its optimizer state, or of weights and gradients too."""
-    pairs = zip(costs.lasting_bytes, costs.parameter_bytes)
-    return [both + own if plan.shard == "full" else both - own for both, own in pairs]
+    others = costs.gradient_bytes if plan.shard == "full" else map(neg, costs.parameter_bytes)
+    return list(map(add, costs.lasting_bytes, others))
 
 
 def prefix_bytes(plan: ParallelPlan, unit: UnitCosts) -> int:

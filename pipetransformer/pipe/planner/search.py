@@ -116,22 +116,22 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
         active = range(max(units.start, min(plan.first_active, units.stop)), units.stop)
         frozen = range(units.start, active.start)
         received = unit.boundary_bytes[units.start - 1] if stage else 0
-        borrowed = sum(_sum_ns(plan, costs, u) for u in active) if plan.shard == "full" else 0
+        lent, given = _moved_ns(plan, costs, active) if plan.shard == "full" else (0, 0)
         backward = total(unit.backward_ns, active) + round(total(unit.recompute_ns, active) * share)
         # The first stage needs no gradients of inputs: the second half of a split backward is all of it. A backward
         # with recomputation is not split (see ``adapter/stage.py``).
         apart = total(unit.weight_ns, active) if costs.recompute == "never" else 0
         stages.append(
             StageCosts(
-                forward=total(unit.prefix_ns, frozen) + total(unit.forward_ns, active) + borrowed // 2,
-                backward=backward + borrowed,  # the weights once more, and the gradients to their owner
+                forward=total(unit.prefix_ns, frozen) + total(unit.forward_ns, active) + lent,
+                backward=backward + lent + given,  # the weights once more
                 weight=apart if stage else backward,
                 send=costs.send.bytes_ns(unit.boundary_bytes[units.stop - 1]),
                 send_back=costs.send.bytes_ns(received),
             )
         )
-    weights = [sum(costs.parameter_bytes[unit] for unit in plan.units_of(rank)) for rank in range(plan.pp)]
-    sums = [costs.reduction_ns(num_bytes, num_replicas=plan.dp) for num_bytes in weights]
+    gradients = [sum(costs.gradient_bytes[unit] for unit in plan.units_of(rank)) for rank in range(plan.pp)]
+    sums = [costs.reduction_ns(num_bytes, num_replicas=plan.dp) for num_bytes in gradients]
     updates = [round(most_updated(plan, costs, place=rank) * costs.update_ns_per_byte) for rank in range(plan.pp)]
     if plan.shares_state and plan.shard == "full":
         sums = [0] * plan.pp
@@ -159,15 +159,20 @@ def _frozen_bytes(plan: ParallelPlan, costs: JobCosts) -> int:
     return costs.frozen_bytes(plan.first_active, keeps_prefix=plan.keeps_prefix, replicas=replicas)
 
 
-def _sum_ns(plan: ParallelPlan, costs: JobCosts, unit: int) -> int:
-    """Nanoseconds of a sum of a unit's gradients over the replicas; half of it moves them, or its weights, one way."""
-    return costs.reduction_ns(costs.parameter_bytes[unit], num_replicas=plan.dp)
+def _moved_ns(plan: ParallelPlan, costs: JobCosts, units: range) -> tuple[int, int]:
+    """Nanoseconds in which the owners lend the weights of ``units``, and in which they are given the gradients: half of
+    those of a sum over the replicas, which moves both ways."""
+    lent, given = (
+        sum(costs.reduction_ns(column[unit], num_replicas=plan.dp) // 2 for unit in units)
+        for column in (costs.parameter_bytes, costs.gradient_bytes)
+    )
+    return lent, given
 
 
 def most_updated(plan: ParallelPlan, costs: JobCosts, *, place: int) -> int:
     """Bytes of the weights that the replica with most of them updates at a place of the pipeline."""
     by_replica = plan.units_of_replicas(place) if plan.shares_state else [plan.units_of(place)]
-    return max(sum(costs.parameter_bytes[unit] for unit in units) for units in by_replica)
+    return max(sum(costs.gradient_bytes[unit] for unit in units) for units in by_replica)
 
 
 def unit_costs(plan: ParallelPlan, costs: JobCosts, *, global_batch_size: int) -> UnitCosts:

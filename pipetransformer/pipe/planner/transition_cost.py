@@ -25,7 +25,7 @@ def transition_bytes(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts) -
         if _advances(old, new):
             holds |= set(range(new.first_active))
         weights = sum(costs.parameter_bytes[unit] for unit in holds - held)
-        state = sum(costs.parameter_bytes[unit] for unit in trains - trained if unit >= old.first_active)
+        state = sum(costs.gradient_bytes[unit] for unit in trains - trained if unit >= old.first_active)
         most = max(most, weights + round(moments * state))
     return most
 
@@ -39,7 +39,7 @@ def _most_received(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts) -> 
         for rank in ranks:
             received[rank] += 0 if rank in held.get(unit, ()) else costs.parameter_bytes[unit]
     for unit, ranks in new.state_ranks().items():
-        moments = round((costs.optimizer_factor - 1.0) * costs.parameter_bytes[unit])
+        moments = round((costs.optimizer_factor - 1.0) * costs.gradient_bytes[unit])
         for rank in ranks if unit in state else ():
             received[rank] += 0 if rank in state[unit] else moments
     return max(received)
