@@ -46,7 +46,7 @@ class Case:
         moves: (step, frozen, pp). ways: for each move (schedule, stages a rank), where they are not all ``schedule``
             with one. prefixes: for each move the place of the prefix, where it is not on all ranks.
             clip: max_grad_norm. recompute: pipe.recompute. units: pipe.units. stem: freeze.stem. head_lr_scale,
-            layer_decay: those of train. shard: dp.shard. lora: settings of model.lora, as "r=4".
+            layer_decay: those of train. shard: dp.shard. lora: settings of model.lora, as "r=4". dtype: model.dtype.
     """
 
     model: str
@@ -68,6 +68,7 @@ class Case:
     prefixes: tuple[str, ...] = ()
     shard: str = "none"
     lora: tuple[str, ...] = ()
+    dtype: str = "float32"
 
     @property
     def name(self) -> str:
@@ -87,6 +88,7 @@ class Case:
             f"freeze.stem={str(self.stem).lower()}",
             f"train.head_lr_scale={self.head_lr_scale}",
             f"train.layer_decay={self.layer_decay}",
+            f"model.dtype={self.dtype}",
             *(f"model.lora.{setting}" for setting in self.lora),
         ]
 

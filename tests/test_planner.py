@@ -325,7 +325,7 @@ def test_a_cut_fits_where_the_prediction_does(monkeypatch: pytest.MonkeyPatch) -
         plan = ParallelPlan(frozen, pp, dp, boundaries, m, schedule, cached, num_blocks)
         prediction = planner.predict(plan, costs=costs, global_batch_size=m * dp)
         unit = planner.unit_costs(plan, costs, global_batch_size=m * dp)
-        prefix = memory.prefix_bytes(plan, unit)
+        prefix = memory.prefix_bytes(plan, unit, costs)
         for rank, num_bytes in enumerate(prediction.memory_bytes):
             limit = num_bytes - sum(costs.parameter_bytes[:first])
             for allowed in (limit, limit - 1):

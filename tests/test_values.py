@@ -146,7 +146,7 @@ def chain_of(family: str, folder: Path) -> tuple[Chain, dict[str, Tensor]]:
 def test_a_chain_begins_with_shapes_and_lends_units(tmp_path: Path) -> None:
     chain, saved = chain_of("Bert", tmp_path)
     assert not any(chain.holds(unit) for unit in range(chain.num_units))
-    with chain.lent([1]):
+    with chain.lent([1], awake=True):
         assert [chain.holds(unit) for unit in range(4)] == [False, True, False, False]
         lent = chain.named_parameters([1])
         assert all(p.requires_grad and p.detach().equal(saved[key]) for key, p in lent.items())

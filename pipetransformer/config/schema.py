@@ -68,6 +68,12 @@ class ModelConfig(Section):
         "the same outputs and gradients in less time. All rows are computed with false, and for the schedules "
         "`zero_bubble`, which cannot do with one, and `auto`, which may take it.",
     )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32",
+        description="Type in which the weights of stem and blocks are read. `bfloat16`: those that are frozen from the "
+        "first step on stay in it, in half the memory, and a step computes with them as if they were float32; those "
+        "that train become float32.",
+    )
     lora: LoraConfig | None = Field(
         default=None,
         description="LoRA: stem and blocks keep their weights, and small matrices beside their linear layers train in "

@@ -63,6 +63,7 @@ class AutoDP:
     def forget(self) -> None:
         """Returns to the start: nobody holds weights or optimizer state."""
         self._chain.release(range(self._chain.num_units))
+        self._chain.forget_training()
         self._begin()
 
     def _begin(self) -> None:
@@ -71,14 +72,18 @@ class AutoDP:
         self._state: dict[int, range] = {}
         self.parked: OptimizerState = {}
 
-    def restore(self, plan: ParallelPlan, state_holders: Holders) -> OptimizerState:
+    def restore(self, plan: ParallelPlan, state_holders: Holders, *, untouched: int) -> OptimizerState:
         """Makes room for what a checkpoint of ``plan`` gives this rank: weights, and optimizer state by its holders.
+
+        Args:
+            untouched: number of leading units that no step had trained.
 
         Returns:
             Uninitialised optimizer state of this rank by parameter name, to be filled from the checkpoint and given to
             the next ``enter``. The weights are uninitialised too.
         """
         self.forget()
+        self._chain.forget_training(untouched=untouched, frozen=plan.first_active)
         size, prefix = self._world.size, range(plan.first_active)
         unused = {unit: range(unit % size, unit % size + 1) for unit in prefix}
         self.weights, self._state = {**unused, **plan.holders()}, dict(state_holders)
@@ -109,8 +114,11 @@ class AutoDP:
         if self._mesh is not None and self._mesh.pp != plan.pp:
             self.close()
         self._state = self.state_holders(stepped)
+        if stepped is not None:
+            self._chain.untouched = min(self._chain.untouched, stepped.first_active)
         state = {**self.parked, **state}
         num_bytes = self._move(plan, state)
+        self._chain.settle_types(plan.first_active)
         active = plan.state_ranks()
         self.parked = {}
         for unit in [*self._state]:
@@ -161,8 +169,10 @@ class AutoDP:
         return held
 
     def _lay_down(self, held: Holders) -> None:
-        """Leaves each unit in the host's memory of one of its holders, which take turns."""
+        """Leaves each unit that was trained in the host's memory of one of its holders, which take turns."""
         for unit, ranks in held.items():
+            if unit < self._chain.untouched:
+                continue
             self.waiting[unit] = ranks[unit % len(ranks)]
             if self.waiting[unit] == self._world.rank:
                 self._chain.keep([unit])

@@ -28,7 +28,7 @@ def gathered_weights(chain: Chain, autodp: AutoDP, *, world: World) -> Iterator[
             transfers = [Transfer(unit, source, 0)] if source and world.rank in (0, source) else []
             execute_transfers(transfers, rank=world.rank, tensors=partial(_values, named))
             if world.rank == 0:
-                yield from ((name, tensor.cpu()) for name, tensor in named.items())
+                yield from ((name, tensor.to("cpu", chain.dtype)) for name, tensor in named.items())
     if world.rank == 0:
         parameters = dict(chain.model.named_parameters())
         yield from ((n, tensor.cpu()) for n, tensor in saved_tensors(chain.model).items() if n not in parameters)

@@ -37,6 +37,7 @@ class Chain(Held):
         head_row_only: whether the last block is computed for the one row that the head reads, where there is one.
         values: the weights, for a rank that begins without any; None where ``model`` has them.
         fixed: names of parameters that never train.
+        rest: type of weights of stem and blocks that are frozen and untrained; None for that of all others.
 
     Attributes:
         autocasts: whether units compute in bfloat16. It may change before ``learn_shapes``.
@@ -58,20 +59,21 @@ class Chain(Held):
         head_row_only: bool = True,
         values: Values | None = None,
         fixed: Collection[str] = (),
+        rest: torch.dtype | None = None,
     ) -> None:
         self.name = name
         self.family: Family = family_of(model, name=name)
-        self.dtype = torch.float64 if precision == "float64" else torch.float32
+        dtype = torch.float64 if precision == "float64" else torch.float32
         if values is None:
-            model.to(device=device, dtype=self.dtype)
+            model.to(device=device, dtype=dtype)
         else:
-            empty(model, device=device, dtype=self.dtype)
+            empty(model, device=device, dtype=dtype)
         self.blocks: Sequence[nn.Module] = list(model.get_submodule(self.family.blocks).children())
         self.numbering = Numbering(len(self.blocks), units_per_block)
         self._halves = self.family.halves if units_per_block > 1 else None
         if units_per_block > 1 and self._halves is None:
             raise self._indivisible(f"its family, {self.family.name}, has no halves")
-        super().__init__(model, device=device, values=values, owner=self._owner, fixed=fixed)
+        super().__init__(model, device=device, values=values, owner=self._owner, fixed=fixed, dtype=dtype, rest=rest)
         if any(buffer.endswith("running_mean") for buffer, _ in model.named_buffers()):
             raise UserError(
                 f"model.name: {name} has batch normalisation, whose statistics would depend on how a batch is cut; "
@@ -80,8 +82,7 @@ class Chain(Held):
         self.autocasts = precision == "bfloat16"
         self.attention = WideAttention(0)
         self.needs_mask = True
-        # The forward of each unit between stem and head.
-        self._bodies = self._whole_bodies()
+        self._bodies = self._whole_bodies()  # the forward of each unit between stem and head
         self._head_row_only = head_row_only and self.family.row is not None
         self._narrowing = 0  # the unit that leaves one row of each sample; 0 for none, and before it is proven
         self._leaving: list[tuple[tuple[int, ...], bool, torch.dtype]] = []
@@ -137,7 +138,8 @@ class Chain(Held):
             first, stop = units.start, units.stop
             if first == 0:
                 main = hidden.to(self.dtype) if hidden.is_floating_point() else hidden
-                hidden = self.family.stem(self.model, {**inputs, self.family.main_input: main})
+                with self._awake(0):
+                    hidden = self.family.stem(self.model, {**inputs, self.family.main_input: main})
                 first = 1
             of_blocks = range(first, min(stop, self.num_units - 1))
             if of_blocks:
@@ -147,7 +149,8 @@ class Chain(Held):
                     if unit == self._narrowing:
                         assert self.family.row is not None
                         arguments["at"] = self.family.row(hidden, inputs)
-                    hidden = self._bodies[unit - 1](hidden, **self._of_block(unit, arguments))
+                    with self._awake(unit):
+                        hidden = self._bodies[unit - 1](hidden, **self._of_block(unit, arguments))
             if stop == self.num_units:
                 hidden = self.family.head(self.model, hidden, inputs)
         return hidden
@@ -220,7 +223,7 @@ class Chain(Held):
         main = inputs[self.family.main_input]
         side = {key: inputs[key] for key in self.input_keys}
         autocasts, self.autocasts, found = self.autocasts, False, ""
-        with torch.no_grad(), self.lent((0, self.num_units - 1)):
+        with torch.no_grad(), self.with_stand_ins(), self.lent((0, self.num_units - 1), awake=True):
             with during_forward(self.blocks, self._lent_block), every_adapter_runs(self.model, name=self.name):
                 expected = self._own_outputs(main, side)
             for row_only in (True, False) if self._head_row_only and head_row_only else (False,):
@@ -282,7 +285,7 @@ class Chain(Held):
         hidden, self._leaving = main, []
         starts = {self.numbering.first_of(part) for part in range(1, self.num_blocks + 1)}
         for unit in range(self.num_units):
-            with self.lent(self._units_of_block(unit)):
+            with self.lent(self._units_of_block(unit), awake=True):
                 if proves and self._halves is not None and unit in starts:
                     self._prove_halves(self._halves, unit, hidden, side)
                 if row_only and unit == self.numbering.first_of(self.num_blocks):
@@ -294,7 +297,7 @@ class Chain(Held):
         return hidden
 
     def _lent_block(self, index: int) -> AbstractContextManager[None]:
-        return self.lent(self._units_of_block(self.numbering.first_of(index + 1)))
+        return self.lent(self._units_of_block(self.numbering.first_of(index + 1)), awake=True)
 
     def _units_of_block(self, unit: int) -> range:
         """The units of the block that ``unit`` is of; of the stem or of the head, itself."""

@@ -3,13 +3,16 @@ device."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from pipetransformer.models.values import Values
+
+_NUMBER = re.compile(r"\.\d+\.")  # of a block
 
 
 class Held:
@@ -19,10 +22,14 @@ class Held:
         values: the weights before training; None where ``model`` has begun with them.
         owner: gives the unit of a parameter, by its name.
         fixed: names of parameters that never train.
+        dtype: type that steps compute in.
+        rest: type of weights that rest: of frozen units but the last one, before a step has trained them.
 
     Attributes:
         model: the model that has them.
         device: place of those that are held.
+        dtype: type of weights that train.
+        untouched: number of leading units that no step has trained.
     """
 
     def __init__(
@@ -33,14 +40,22 @@ class Held:
         values: Values | None,
         owner: Callable[[str], int],
         fixed: Collection[str] = (),
+        dtype: torch.dtype,
+        rest: torch.dtype | None = None,
     ) -> None:
-        self.model, self.device = model, device
+        self.model, self.device, self.dtype = model, device, dtype
         self._values, self._fixed = values, frozenset(fixed)
         self._owners = {name: owner(name) for name, _ in model.named_parameters()}
         self._places = {name: place for place, name in enumerate(self._owners)}
+        paths = {name: name.rpartition(".") for name in self._owners}
+        self._slots = {name: (model.get_submodule(path), attribute) for name, (path, _, attribute) in paths.items()}
         self._names: dict[int, list[str]] = {}  # of each unit
         for name, unit in self._owners.items():
             self._names.setdefault(unit, []).append(name)
+        self._rest = dtype if rest is None else rest
+        self._num_resting = 0  # leading units whose weights rest now
+        self._stand_ins: dict[str, Tensor] | None = None
+        self.forget_training()
 
     def unit_of(self, parameter: str) -> int:
         return self._owners[parameter]
@@ -48,11 +63,19 @@ class Held:
     def named_parameters(self, units: Iterable[int]) -> dict[str, nn.Parameter]:
         """The parameters of ``units`` by the model's own names, in the model's order."""
         names = [name for unit in set(units) for name in self._names.get(unit, ())]
-        return {name: self.model.get_parameter(name) for name in sorted(names, key=self._places.__getitem__)}
+        return {name: self._parameter(name) for name in sorted(names, key=self._places.__getitem__)}
+
+    def _parameter(self, name: str) -> nn.Parameter:
+        module, attribute = self._slots[name]
+        return getattr(module, attribute)  # type: ignore[no-any-return]
 
     def trained_parameters(self, units: Iterable[int]) -> dict[str, nn.Parameter]:
         """Those of ``named_parameters`` that train while their unit does."""
         return {name: p for name, p in self.named_parameters(units).items() if name not in self._fixed}
+
+    def resting_type(self, unit: int) -> torch.dtype:
+        """The type of the weights of ``unit`` while it is frozen and untouched."""
+        return self._rest if unit < max(self._names) else self.dtype
 
     def holds(self, unit: int) -> bool:
         """Whether this rank has memory for all parameters of ``unit``."""
@@ -65,7 +88,9 @@ class Held:
         self.materialize(held)
         for name in released:
             assert self._values is not None
-            self.model.get_parameter(name).data.copy_(self._values.of(name))
+            value = self._values.of(name)
+            is_read = self._owners[name] < self.untouched  # and rounded alike, whether or not it rests
+            self._parameter(name).data.copy_(value.to(self._rest) if is_read else value)
 
     def keep(self, units: Iterable[int]) -> None:
         """Has ``fill`` give the present values of ``units`` from now on."""
@@ -74,16 +99,89 @@ class Held:
             self._values.put(name, parameter.detach())
 
     @contextmanager
-    def lent(self, units: Iterable[int]) -> Iterator[None]:
-        """Fills, as a context, those of ``units`` that this rank does not hold. They can be trained."""
+    def lent(self, units: Iterable[int], *, awake: bool = False) -> Iterator[None]:
+        """Fills, as a context, those of ``units`` that this rank does not hold.
+
+        Args:
+            awake: whether as those that train: in the type that steps compute in, and needing gradients.
+        """
         missing = [unit for unit in units if not self.holds(unit)]
-        self.fill(missing)
-        for parameter in self.trained_parameters(missing).values():
-            parameter.requires_grad_()
+        if self._stand_ins is None:
+            self.fill(missing)
+        else:
+            self._stand_in(missing)
+        if awake:
+            for name, parameter in self.named_parameters(missing).items():
+                parameter.data = parameter.data.to(self.dtype)
+                parameter.requires_grad_(name not in self._fixed)
         try:
             yield
         finally:
             self.release(missing)
+
+    @contextmanager
+    def with_stand_ins(self) -> Iterator[None]:
+        """Meanwhile ``lent`` gives random weights, the same ones to all blocks: what does not depend on the values need
+        not read a file."""
+        self._stand_ins = {}
+        try:
+            yield
+        finally:
+            self._stand_ins = None
+
+    def _stand_in(self, units: Iterable[int]) -> None:
+        assert self._stand_ins is not None
+        for name, parameter in self.named_parameters(units).items():
+            key = f"{_NUMBER.sub('.', name, count=1)} {tuple(parameter.shape)}"
+            if key not in self._stand_ins:
+                random = torch.Generator().manual_seed(len(self._stand_ins))
+                like = torch.randn(parameter.shape, generator=random, dtype=torch.float32)
+                like = like.mul_(parameter.shape[-1] ** -0.5) if parameter.ndim > 1 else like.mul_(0.1).add_(0.5)
+                self._stand_ins[key] = like.to(self.device, self.dtype)
+            self._replace(name, nn.Parameter(self._stand_ins[key], requires_grad=False))
+
+    # ---- weights that rest -----------------------------------------------------------------------------------------
+
+    def forget_training(self, *, untouched: int | None = None, frozen: int | None = None) -> None:
+        """Takes the first ``untouched`` units for untrained, and the first ``frozen`` for frozen; None for all."""
+        most = max(self._owners.values())
+        self.untouched = most if untouched is None else min(untouched, most)
+        self.settle_types(most if frozen is None else frozen)
+
+    def settle_types(self, first_active: int) -> None:
+        """Gives the weights of all units before ``first_active`` that are untouched the type in which they rest, and
+        all others the one that steps compute in. Values stay as they are: they were read in the narrower type.
+        """
+        self._num_resting = min(self.untouched, first_active)
+        for name, unit in self._owners.items():
+            parameter, dtype = self._parameter(name), self._type_of(unit)
+            if parameter.dtype == dtype:
+                continue
+            if parameter.is_meta:
+                self._replace(name, nn.Parameter(torch.empty_like(parameter, dtype=dtype), requires_grad=False))
+            else:
+                parameter.data = parameter.data.to(dtype)
+
+    def _type_of(self, unit: int) -> torch.dtype:
+        return self._rest if unit < self._num_resting else self.dtype
+
+    def _awake(self, unit: int) -> AbstractContextManager[None]:
+        """For the time of a forward, the weights of a unit that rests are in the type that it computes in."""
+        rests = unit < self._num_resting and self._parameter(self._names[unit][0]).dtype != self.dtype
+        return self._widened(unit) if rests else nullcontext()
+
+    @contextmanager
+    def _widened(self, unit: int) -> Iterator[None]:
+        resting = self.named_parameters([unit])
+        for name, parameter in resting.items():
+            self._replace(name, nn.Parameter(parameter.detach().to(self.dtype), requires_grad=False))
+        try:
+            yield
+        finally:
+            for name, parameter in resting.items():
+                self._replace(name, parameter)
+
+    # ---- places ----------------------------------------------------------------------------------------------------
 
     def _set_trained(self, first_active: int) -> None:
         """Has the parameters of all units from ``first_active`` on train, where they are held, and no others.
@@ -91,7 +189,7 @@ class Held:
         Those that do not need no gradient and hold none: no weight decay, no momentum drift.
         """
         for name, unit in self._owners.items():
-            parameter, is_trained = self.model.get_parameter(name), unit >= first_active and name not in self._fixed
+            parameter, is_trained = self._parameter(name), unit >= first_active and name not in self._fixed
             parameter.requires_grad_(is_trained and not parameter.is_meta)
             if not is_trained:
                 parameter.grad = None
@@ -123,8 +221,9 @@ class Held:
         """New parameters, without their values, in place of those that are on the other side."""
         for name, old in self.named_parameters(units).items():
             if old.is_meta != (device.type == "meta"):
-                self._replace(name, nn.Parameter(torch.empty_like(old, device=device), requires_grad=False))
+                new = torch.empty_like(old, device=device, dtype=self._type_of(self._owners[name]))
+                self._replace(name, nn.Parameter(new, requires_grad=False))
 
     def _replace(self, name: str, new: nn.Parameter) -> None:
-        path, _, attribute = name.rpartition(".")
-        setattr(self.model.get_submodule(path), attribute, new)
+        module, attribute = self._slots[name]
+        setattr(module, attribute, new)

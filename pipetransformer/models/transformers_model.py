@@ -15,6 +15,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.models.adapters import Adapters
 from pipetransformer.models.built import BuiltModel, could_not_build, did_you_mean, own_arguments, refuse_useless_folder
 from pipetransformer.models.families import Family, family_of
+from pipetransformer.models.shards import check_shards
 from pipetransformer.models.weight_files import LARGEST_SHARD, saved_tensors, write_weights
 
 _SPECIAL_TOKENS = {
@@ -33,6 +34,8 @@ class TransformersModel(BuiltModel):
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         name = config.model.name
         refuse_useless_folder(name)
+        if config.model.pretrained:
+            check_shards(Path(name))
         try:
             self.tokenizer, model_config = _tokenizer_and_settings(config, info)
             if config.model.dropout is not None:
@@ -78,8 +81,12 @@ class TransformersModel(BuiltModel):
             self.model.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
             self.adapters.save(folder, weights)
         else:
+            like = saved_tensors(self.model)
             self.model.save_pretrained(folder, state_dict={})  # type: ignore[operator]
-            write_weights(folder, weights, like=saved_tensors(self.model), largest=LARGEST_SHARD)
+            # Note: it has just told the type of the first weight, which may rest in a narrower one than it is saved in.
+            self.model.config.dtype = next(iter(like.values())).dtype
+            self.model.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
+            write_weights(folder, weights, like=like, largest=LARGEST_SHARD)
         self.tokenizer.save_pretrained(folder)
 
 

@@ -33,12 +33,16 @@ class Values:
 
     Those that are in memory, or in a mapped file, stay there. Its buffers, which every rank needs, are filled at once.
 
+    Attributes:
+        bytes_read: bytes of the weights that were asked for so far, as often as they were, and were not drawn.
+
     Raises:
         NotDeferred: one of them is not known.
     """
 
     def __init__(self, model: nn.Module, *, deferred: Deferred | None, seed: int) -> None:
-        self._sources: dict[str, Callable[[], Tensor]] = {}
+        self._sources: dict[str, partial[Tensor]] = {}
+        self.bytes_read = 0
         for name, parameter in model.named_parameters():
             held = parameter.detach()
             if not held.is_meta:
@@ -56,7 +60,10 @@ class Values:
 
     def of(self, name: str) -> Tensor:
         """The weight of this name, on the CPU, in the type that it was saved or made in."""
-        return self._sources[name]()
+        source = self._sources[name]
+        weight = source()
+        self.bytes_read += weight.nbytes if source.func is _itself else 0
+        return weight
 
     def put(self, name: str, weight: Tensor) -> None:
         """Takes a copy of ``weight`` in the place of the weight of this name: in the host's memory, or in a file where

@@ -34,8 +34,10 @@ _TYPES = {
 
 
 def saved_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by name; on the meta device where this rank does not hold them."""
-    parameters, state = dict(model.named_parameters()), model.state_dict()
+    """Parameters and persistent buffers by name; of parameters the shapes alone, in the widest type of any."""
+    held, state = dict(model.named_parameters()), model.state_dict()
+    widest = max((parameter.dtype for parameter in held.values()), key=lambda dtype: dtype.itemsize)
+    parameters = {name: torch.empty(parameter.shape, dtype=widest, device="meta") for name, parameter in held.items()}
     return {**parameters, **{name: buffer for name, buffer in model.named_buffers() if name in state}}
 
 

@@ -67,7 +67,7 @@ class AutoPipe:
 
     def __init__(self, config: Config, *, chain: Chain, world: World, calendar: Calendar) -> None:
         check_layout(config, world_size=world.size, local_size=world.local_size, num_units=chain.num_units)
-        self._config, self._world, self._calendar = config, world, calendar
+        self._config, self._chain, self._world, self._calendar = config, chain, world, calendar
         self._watch: CostWatch | None = None
         self._observed: dict[ParallelPlan, Observed] = {}
         self._recent = _Recent()
@@ -214,7 +214,7 @@ class AutoPipe:
         """The rest of the run behind ``step`` steps."""
         layouts = self.layouts
         return Outlook(
-            replace(self.profile.job, parked_from=parked_from),
+            replace(self.profile.job, parked_from=parked_from).trained_from(self._chain.untouched),
             self._calendar.total_steps - step,
             self.lines(),
             fixed_seconds=layouts.fastest_move,

@@ -103,6 +103,7 @@ class CheckpointStore:
                     "plan": engine.plan.as_dict(),
                     "state_ranges": {str(unit): _ends(ranks) for unit, ranks in engine.state_holders().items()},
                     "identity": self._identity,
+                    "untouched": engine.chain.untouched,
                     "step": step,
                     **state,
                 }
@@ -194,7 +195,8 @@ class CheckpointStore:
             UserError: if the checkpoint belongs to another model or optimizer, or is damaged.
         """
         plan: ParallelPlan = state["plan"]
-        optimizer_state = engine.autodp.restore(plan, state["state_holders"])
+        untouched = int(state.get("untouched", 0))  # older ones do not tell
+        optimizer_state = engine.autodp.restore(plan, state["state_holders"], untouched=untouched)
         held = [unit for unit, ranks in engine.autodp.weights.items() if self._world.rank in ranks]
         parameters = engine.chain.named_parameters(held)
         tensors: dict[str, Any] = {f"model.{name}": p.data for name, p in parameters.items()}

@@ -28,7 +28,7 @@ from pipetransformer.data import (
 )
 from pipetransformer.errors import UserError
 from pipetransformer.freeze import GuardSize, guard_size
-from pipetransformer.models import BuiltModel, Chain, TimmModel, TransformersModel, build_model
+from pipetransformer.models import BuiltModel, Chain, TimmModel, TransformersModel, Values, build_model
 from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.world import World
 from pipetransformer.run.precision import Precision, settle
@@ -40,6 +40,7 @@ class Job:
 
     Attributes:
         built: the model, with its library's way of saving it.
+        values: its weights before training.
         chain: the model as a chain of units.
         datasets: datasets by split: ``train``, ``eval``, further evaluation sets by their own names, and ``set_aside``
             where the guard on accuracy is on.
@@ -50,6 +51,7 @@ class Job:
     """
 
     built: BuiltModel
+    values: Values
     chain: Chain
     datasets: dict[str, Dataset]
     config: Config
@@ -65,6 +67,7 @@ class Job:
     def whole_model(self) -> nn.Module:
         """The model, all of its weights on this rank: those of before training, where it did not hold them."""
         self.chain.fill(range(self.chain.num_units))
+        self.chain.settle_types(0)
         self.chain.freeze(0)
         return self.chain.model
 
@@ -104,6 +107,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         head_row_only=config.model.head_row_only and config.pipe.schedule not in ("zero_bubble", "auto"),
         values=values,
         fixed=built.fixed,
+        rest=torch.bfloat16 if config.model.dtype == "bfloat16" else None,
     )
     torch.set_float32_matmul_precision("highest")
     train_data = datasets["train"]
@@ -135,7 +139,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     settled = config.with_overrides(
         {"train.precision": precision.name, "train.wide_attention": precision.wide_attention, "cache.views": views}
     )
-    return Job(built, chain, dict(datasets), settled, precision, world.num_nodes, guard)
+    return Job(built, values, chain, dict(datasets), settled, precision, world.num_nodes, guard)
 
 
 def _load_data(

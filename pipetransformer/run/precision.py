@@ -152,7 +152,8 @@ def _ratio(chain: Chain, dataset: Dataset, *, rows: int) -> float:
     length = int(lengths[np.argmax(counts * lengths)])
     ids = np.flatnonzero(dataset.lengths == length)[:rows]
     chain.train()
-    with torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
+    devices = [chain.device] if chain.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), chain.with_stand_ins():
         one = _inputs(chain, dataset, ids[:1], length=length)
         _seconds(chain, one, autocasts=(False,))  # warm-up
         (of_one,) = _seconds(chain, one, autocasts=(False,))
@@ -179,7 +180,7 @@ def _seconds(
     side, hidden = {key: inputs[key] for key in chain.input_keys}, inputs[chain.family.main_input]
     seconds = np.zeros((num_rounds, len(autocasts)))
     for unit in range(chain.num_units):
-        with chain.lent([unit]):
+        with chain.lent([unit], awake=True):
             parameters = list(chain.trained_parameters([unit]).values())
             for each in np.ndindex(seconds.shape):
                 chain.autocasts = autocasts[each[1]]

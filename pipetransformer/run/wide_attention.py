@@ -74,8 +74,9 @@ def _shapes(chain: Chain, dataset: Dataset, *, length: int) -> tuple[torch.Size 
     inputs = {key: value.to(chain.device) for key, value in dataset.inputs(ids, length=length, epoch=0).items()}
     units = range(chain.numbering.behind(1))
     chain.train()
-    with torch.random.fork_rng(devices=[]), torch.no_grad(), chain.lent(units), attentions() as calls:
-        chain.run(units, inputs[chain.family.main_input], {key: inputs[key] for key in chain.input_keys})
+    side = {key: inputs[key] for key in chain.input_keys}
+    with torch.random.fork_rng(devices=[]), chain.with_stand_ins(), chain.lent(units), attentions() as calls:
+        chain.run(units, inputs[chain.family.main_input], side)
     if not calls or calls[0][2] or len(calls[0][0]) != 4:
         return None, None
     return calls[0][:2]

@@ -12,10 +12,9 @@ from pipetransformer.models import Chain
 from pipetransformer.pipe.measure.profile import (
     microbatch_of,
     optimizer_factor,
-    parameter_bytes,
     share_of_units,
     together,
-    trained_bytes,
+    weight_bytes,
     weights_apart,
 )
 from pipetransformer.pipe.measure.profile_file import Profile
@@ -43,8 +42,7 @@ def counted_profile(chain: Chain, dataset: Dataset, *, workload: Workload, confi
     factor, link = optimizer_factor(config.train), Link(_LATENCY_NS, _LINK_NS_PER_BYTE)
     job = JobCosts(
         by_rows={1: counted[workload.modal_length]},
-        parameter_bytes=parameter_bytes(chain),
-        trained_bytes=trained_bytes(chain),
+        **weight_bytes(chain),
         optimizer_factor=factor,
         update_ns_per_byte=2 * factor * _MEMORY_NS_PER_BYTE,
         send=link,

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -174,8 +175,7 @@ def _measure(
     update_s, memcpy_s, (reduction, send, between) = _bytes_seconds(config.train, chain, world=world)
     job = JobCosts(
         by_rows={rows: costs for (length, rows), costs in found.items() if length == workload.modal_length},
-        parameter_bytes=parameter_bytes(chain),
-        trained_bytes=trained_bytes(chain),
+        **weight_bytes(chain),
         optimizer_factor=optimizer_factor(config.train),
         update_ns_per_byte=update_s * 1e9,
         send=send,
@@ -192,16 +192,24 @@ def _measure(
     return Profile(key, job, measured, 1.0 / memcpy_s, smallest(device_memory(world.device)))
 
 
-def parameter_bytes(chain: Chain) -> tuple[int, ...]:
-    """Bytes of the weights of each unit [num_units]."""
-    units = (chain.named_parameters([unit]).values() for unit in range(chain.num_units))
-    return tuple(sum(parameter.nbytes for parameter in unit) for unit in units)
+class WeightBytes(TypedDict):
+    """Fields of ``JobCosts``."""
+
+    parameter_bytes: tuple[int, ...]
+    trained_bytes: tuple[int, ...]
+    resting_bytes: tuple[int, ...]
 
 
-def trained_bytes(chain: Chain) -> tuple[int, ...]:
-    """Bytes of those weights of each unit that train, while it does [num_units]."""
-    units = (chain.trained_parameters([unit]).values() for unit in range(chain.num_units))
-    return tuple(sum(parameter.nbytes for parameter in unit) for unit in units)
+def weight_bytes(chain: Chain) -> WeightBytes:
+    """Bytes of the weights of each unit [num_units]: all, those that train, and all while they rest."""
+    units, size = range(chain.num_units), chain.dtype.itemsize
+    numbers = [sum(map(torch.numel, chain.named_parameters([unit]).values())) for unit in units]
+    trained = [sum(map(torch.numel, chain.trained_parameters([unit]).values())) for unit in units]
+    return {
+        "parameter_bytes": tuple(size * number for number in numbers),
+        "trained_bytes": tuple(size * number for number in trained),
+        "resting_bytes": tuple(chain.resting_type(unit).itemsize * number for unit, number in zip(units, numbers)),
+    }
 
 
 def optimizer_factor(train: TrainConfig) -> float:

@@ -21,8 +21,7 @@ from pipetransformer.models import Chain, TimmModel, build_model
 from pipetransformer.pipe.measure.profile import (
     costs_key,
     optimizer_factor,
-    parameter_bytes,
-    trained_bytes,
+    weight_bytes,
     weights_apart,
 )
 from pipetransformer.pipe.measure.profile_file import Profile
@@ -68,8 +67,7 @@ def profile_of_shapes(config: Config, hardware: Hardware, *, num_ranks: int) -> 
     ring = 2 * (num_ranks - 1) / num_ranks
     job = JobCosts(
         by_rows={share: counted},
-        parameter_bytes=parameter_bytes(chain),
-        trained_bytes=trained_bytes(chain),
+        **weight_bytes(chain),
         optimizer_factor=factor,
         update_ns_per_byte=(3 + 2 * (factor - 1)) * hardware.speeds.ns_per_byte,
         send=hardware.inside,
@@ -93,6 +91,7 @@ def _counted(config: Config, speeds: Speeds, *, rows: int) -> tuple[Chain, UnitC
         units_per_block=config.pipe.units_per_block,
         values=values,
         fixed=built.fixed,
+        rest=torch.bfloat16 if config.model.dtype == "bfloat16" else None,
     )
     length = built.preprocessing.size if isinstance(built, TimmModel) else config.data.max_length
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -99,7 +100,7 @@ def profile_units(
         return agree((now_ns(chain.device) - since) / 1e9)
 
     shapes = [_Shape(chain, batch, units, weights_apart=weights_apart, recompute=recompute) for batch in microbatches]
-    with chain.lent(units), torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
+    with chain.lent(units, awake=True), _same_random(chain):
         began = now_ns(chain.device)
         shapes[0].count_bytes()
         # Counting takes about as long as the fewest rounds.
@@ -141,7 +142,7 @@ def count_units(
     """
     alike, counted, seen = chain.alike(), list[UnitCosts](), dict[int, int]()
     first = {unit: seen.setdefault(alike[unit], unit) for unit in units}
-    with chain.lent(units), torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else []):
+    with chain.with_stand_ins(), chain.lent(units, awake=True), _same_random(chain):
         for batch in microbatches:
             shape = _Shape(chain, batch, units, weights_apart=weights_apart, recompute=recompute, first=first)
             shape.count_bytes()
@@ -159,6 +160,10 @@ def prefix_seconds(chain: Chain, batch: Microbatch, units: range) -> float:
         for _ in range(_ROUNDS + 1):
             shape.time_prefix()
     return sum(shape.costs_of_prefix()) / 1e9
+
+
+def _same_random(chain: Chain) -> AbstractContextManager[None]:
+    return torch.random.fork_rng(devices=[chain.device] if chain.device.type == "cuda" else [])
 
 
 def _medians(rounds: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -37,6 +37,9 @@ def schedules_of(config: Config) -> tuple[tuple[str, int], ...]:
     return tuple((name, config.pipe.stages_per_rank or fewest_stages(name)) for name in names)
 
 
+_PLACES = {"replicated": "on every rank", "cached": "cached", "streamed": "streamed", "in_place": "in its stages"}
+
+
 @dataclass(frozen=True)
 class Planner:
     """Chooses plans under the constraints of a job.
@@ -149,7 +152,14 @@ class Planner:
 
         numbering = Numbering.of(num_blocks=self.num_blocks, num_units=len(costs.parameter_bytes))
         num_units = numbering.num_units - max(numbering.behind(self.least_frozen), int(self.first.stem_frozen))
-        return obstacle(self.first, fits=fits, limit_key=self.limit_key, num_units=num_units)
+
+        def place_at(limit: int) -> str:
+            best, *_ = self._candidates(
+                self.least_frozen, None, replace(self.first, memory_limit=limit), Outlook(costs, 1)
+            )
+            return _PLACES[best.plan.prefix] if best.plan.first_active else ""
+
+        return obstacle(self.first, fits=fits, limit_key=self.limit_key, num_units=num_units, place_at=place_at)
 
     def next_plan(
         self,

@@ -112,6 +112,7 @@ class JobCosts:
             (``adapter.behaviour``).
         parked_from: the first unit whose optimizer state stays while it is frozen; None if no unit's does.
         trained_bytes: bytes of those weights of each unit that train while it does [num_units]; None for all.
+        resting_bytes: bytes of the weights of each unit while it is frozen [num_units]; None for ``parameter_bytes``.
     """
 
     by_rows: Mapping[int, UnitCosts]
@@ -130,11 +131,26 @@ class JobCosts:
     keeps_boundaries: bool = False
     parked_from: int | None = None
     trained_bytes: tuple[int, ...] | None = None
+    resting_bytes: tuple[int, ...] | None = None
 
     @property
     def gradient_bytes(self) -> tuple[int, ...]:
         """Bytes of the gradients of each unit [num_units]: of those of its weights that train."""
         return self.parameter_bytes if self.trained_bytes is None else self.trained_bytes
+
+    @property
+    def kept_bytes(self) -> tuple[int, ...]:
+        """Bytes of the weights of each unit while it is frozen [num_units]."""
+        return self.parameter_bytes if self.resting_bytes is None else self.resting_bytes
+
+    def woken_bytes(self, unit: int) -> int:
+        """Bytes of a copy of the weights of a frozen unit for the time of its forward, where it rests."""
+        return self.parameter_bytes[unit] if self.kept_bytes[unit] < self.parameter_bytes[unit] else 0
+
+    def trained_from(self, unit: int) -> JobCosts:
+        """The costs once the weights of all units from ``unit`` on were trained: they do not rest when they freeze."""
+        rest = (*self.kept_bytes[:unit], *self.parameter_bytes[unit:])
+        return replace(self, resting_bytes=rest)
 
     @property
     def lasting_bytes(self) -> tuple[int, ...]:
@@ -151,7 +167,7 @@ class JobCosts:
         """
         parked = slice(first_active if self.parked_from is None else self.parked_from, first_active)
         state = sum(self.lasting_bytes[parked]) - sum(self.parameter_bytes[parked])
-        return keeps_prefix * sum(self.parameter_bytes[:first_active]) + -(-state // replicas)
+        return keeps_prefix * sum(self.kept_bytes[:first_active]) + -(-state // replicas)
 
     def recomputed_share(self, num_microbatches: int) -> float:
         """The share of a step's micro-batches whose activations are recomputed, 0 to 1."""

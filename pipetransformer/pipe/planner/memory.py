@@ -94,8 +94,8 @@ def unit_bytes(plan: ParallelPlan, unit: UnitCosts, costs: JobCosts) -> list[Uni
     for u in range(plan.first_staged, plan.first_active):  # they run their forward alone
         entering = unit.entering_bytes[u]  # stays at the start of a stage, until its backward
         trained = found[u].whole - entering + found[u].working + found[u].gradients  # a forward takes no more
-        own = min(unit.prefix_bytes[u], trained)
-        found[u] = UnitBytes(costs.parameter_bytes[u], 0, entering, entering, entering, own, 0)
+        own = min(unit.prefix_bytes[u], trained) + costs.woken_bytes(u)
+        found[u] = UnitBytes(costs.kept_bytes[u], 0, entering, entering, entering, own, 0)
     return found
 
 
@@ -118,7 +118,7 @@ def _shared_bytes(plan: ParallelPlan, costs: JobCosts) -> list[int]:
     return list(map(add, costs.lasting_bytes, others))
 
 
-def prefix_bytes(plan: ParallelPlan, unit: UnitCosts) -> int:
+def prefix_bytes(plan: ParallelPlan, unit: UnitCosts, costs: JobCosts) -> int:
     """The most that the first rank holds while it runs the computed part of the prefix on all micro-batches at once.
 
     Args:
@@ -127,8 +127,9 @@ def prefix_bytes(plan: ParallelPlan, unit: UnitCosts) -> int:
     start, computed = plan.first_computed, range(plan.first_computed, plan.first_staged)
     if not computed:
         return 0
-    most = max(unit.prefix_bytes[u] + (unit.entering_bytes[u] if u > start else 0) for u in computed)
-    return plan.num_microbatches * (unit.entering_bytes[start] + most)
+    m = plan.num_microbatches
+    own = {u: unit.prefix_bytes[u] + (unit.entering_bytes[u] if u > start else 0) for u in computed}
+    return m * unit.entering_bytes[start] + max(m * of_rows + costs.woken_bytes(u) for u, of_rows in own.items())
 
 
 def advance_bytes(plan: ParallelPlan, unit: UnitCosts, costs: JobCosts, *, rows: int) -> int:
@@ -140,13 +141,14 @@ def advance_bytes(plan: ParallelPlan, unit: UnitCosts, costs: JobCosts, *, rows:
     """
     if plan.cached is None:
         return 0
-    units, numbering, weights = range(plan.first_computed), plan.numbering, costs.parameter_bytes
+    units, numbering, weights = range(plan.first_computed), plan.numbering, costs.kept_bytes
     held = [0] * len(units)
     if plan.prefix == "streamed":  # the units of its block; the stem comes with the first one
         parts = [max(1, numbering.part_of(u)) for u in units]
         held = [sum(weights[u] for u, of in zip(units, parts) if of == part) for part in parts]
     scale = rows / unit.rows
-    most = max(n + round(scale * (unit.prefix_bytes[u] + unit.entering_bytes[u])) for u, n in zip(units, held))
+    of_rows = [round(scale * (unit.prefix_bytes[u] + unit.entering_bytes[u])) for u in units]
+    most = max(n + own + costs.woken_bytes(u) for u, n, own in zip(units, held, of_rows))
     return most + (sum(weights[: units.stop]) if plan.prefix == "cached" else 0)
 
 

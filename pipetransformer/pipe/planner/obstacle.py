@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from pipetransformer.pipe.planner.constraints import Constraints
@@ -16,7 +17,9 @@ class Fits(Protocol):
     def __call__(self, limit: int | None, microbatches: int | None, shard: str | None = None) -> bool: ...
 
 
-def obstacle(first: Constraints, *, fits: Fits, limit_key: str | None, num_units: int) -> str:
+def obstacle(
+    first: Constraints, *, fits: Fits, limit_key: str | None, num_units: int, place_at: Callable[[int], str]
+) -> str:
     """Memory, M, units, or the batch size.
 
     Args:
@@ -24,6 +27,7 @@ def obstacle(first: Constraints, *, fits: Fits, limit_key: str | None, num_units
         fits: whether one does with others.
         limit_key: the setting that gives the memory limit; None for the device's own memory.
         num_units: number of units to be cut.
+        place_at: gives the place of the prefix in the best plan under a memory limit; empty for no prefix.
     """
     lengths = ", ".join(map(str, first.pipeline_lengths))
     if (limit := first.memory_limit) is not None and fits(None, first.num_microbatches):
@@ -32,7 +36,8 @@ def obstacle(first: Constraints, *, fits: Fits, limit_key: str | None, num_units
         others = SHARDS[SHARDS.index(first.shard) + 1 :]
         helps = next((f"dp.shard={shard}" for shard in others if fits(limit, first.num_microbatches, shard)), "")
         if limit_key is not None:
-            return f"{limit_key}: {what}; give {helps}{', or ' if helps else ''}at least {least}"
+            place = f", with the prefix {place_at(least)}" if place_at(least) else ""
+            return f"{limit_key}: {what}; give {helps}{', or ' if helps else ''}at least {least}{place}"
         remedy = helps or "pipe.recompute always, or more ranks"
         return f"device memory: {what}, which takes {least}; give {remedy}"
     choices = {m for pp in first.pipeline_lengths for m in microbatch_choices(first.share(pp), pp=pp)}

@@ -93,7 +93,7 @@ def predict(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int, line
     unit = unit_costs(plan, costs, global_batch_size=global_batch_size)
     timeline = simulate_plan(plan, costs=costs, global_batch_size=global_batch_size)
     units = unit_bytes(plan, unit, costs)
-    before, widest = prefix_bytes(plan, unit), widest_boundary(units[plan.first_staged :])
+    before, widest = prefix_bytes(plan, unit, costs), widest_boundary(units[plan.first_staged :])
     frozen_bytes = _frozen_bytes(plan, costs)
     advance = advance_bytes(plan, unit, costs, rows=-(-global_batch_size // plan.world_size))
     memory = []
@@ -209,7 +209,7 @@ def _cuts(plan: ParallelPlan, *, costs: JobCosts, constraints: Constraints) -> l
     elif (limit := constraints.memory_limit - lasting) < 0:
         return []  # even what the prefix keeps does not fit
     elif plan.stages_per_rank == 1:
-        memory, largest = cut_bytes(works_of(plan, costs), units, before=prefix_bytes(plan, unit), limit=limit)
+        memory, largest = cut_bytes(works_of(plan, costs), units, before=prefix_bytes(plan, unit, costs), limit=limit)
         cuts = [fastest(memory=memory, largest=largest, memory_limit=limit)]
         if cuts[0] is not None and plan.shares_state:  # which shares out evenly; once more for what it shares unevenly
             cut = replace(plan, boundaries=tuple(first + boundary for boundary in cuts[0]))

@@ -24,7 +24,7 @@ def transition_bytes(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts) -
         held, holds = (_held(plan, rank) for plan in (old, new))
         if _advances(old, new):
             holds |= set(range(new.first_active))
-        weights = sum(costs.parameter_bytes[unit] for unit in holds - held)
+        weights = sum(_weight_bytes(unit, new, costs) for unit in holds - held)
         state = sum(costs.gradient_bytes[unit] for unit in trains - trained if unit >= old.first_active)
         most = max(most, weights + round(moments * state))
     return most
@@ -37,12 +37,16 @@ def _most_received(old: ParallelPlan, new: ParallelPlan, *, costs: JobCosts) -> 
     held, state = old.holders(), old.state_ranks()
     for unit, ranks in {**new.holders(), **borrowed}.items():
         for rank in ranks:
-            received[rank] += 0 if rank in held.get(unit, ()) else costs.parameter_bytes[unit]
+            received[rank] += 0 if rank in held.get(unit, ()) else _weight_bytes(unit, new, costs)
     for unit, ranks in new.state_ranks().items():
         moments = round((costs.optimizer_factor - 1.0) * costs.gradient_bytes[unit])
         for rank in ranks if unit in state else ():
             received[rank] += 0 if rank in state[unit] else moments
     return max(received)
+
+
+def _weight_bytes(unit: int, plan: ParallelPlan, costs: JobCosts) -> int:
+    return (costs.kept_bytes if unit < plan.first_active else costs.parameter_bytes)[unit]
 
 
 def _advances(old: ParallelPlan, new: ParallelPlan) -> bool:
