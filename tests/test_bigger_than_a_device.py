@@ -17,6 +17,7 @@ import pytest
 import torch
 from laws import NUM_BLOCKS, Weights, configuration, final_weights
 from ranks import RankPool
+from test_memory import JOB, summary_of
 
 from pipetransformer.adapter import LiveBytes
 from pipetransformer.process.world import World
@@ -33,6 +34,7 @@ SETTINGS = (
     *("freeze.policy=schedule", "freeze.alpha=0.5", "freeze.every=1 epoch", "freeze.guard=false"),
     *("pipe.measure=false", "pipe.initial_length=auto"),
 )
+TINY = "{hidden_size: 16, intermediate_size: 16, num_attention_heads: 2, num_hidden_layers: 6}"
 
 
 class Stop(Exception):
@@ -146,3 +148,16 @@ def test_no_single_rank_could_hold_it(ranks: RankPool, tmp_path: Path) -> None:
     limit = NUM_WEIGHTS_BYTES * num_weights() / TOTAL_OVER_LIMIT
     with pytest.raises(AssertionError, match="pipe.memory_limit: .* bytes hold no layout of this model"):
         ranks.run(1, run, str(tmp_path), limit, False, False, None)
+
+
+@pytest.mark.full
+def test_the_kernel_counts_no_more_either(tmp_path: Path) -> None:
+    """A BERT of 19.5 million weights, 312 MB with gradients and moments, on four ranks that may hold 125 MB of it each,
+    beside what a rank holds for a model of next to nothing."""
+    job = (*JOB, "pipe.recompute=always", "pipe.measure=false", "freeze.policy=schedule", "freeze.guard=false")
+    idle = summary_of(tmp_path, "idle", *job, f"model.kwargs={TINY}", num_ranks=4)
+    limit = 125 * 10**6
+    limited = summary_of(tmp_path, "limited", *job, f"pipe.memory_limit={limit}", num_ranks=4)
+    assert limited["transitions"] and limited["cache"]["hits"]
+    most = max(limited["peak_memory_bytes"]) - min(idle["peak_memory_bytes"])
+    assert most <= 1.1 * limit, (limited["peak_memory_bytes"], idle["peak_memory_bytes"])

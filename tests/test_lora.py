@@ -175,6 +175,14 @@ def test_a_folder_of_adapters_is_no_model(texts: str, tmp_path: Path) -> None:
         job_of("bert", texts, f"model.name={tmp_path}")
 
 
+def test_the_schedule_to_come_begins_with_the_blocks_without_adapters() -> None:
+    settings = [*model_overrides("vit", ""), "model.lora.blocks=2", "freeze.policy=schedule", "freeze.guard=false"]
+    autofreeze = AutoFreeze.of(configuration("vit", settings), num_blocks=6, batches_per_epoch=5)
+    schedule = autofreeze.schedule()
+    assert schedule and all(frozen > 4 for _, frozen in schedule)
+    assert autofreeze.due(0) and autofreeze.decide(0, frozen=4).frozen == 4
+
+
 def test_fewer_frozen_blocks_than_those_without_adapters_are_refused() -> None:
     settings = [*model_overrides("vit", ""), "model.lora.blocks=2", "freeze.policy=static", "freeze.max_frozen=3"]
     with pytest.raises(UserError, match="freeze.max_frozen: 3 is less than the 4 blocks .* give at least 4"):

@@ -46,7 +46,13 @@ SIZES = {
     **{"num_attention_heads": 32, "num_key_value_heads": 4, "pad_token_id": 0, "num_labels": 2},
 }
 SETTINGS = (
-    *("model.pretrained=true", "model.dtype=bfloat16", f"model.lora.blocks={LAST}", "train.precision=bfloat16"),
+    *(
+        "model.pretrained=true",
+        "model.kwargs={}",
+        "model.dtype=bfloat16",
+        f"model.lora.blocks={LAST}",
+        "train.precision=bfloat16",
+    ),
     *("train.wide_attention=0", "train.batch_size=8", "data.max_train_samples=64", "pipe.measure=false"),
     *("cache.enabled=false", "checkpoint.every=null", "log.wandb=disabled", "run.id=launch"),
 )

@@ -3,8 +3,7 @@
     pipetransformer bench shard [--ranks 2] [--repeats 7]
 
 A ViT of 12 blocks, width 192, 32 pictures of 16 patches a step, float32, AdamW. FSDP2 wraps each block and the model,
-and frees weights behind each forward, as its documentation has it. All take turns; a time is of the slowest rank. All
-train the same weights: those of FSDP2 must be ours after the steps of the last round but for rounding.
+and frees weights behind each forward, as its documentation has it. All take turns; a time is of the slowest rank.
 
 Held: bytes of this rank's tensors between two steps: weights, gradients, moments.
 """

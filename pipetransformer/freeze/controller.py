@@ -187,13 +187,14 @@ class AutoFreeze:
         # Note: a class of a user's own that derives from a schedule may look at more.
         if self.policy is None or not vars(type(self.policy)).get("is_schedule", False):
             return None
-        changes, frozen, decided = list[tuple[int, int]](), 0, 0
+        changes, frozen, decided = list[tuple[int, int]](), self._least_frozen, 0
         for number, step in enumerate(step for step in range(int(self._total_steps)) if self._policy_is_due(step)):
             if number + 1 < self._patience:
                 continue
             # Note: by now as many answers agree, because such an n never falls.
             interval = self._interval(step) - (self._patience - 1)
             wanted = min(_whole(self.policy.decide(Signals(interval, frozen)), step=step), self._max_frozen)
+            wanted = max(wanted, self._least_frozen)
             if wanted != frozen and step >= decided and self._can_judge(step):
                 changes.append((step, wanted))
                 frozen, decided = wanted, self.guard.judged_at(step) if self.guard is not None and step else 0
