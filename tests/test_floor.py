@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -50,6 +51,12 @@ def test_a_step(num_samples: int, first_active: int, enters: int, read_bytes: in
         length=16, num_samples=num_samples, first_active=first_active, enters=enters, read_bytes=read_bytes
     )
     assert seconds * 1000 == pytest.approx(milliseconds)
+
+
+def test_a_timed_step_that_had_frozen_units() -> None:
+    """Of 12 ms for 2 rows, 3 were the prefix, which a cache saves."""
+    seconds = replace(floor(), first_timed=2).of_step(length=16, num_samples=8, first_active=2, enters=2, read_bytes=0)
+    assert seconds * 1000 == pytest.approx(60 * 9 / 12)
 
 
 @pytest.mark.parametrize(("first", "stop", "milliseconds"), [(0, 3, 600.0), (0, 1, 100.0), (1, 2, 200.0), (2, 2, 0.0)])

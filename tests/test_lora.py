@@ -27,10 +27,13 @@ from laws import (
 from ranks import RankPool
 from test_planner import random_job
 from tiny import tiny_bert, tiny_sst2, tiny_text_model
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from pipetransformer.data import alone
 from pipetransformer.errors import UserError
-from pipetransformer.freeze import AutoFreeze
+from pipetransformer.freeze import AutoFreeze, GuardSize
+from pipetransformer.pipe.planner.choice import Planner
+from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.search import predict
 from pipetransformer.pipe.planner.transition_cost import transition_bytes
 from pipetransformer.plan import ParallelPlan
@@ -107,8 +110,6 @@ def test_peft_loads_what_was_saved(model: str, texts: str, tmp_path: Path) -> No
 
 def unadapted(model: str, data: str) -> torch.nn.Module:
     """The model that ``job_of`` puts adapters into, as its user has it."""
-    from transformers import AutoModelForSequenceClassification
-
     if model != "vit":
         return AutoModelForSequenceClassification.from_pretrained(f"{data}/{model}", num_labels=2)
     return job_of("vit", data, "train.precision=float32").whole_model()
@@ -148,6 +149,38 @@ def test_base_weights_hold_neither_gradients_nor_moments() -> None:
     assert transition_bytes(plan, replace(plan, frozen=2), costs=adapted) == 0
 
 
+FREED = Constraints(4, 32, (("1f1b", 1),), 4, (1, 2, 4), None, stem_frozen=True)
+
+
+def test_no_plan_thaws_blocks_in_which_nothing_trains() -> None:
+    costs = replace(random_job(Random(1), 8), num_ranks=4)
+    planner = Planner(FREED, num_blocks=6, local_size=4, least_frozen=2)
+    first = planner.first_plan(costs, {}).plan
+    assert first.frozen == 2 and first.cached is None
+    assert {prediction.plan.frozen for prediction in planner.static_layouts(costs)} == {2}
+    assert all(prediction.plan.frozen > 2 for prediction in planner.shortest_steps(costs))
+    assert [prediction.plan.frozen for prediction in planner.steady_plans(costs, has_cache=True)] == [2, 3, 4, 5, 6]
+    kept = replace(planner, first=replace(FREED, pipeline_lengths=(4,)), keeps_length=True, least_frozen=5)
+    plan = ParallelPlan(5, 4, 1, (2, 4, 6), 4, "1f1b", None, 6, stem_frozen=True, prefix="in_place")
+    assert kept.max_frozen(plan) == 5
+
+
+def test_a_limit_that_holds_nothing_is_told_with_the_place_of_the_prefix() -> None:
+    costs = replace(random_job(Random(1), 8), num_ranks=4, parameter_bytes=(10**6,) * 8, trained_bytes=(10,) * 8)
+    first = replace(FREED, memory_limit=1000, prefixes=("replicated", "in_place"))
+    planner = Planner(first, num_blocks=6, local_size=4, least_frozen=5, limit_key="pipe.memory_limit")
+    with pytest.raises(UserError, match=r"^pipe.memory_limit: .* at least \d+, with the prefix in its stages$"):
+        planner.first_plan(costs, {})
+
+
+def test_the_guard_trusts_blocks_in_which_nothing_trains() -> None:
+    settings = [*model_overrides("vit", ""), "model.lora.blocks=2", "freeze.policy=guarded"]
+    size = GuardSize(num_samples=20, every=2)
+    guarded = AutoFreeze.of(configuration("vit", settings), num_blocks=6, batches_per_epoch=50, guard=size)
+    guarded.probed([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.9])
+    assert guarded.guard is not None and guarded.guard.trusted == 4
+
+
 REFUSED = {
     "model.lora.targets=[query, keys]": "targets: keys is no linear layer of .*'s blocks; give of query, key, value",
     "model.lora.blocks=9": "model.lora.blocks: .* has 6 blocks; give at most 6",
@@ -160,6 +193,27 @@ REFUSED = {
 def test_mistakes_are_one_line(override: str, texts: str) -> None:
     with pytest.raises(UserError, match=REFUSED[override]):
         job_of("bert", texts, override)
+
+
+def test_adapters_belong_to_the_weights_of_the_files(texts: str, tmp_path: Path) -> None:
+    """Rounded ones are not saved beside them; those that are in bfloat16 are as they were."""
+    narrow = ["model.lora.r=4", "model.dtype=bfloat16", "train.precision=float32"]
+    with pytest.raises(UserError, match="model.dtype: the weights of .* are float32, and adapters"):
+        job_of("bert", texts, *narrow)
+    bert = AutoModelForSequenceClassification.from_pretrained(f"{texts}/bert").bfloat16()
+    bert.save_pretrained(tmp_path / "bert")
+    AutoTokenizer.from_pretrained(f"{texts}/bert").save_pretrained(tmp_path / "bert")
+    job = job_of("bert", texts, *narrow, f"model.name={tmp_path}/bert")
+    network = job.whole_model().eval()
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.add_(0.0 if is_base(name) else 0.1)
+    job.built.save(tmp_path / "new", job.chain.trained_parameters(range(8)).items())
+    settings = AutoConfig.from_pretrained(tmp_path / "new")
+    base = AutoModelForSequenceClassification.from_pretrained(tmp_path / "bert", config=settings)
+    loaded = peft.PeftModel.from_pretrained(base, str(tmp_path / "new")).eval()
+    inputs = {"input_ids": torch.arange(5, 25).view(2, 10), "attention_mask": torch.ones(2, 10, dtype=torch.long)}
+    assert torch.equal(loaded(**inputs).logits, network(**inputs).logits)
 
 
 def test_an_adapter_that_its_block_does_not_call_is_refused() -> None:

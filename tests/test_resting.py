@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,16 +22,21 @@ from laws import (
     reference,
 )
 from ranks import RankPool
+from safetensors.torch import load_file
 from test_planner import random_job
 from tiny import tiny_bert, tiny_sst2
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from pipetransformer.data import alone
 from pipetransformer.engine import Engine
+from pipetransformer.pipe.controller import AutoPipe
+from pipetransformer.pipe.planner import memory
 from pipetransformer.pipe.planner.search import predict
 from pipetransformer.pipe.planner.transition_cost import transition_bytes
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
 from pipetransformer.run.job import Job, build_job
+from pipetransformer.trainer import Trainer
 
 ON_TWO = ((0, 4, 2), (5, 2, 1), (9, 5, 2), (14, 1, 2))  # (step, frozen blocks, pp): blocks thaw that never trained
 ON_FOUR = ((0, 3, 4), (4, 4, 2), (8, 2, 1), (12, 4, 2), (16, 3, 4))
@@ -40,7 +48,7 @@ CASES = {
     "all shared out": Case("bert", 4, ON_FOUR, 4, shard="full"),
     "halves": Case("bert", 2, ON_TWO, units="half"),
     "pictures": Case("vit", 2, ON_TWO),
-    "with adapters": Case("bert", 2, ((0, 2, 2), (6, 4, 1)), lora=("blocks=4",)),
+    "with adapters": Case("bert16", 2, ((0, 2, 2), (6, 4, 1)), lora=("blocks=4",)),
 }
 
 
@@ -49,6 +57,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("texts")
     tiny_bert(folder / "bert", layers=6)
     tiny_sst2(folder / "sst2", 150, num_eval_samples=40)
+    narrow = AutoModelForSequenceClassification.from_pretrained(folder / "bert").bfloat16()
+    narrow.save_pretrained(folder / "bert16")
+    AutoTokenizer.from_pretrained(folder / "bert").save_pretrained(folder / "bert16")
     return str(folder)
 
 
@@ -97,6 +108,46 @@ def types_by_plan(world: World, data: str) -> list[list[str]]:
         found.append([str(dtype).removeprefix("torch.") for (dtype,) in of_unit])
     engine.close()
     return found
+
+
+def test_what_rests_is_saved_in_the_type_of_the_others(ranks: RankPool, texts: str, tmp_path: Path) -> None:
+    """A library would load all in the type that the configuration tells, that of the first weight."""
+    ranks.run(2, saved_run, texts, str(tmp_path))
+    folder = tmp_path / "rests" / "model" / "final"
+    assert json.loads((folder / "config.json").read_text())["dtype"] == "float32"
+    assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.float32}
+    assert AutoModelForSequenceClassification.from_pretrained(folder).dtype == torch.float32
+
+
+def saved_run(world: World, data: str, folder: str) -> None:
+    settings = ["model.dtype=bfloat16", "freeze.policy=static", "freeze.max_frozen=4", "freeze.guard=false"]
+    settings += ["train.precision=float32", "train.epochs=1", f"run.dir={folder}", "run.id=rests", "pipe.measure=false"]
+    trainer = Trainer(configuration("bert", [*model_overrides("bert", data), *settings]), world)
+    trainer.run()
+
+
+def test_plans_know_what_has_trained_so_far() -> None:
+    autopipe: Any = AutoPipe.__new__(AutoPipe)
+    job = replace(random_job(Random(1), 8), resting_bytes=(1,) * 8)
+    autopipe.profile, autopipe._chain = SimpleNamespace(job=job), SimpleNamespace(untouched=7)
+    autopipe.layouts = SimpleNamespace(fastest_move=0.0, spread=None)
+    autopipe._calendar = SimpleNamespace(total_steps=9)
+    autopipe.lines = dict
+    plan = make_plan(2, 1, world_size=1, num_microbatches=1, schedule="1f1b")
+    assert autopipe._outlook(0, plan).costs.kept_bytes[:7] == (1,) * 7
+    assert autopipe._outlook(4, plan).costs.kept_bytes == (1, 1, 1, *job.parameter_bytes[3:])
+
+
+def test_a_forward_widens_one_unit() -> None:
+    job = replace(random_job(Random(1), 8), parked_from=None)
+    halved, unit = replace(job, resting_bytes=tuple(n // 2 for n in job.parameter_bytes)), job.unit_costs(4)
+    stem = ParallelPlan(0, 1, 1, (), 1, "1f1b", None, 6, stem_frozen=True)
+    more = memory.prefix_bytes(stem, unit, halved) - memory.prefix_bytes(stem, unit, job)
+    assert more == job.parameter_bytes[0]
+    streamed = ParallelPlan(1, 1, 1, (), 1, "1f1b", 1, 6, prefix="streamed")
+    whole, small = (memory.advance_bytes(streamed, unit, costs, rows=4) for costs in (job, halved))
+    weights = job.parameter_bytes[:2]
+    assert whole - sum(weights) < small <= whole - sum(weights) // 2 + max(weights) + 1
 
 
 def test_half_the_memory_is_planned_for_what_rests() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,24 @@ CASES = {
         *(Case("vit", 4, SHRINK_AND_GROW, 4, cached=True, shard="full"), ["checkpoint.every=3 steps"], 14),
         "step-00000012",
     ),
+    "where blocks freeze at the checkpoint's own step": (
+        Case(
+            "vit", 2, ((0, 0, 2), (10, 3, 2), (16, 0, 2)), cached=True, prefixes=("replicated", "cached", "replicated")
+        ),
+        *(["checkpoint.every=1 epoch"], 11, "step-00000010"),
+    ),
+    "and weights would rest": (
+        *(Case("vit", 2, ((0, 0, 2), (10, 3, 2), (16, 0, 2)), dtype="bfloat16"), ["checkpoint.every=1 epoch"], 11),
+        "step-00000010",
+    ),
+    "with weights that rest": (
+        Case("vit", 2, ((0, 4, 2), (12, 2, 2)), dtype="bfloat16", cached=True, prefixes=("cached", "streamed")),
+        *(["checkpoint.every=1 epoch"], 11, "step-00000010"),
+    ),
+    "with adapters": (
+        Case("vit", 2, ((0, 2, 2), (12, 3, 1)), lora=("blocks=4",)),
+        *(["checkpoint.every=1 epoch"], 11, "step-00000010"),
+    ),
     "with parked moments": (Case("vit", 2, TWO_RANKS, 2), ["checkpoint.every=7 steps"], 12, "step-00000010"),
 }
 
@@ -91,7 +110,32 @@ def test_resumed_is_undisturbed(name: str, ranks: RankPool, tmp_path: Path) -> N
     ranks.run(case.world_size, interrupted_run, case, str(tmp_path), extra, stop_after, False)
     answers = ranks.run(case.world_size, interrupted_run, case, str(tmp_path), extra, None, True)
     assert answers[0][1] == expected
-    assert deviation(answers[0][0], weights) < 1e-10
+    assert deviation(answers[0][0], {key: weights[key] for key in answers[0][0]}) < 1e-10
+
+
+def test_halves_that_rest_may_be_blocks_after_a_resumption(ranks: RankPool, tmp_path: Path) -> None:
+    """The number of units that no step has trained is another one then."""
+    case = Case("vit", 2, ((0, 3, 1), (5, 2, 1), (12, 4, 1)), units="half", dtype="bfloat16")
+    weights, _ = reference(case, "")
+    every = "checkpoint.every=1 epoch"
+    ranks.run(2, interrupted_run, case, str(tmp_path), [every, "pipe.units=half"], 11, False)
+    blocks = replace(case, units="block")
+    answers = ranks.run(2, interrupted_run, blocks, str(tmp_path), [every, "pipe.units=block"], None, True)
+    assert answers[0][1] == "step-00000010" and deviation(answers[0][0], weights) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("model.dtype=bfloat16", "model.dtype float32 and this one has bfloat16; give the same model"),
+        ("model.lora.r=4", r"model.lora None and this one has \{'r': 4"),
+    ],
+)
+def test_other_weights_cannot_go_on(change: str, said: str, ranks: RankPool, tmp_path: Path) -> None:
+    case = Case("vit", 2, STATIC[2])
+    ranks.run(2, interrupted_run, case, str(tmp_path), ["checkpoint.every=1 epoch"], 7, False)
+    with pytest.raises(AssertionError, match=said):
+        ranks.run(2, interrupted_run, case, str(tmp_path), ["checkpoint.every=1 epoch", change], None, True)
 
 
 @pytest.mark.parametrize(("first", "then"), [("none", "full"), ("full", "optimizer")])

@@ -37,11 +37,14 @@ class Identity:
         device = chain.device
         self._surroundings = (
             *(rows, chain.autocasts, str(chain.dtype), torch.get_float32_matmul_precision(), torch.get_num_threads()),
-            *(device_name(device), _structure(chain.model), _code()),
-            *(version(name) for name in ("torch", "transformers", "timm")),
+            *(device_name(device), _settings(chain.model), _code()),
+            *(version(name) for name in ("torch", "transformers", "timm", "peft")),
         )
+        # Of what lies before each boundary, from 0: weights, and modules with settings, which weights do not tell.
         stops = map(chain.numbering.behind, range(chain.num_blocks + 1))
-        self._weights = ["".join(digests[:stop]) for stop in stops]  # of the units before each boundary, from 0
+        self._weights = ["".join(digests[:stop]) for stop in stops]
+        parts = [repr(chain.stem_modules), *map(repr, chain.blocks)]
+        self._modules = [key_of(parts[: boundary + 1]) for boundary in range(chain.num_blocks + 1)]
 
     def key(self, boundary: int, layouts: Mapping[str, StoreLayout], *, by_block: bool = False) -> str:
         """Of the stores at a boundary, in blocks, laid out so.
@@ -50,7 +53,8 @@ class Identity:
             by_block: whether the activations were stored behind each block, where a narrower type rounds them.
         """
         data = sorted((split, self._fingerprints[split], _told(layout)) for split, layout in layouts.items())
-        return key_of((boundary, by_block, self._weights[boundary], data, self._surroundings))
+        before = self._weights[boundary], self._modules[boundary]
+        return key_of((boundary, by_block, *before, data, self._surroundings))
 
 
 def digests_of_units(chain: Chain, *, world: World) -> tuple[tuple[str, ...], ...]:
@@ -79,12 +83,14 @@ def _told(layout: StoreLayout) -> tuple[object, ...]:
     return (*digests, layout.width, str(layout.dtype), layout.has_rows)
 
 
-def _structure(model: torch.nn.Module) -> str:
-    """Modules with their settings, which the weights do not tell: the number of heads, say."""
+def _settings(model: torch.nn.Module) -> str:
+    """Those of the whole model, which modules do not tell: how a mask is made, say."""
     told: Any = getattr(model, "config", None)
     settings = told.to_dict() if hasattr(told, "to_dict") else {}
     settings = {key: value for key, value in settings.items() if key not in ("_name_or_path", "name_or_path")}
-    return hashlib.sha256(f"{model!r} {json.dumps(settings, sort_keys=True, default=str)}".encode()).hexdigest()
+    return hashlib.sha256(
+        f"{type(model).__name__} {json.dumps(settings, sort_keys=True, default=str)}".encode()
+    ).hexdigest()
 
 
 def _code() -> str:

@@ -67,6 +67,7 @@ class AutoDP:
         self._begin()
 
     def _begin(self) -> None:
+        self._is_restored = False
         self.weights: dict[int, range] = {}
         self.waiting: dict[int, int] = {}
         self._state: dict[int, range] = {}
@@ -83,6 +84,7 @@ class AutoDP:
             the next ``enter``. The weights are uninitialised too.
         """
         self.forget()
+        self._is_restored = True
         self._chain.forget_training(untouched=untouched, frozen=plan.first_active)
         size, prefix = self._world.size, range(plan.first_active)
         unused = {unit: range(unit % size, unit % size + 1) for unit in prefix}
@@ -104,6 +106,14 @@ class AutoDP:
             return {}
         return {**self._state, **(active.state_ranks() if active is not None else {})}
 
+    def untouched(self, active: ParallelPlan | None) -> int:
+        """The number of leading units that no step has trained.
+
+        Args:
+            active: as for ``state_holders``.
+        """
+        return self._chain.untouched if active is None else min(self._chain.untouched, active.first_active)
+
     def enter(self, plan: ParallelPlan, *, state: OptimizerState, stepped: ParallelPlan | None) -> Arrival:
         """Collective. Takes this rank to ``plan``.
 
@@ -114,8 +124,7 @@ class AutoDP:
         if self._mesh is not None and self._mesh.pp != plan.pp:
             self.close()
         self._state = self.state_holders(stepped)
-        if stepped is not None:
-            self._chain.untouched = min(self._chain.untouched, stepped.first_active)
+        self._chain.untouched = self.untouched(stepped)
         state = {**self.parked, **state}
         num_bytes = self._move(plan, state)
         self._chain.settle_types(plan.first_active)
@@ -169,9 +178,10 @@ class AutoDP:
         return held
 
     def _lay_down(self, held: Holders) -> None:
-        """Leaves each unit that was trained in the host's memory of one of its holders, which take turns."""
+        """Leaves each unit in the host's memory of one of its holders, which take turns; those that no step has trained
+        are in the model's files, unless they came from a checkpoint."""
         for unit, ranks in held.items():
-            if unit < self._chain.untouched:
+            if unit < self._chain.untouched and not self._is_restored:
                 continue
             self.waiting[unit] = ranks[unit % len(ranks)]
             if self.waiting[unit] == self._world.rank:

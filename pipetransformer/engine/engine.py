@@ -147,6 +147,11 @@ class Engine:
         """The present holders of the optimizer state of each unit."""
         return self.autodp.state_holders(self.layout.stepped)
 
+    @property
+    def untouched(self) -> int:
+        """The number of leading units that no step has trained."""
+        return self.autodp.untouched(self.layout.stepped)
+
     def forget_steps(self) -> None:
         """Deletes optimizer state, losses, norms and times, as needed after steps that were only timed."""
         self.layout.forget_state()

@@ -276,7 +276,7 @@ class AutoFreeze:
             asked.append((wanted, found.saved, found.spent))
             return found
 
-        if not frozen:
+        if frozen <= self._least_frozen:
             self._rate_frozen = self._rate(step)
         if self._policy_is_due(step):
             norms = tuple(total / self._norm_steps for total in self._norm_sums) if self._norm_steps else None
@@ -294,10 +294,10 @@ class AutoFreeze:
                 ),
                 step=step,
             )
-        answer = frozen if asks is None else min(asks, self._max_frozen)
+        answer = (0 if self.policy is None else frozen) if asks is None else min(asks, self._max_frozen)
         allowed, reason = self._allowed(max(answer, self._least_frozen), step=step, frozen=frozen)
-        if self.policy is None:
-            reason = "nothing trains in them"
+        if answer < self._least_frozen and not reason:
+            reason = "nothing trains in the blocks before those of model.lora.blocks"
         if not reason and asks is not None and asks > allowed:
             reason = f"freeze.max_frozen is {self._max_frozen}"
         changed = None if asks is None or self._plasticity is None else tuple(self._plasticity)

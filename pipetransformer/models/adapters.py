@@ -104,7 +104,7 @@ def every_adapter_runs(model: nn.Module, *, name: str) -> Iterator[None]:
         others = ", ".join(target for target in targets if target not in silent)
         raise UserError(
             f"model.lora.targets: {next(iter(waiting))} of {name} is never called, its weight is read in another way, "
-            f"so that an adapter there would learn nothing; give [{others}]"
+            f"so that an adapter there would learn nothing; give {f'[{others}]' if others else 'other layers'}"
         )
 
 

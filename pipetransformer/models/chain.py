@@ -42,6 +42,7 @@ class Chain(Held):
     Attributes:
         autocasts: whether units compute in bfloat16. It may change before ``learn_shapes``.
         attention: in which type they attend while they train (``adapter/attention.py``).
+        stem_modules: the modules of the stem.
         needs_mask: whether texts without padding must bring a mask; they need none in the families of the table.
 
     Raises:
@@ -86,7 +87,7 @@ class Chain(Held):
         self._head_row_only = head_row_only and self.family.row is not None
         self._narrowing = 0  # the unit that leaves one row of each sample; 0 for none, and before it is proven
         self._leaving: list[tuple[tuple[int, ...], bool, torch.dtype]] = []
-        self._stem_modules = [
+        self.stem_modules = [
             module
             for path, module in model.named_modules()
             if path and any(f"{path}.".startswith(prefix) for prefix in self.family.stem_prefixes)
@@ -183,14 +184,12 @@ class Chain(Held):
     def freeze(self, num_frozen: int, *, stem: bool = False) -> None:
         """Freezes the stem and the first ``num_frozen`` blocks and makes the rest trainable again.
 
-        Where ``num_frozen`` is 0, nothing is frozen, or the stem alone.
-
-        Frozen modules are in eval mode and stay there.
+        Where ``num_frozen`` is 0, nothing is frozen, or the stem alone. Frozen modules are in eval mode and stay there.
         """
         assert 0 <= num_frozen <= self.num_blocks
         first_active = max(self.numbering.behind(num_frozen), int(stem))
         self._set_trained(first_active)
-        for module in self._stem_modules:
+        for module in self.stem_modules:
             self._set_sticky_eval(module, frozen=first_active > 0)
         for index, block in enumerate(self.blocks):
             self._set_sticky_eval(block, frozen=index < num_frozen)

@@ -69,12 +69,11 @@ def row_differs(
 
 @contextmanager
 def _moved(block: nn.Module, hidden: Tensor) -> Iterator[None]:
-    """Moves biases, norms and layer scales: where they start, at 0, 1 or 1e-6, they would hide a mistake; and matrices
-    of zeros, as one of an adapter's two is at first.
+    """Moves biases, norms and layer scales: where they start, at 0, 1 or 1e-6, they would hide a mistake.
 
     Random numbers, weights and eval mode are as before at the end.
     """
-    moved = [parameter for parameter in block.parameters() if parameter.ndim <= 1 or not parameter.any()]
+    moved = [parameter for parameter in block.parameters() if parameter.ndim <= 1]
     kept = [parameter.detach().clone() for parameter in moved]
     random = torch.Generator().manual_seed(0)
     devices = [hidden.device] if hidden.device.type == "cuda" else []

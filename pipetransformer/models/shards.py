@@ -19,8 +19,8 @@ def check_shards(folder: Path) -> None:
     """
     from safetensors import SafetensorError, safe_open
 
-    if not (folder / _INDEX).is_file():
-        return
+    if not (folder / _INDEX).is_file() or (folder / "model.safetensors").is_file():
+        return  # of both, the library takes the one file
     try:
         files = dict(json.loads((folder / _INDEX).read_text())["weight_map"])
     except (OSError, ValueError, KeyError, TypeError) as error:

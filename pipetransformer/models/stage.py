@@ -16,7 +16,8 @@ class Stage(nn.Module):
     """Consecutive units of one rank, as the module that a pipeline stage runs.
 
     It registers no parameter: the chain's model owns them all, under the model's names. Frozen units run their forward
-    alone. What enters them gets gradients of zero, which the stage before does not use, but a schedule sends.
+    alone. What enters them gets gradients of zero, which the stage before does not use, but a schedule sends. Where
+    nothing up to its end trains, what leaves it is a leaf.
 
     Args:
         first_active: the first unit of the chain that trains.

@@ -77,16 +77,15 @@ class TransformersModel(BuiltModel):
 
     def save(self, folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Writes the layout of ``save_pretrained``, tokenizer included."""
-        if self.adapters is not None:
-            self.model.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
-            self.adapters.save(folder, weights)
-        else:
-            like = saved_tensors(self.model)
+        like, settings = saved_tensors(self.model), cast(Any, self.model.config)
+        if self.adapters is None:
             self.model.save_pretrained(folder, state_dict={})  # type: ignore[operator]
-            # Note: it has just told the type of the first weight, which may rest in a narrower one than it is saved in.
-            self.model.config.dtype = next(iter(like.values())).dtype
-            self.model.config.save_pretrained(folder)  # type: ignore[operator, union-attr]
             write_weights(folder, weights, like=like, largest=LARGEST_SHARD)
+        else:
+            self.adapters.save(folder, weights)
+        # Note: of the first weight, which ``save_pretrained`` tells, it may be a narrower one, in which it rests.
+        settings.dtype = next(iter(like.values())).dtype
+        settings.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
 

@@ -58,6 +58,10 @@ class Values:
                     drawn = _drawn(deferred, buffer, seed=seed, name=f"{path}.{name}")
                     setattr(module, name, drawn.to(buffer.dtype))
 
+    def read_types(self) -> set[torch.dtype]:
+        """The types of the weights that are not drawn."""
+        return {source.args[0].dtype for source in self._sources.values() if source.func is _itself}
+
     def of(self, name: str) -> Tensor:
         """The weight of this name, on the CPU, in the type that it was saved or made in."""
         source = self._sources[name]

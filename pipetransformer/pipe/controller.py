@@ -157,7 +157,7 @@ class AutoPipe:
     # ---- plans -----------------------------------------------------------------------------------------------------
 
     def first_plan(self) -> Choice:
-        """The plan to start with, with nothing frozen.
+        """The plan to start with, with nothing frozen that can train.
 
         Raises:
             UserError: if no plan fits.
@@ -195,7 +195,7 @@ class AutoPipe:
             wanted,
             current=current,
             options=partial(self._options, offers),
-            outlook=self._outlook(step, parked_from=parked_from),
+            outlook=self._outlook(step, current, parked_from=parked_from),
             has_news=has_news,
             is_confirmed=is_confirmed,
         )
@@ -205,16 +205,18 @@ class AutoPipe:
         now. The other arguments are those of ``settle``.
         """
         options = partial(self._options, offers)
-        return self._planner.gains(frozen, current=current, options=options, outlook=self._outlook(step))
+        return self._planner.gains(frozen, current=current, options=options, outlook=self._outlook(step, current))
 
     def _options(self, offers: Offers, frozen: int) -> Mapping[int | None, float]:
         return {cached: self._seconds(work) for cached, work in offers(frozen).items()}
 
-    def _outlook(self, step: int, *, parked_from: int | None = None) -> Outlook:
-        """The rest of the run behind ``step`` steps."""
-        layouts = self.layouts
+    def _outlook(self, step: int, current: ParallelPlan, *, parked_from: int | None = None) -> Outlook:
+        """The rest of the run behind ``step`` steps, the last of them under ``current``."""
+        layouts, untouched = self.layouts, self._chain.untouched
+        if step:
+            untouched = min(untouched, current.first_active)
         return Outlook(
-            replace(self.profile.job, parked_from=parked_from).trained_from(self._chain.untouched),
+            replace(self.profile.job, parked_from=parked_from).trained_from(untouched),
             self._calendar.total_steps - step,
             self.lines(),
             fixed_seconds=layouts.fastest_move,

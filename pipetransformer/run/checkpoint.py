@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 
 _PART = ".part"
-_SAME = "give the same data, seed, batch size, epochs, optimizer, nodes, freeze.guard and cache.views"
+_OLDER = {"model.dtype": "float32"}  # what is not noted in checkpoints of older versions
+_SAME = "give the same model, data, seed, batch size, epochs, optimizer, nodes, freeze.guard and cache.views"
 
 
 class CheckpointStore:
@@ -61,6 +62,8 @@ class CheckpointStore:
             "train.batch_size": train.batch_size,
             "train.optimizer": train.optimizer,
             "nodes": world.num_nodes,
+            "model.dtype": config.model.dtype,
+            "model.lora": None if config.model.lora is None else config.model.lora.model_dump(mode="json"),
             "training data": job.datasets["train"].fingerprint,
         }
 
@@ -103,7 +106,7 @@ class CheckpointStore:
                     "plan": engine.plan.as_dict(),
                     "state_ranges": {str(unit): _ends(ranks) for unit, ranks in engine.state_holders().items()},
                     "identity": self._identity,
-                    "untouched": engine.chain.untouched,
+                    "untouched": engine.untouched,
                     "step": step,
                     **state,
                 }
@@ -161,16 +164,8 @@ class CheckpointStore:
         for given, here, what, remedy in (
             (plan.world_size, self._world.size, "ranks", f"start it with {plan.world_size}"),
             (plan.num_blocks, numbering.num_blocks, "blocks", "give the same model"),
+            *((saved.get(key, _OLDER.get(key)), value, key, _SAME) for key, value in self._identity.items()),
             (plan.stem_frozen, self._stem, "freeze.stem", f"give freeze.stem={str(plan.stem_frozen).lower()}"),
-            *(
-                (
-                    saved.get(key),
-                    value,
-                    key,
-                    _SAME,
-                )
-                for key, value in self._identity.items()
-            ),
         ):
             if given != here:
                 raise UserError(f"run.resume: {path} is of a run with {what} {given} and this one has {here}; {remedy}")
@@ -179,6 +174,8 @@ class CheckpointStore:
             raise UserError(f"run.resume: the plan of {path} cuts blocks in halves; give pipe.units=half")
         state["plan"] = renumbered
         state["state_holders"] = _renumbered(holders, old=plan.numbering, new=numbering)
+        untouched = plan.numbering.part_of(int(state.get("untouched", 0)))  # older ones do not tell
+        state["untouched"] = numbering.first_of(untouched)
         return path, state
 
     def load(self, path: Path, *, state: Mapping[str, Any], engine: Engine) -> OptimizerState:
@@ -195,8 +192,7 @@ class CheckpointStore:
             UserError: if the checkpoint belongs to another model or optimizer, or is damaged.
         """
         plan: ParallelPlan = state["plan"]
-        untouched = int(state.get("untouched", 0))  # older ones do not tell
-        optimizer_state = engine.autodp.restore(plan, state["state_holders"], untouched=untouched)
+        optimizer_state = engine.autodp.restore(plan, state["state_holders"], untouched=state["untouched"])
         held = [unit for unit, ranks in engine.autodp.weights.items() if self._world.rank in ranks]
         parameters = engine.chain.named_parameters(held)
         tensors: dict[str, Any] = {f"model.{name}": p.data for name, p in parameters.items()}

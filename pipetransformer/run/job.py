@@ -96,6 +96,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         raise UserError("train.precision: this GPU has no bfloat16; give float32")
     info = lead(lambda: describe(config.data))
     built, values = build_model(config, info)
+    _check_base(config, values)
     datasets = _load_data(config, built, info=info, lead=lead)
     chain = Chain(
         built.model,
@@ -140,6 +141,17 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
         {"train.precision": precision.name, "train.wide_attention": precision.wide_attention, "cache.views": views}
     )
     return Job(built, values, chain, dict(datasets), settled, precision, world.num_nodes, guard)
+
+
+def _check_base(config: Config, values: Values) -> None:
+    """Raises UserError for adapters beside weights that would be rounded: they belong to those in the files, which are
+    not saved with them."""
+    wider = [dtype for dtype in values.read_types() if dtype.is_floating_point and dtype.itemsize > 2]
+    if config.model.lora is not None and config.model.dtype == "bfloat16" and wider:
+        raise UserError(
+            f"model.dtype: the weights of {config.model.name} are {str(wider[0]).removeprefix('torch.')}, and adapters "
+            "would belong to rounded ones; give float32"
+        )
 
 
 def _load_data(

@@ -48,8 +48,8 @@ def of_freezing(freezing: Freezing, *, plan: ParallelPlan, total_steps: int) -> 
     if freezing.never:
         judged = " that the guard can judge; give a shorter freeze.every, or freeze.guard=false"
         yield (
-            "nothing will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this run"
-            f"{judged if freezing.is_watched else ''}"
+            f"{'nothing more' if plan.frozen else 'nothing'} will freeze: freeze.warmup, freeze.every and "
+            f"freeze.patience leave too few decisions in this run{judged if freezing.is_watched else ''}"
         )
     if not freezing.schedule:
         return

@@ -144,7 +144,7 @@ def _key(chain: Chain, *, workload: Workload, config: Config, world: World) -> d
         "threads": torch.get_num_threads(),
         "ranks": world.size,
         "nodes": world.num_nodes,
-        **{name: version(name) for name in ("torch", "timm", "transformers")},
+        **{name: version(name) for name in ("torch", "timm", "transformers", "peft")},
     }
 
 
@@ -284,7 +284,7 @@ def _contention(chain: Chain, batch: Microbatch, *, world: World) -> float:
         return perf_counter() - start
 
     ratios = list[float]()
-    with chain.lent(range(chain.numbering.behind(1))), torch.random.fork_rng(devices=[]):
+    with chain.lent(range(chain.numbering.behind(1)), awake=True), torch.random.fork_rng(devices=[]):
         forward()
         for _ in range(_CONTENTION_ROUNDS):  # in turn, so that a slow moment of the machine spoils only a round or two
             dist.barrier()

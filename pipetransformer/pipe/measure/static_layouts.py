@@ -41,7 +41,7 @@ _LEAST_SECONDS, _MOST_STEPS = 0.05, 50  # of the steps of a round together, or s
 
 @dataclass(frozen=True, slots=True)
 class StaticLayouts:
-    """The best unfrozen layout of every pipeline length that was timed, with its times.
+    """The best layout of every pipeline length that was timed, with nothing frozen that can train, and its times.
 
     Attributes:
         plans: the layouts by pp.

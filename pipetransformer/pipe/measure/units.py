@@ -80,7 +80,8 @@ def profile_units(
     Units that this rank does not hold are lent to it; others must be trainable. Each round times every shape once, so
     that a slow moment of the machine spoils one sample of each shape, not all samples of one. A first round is not
     counted: where memory is touched for the first time, the backward of an embedding took 25 times as long as later.
-    Weights, state of random numbers and buffers are left as they were; gradients are deleted.
+    Weights, state of random numbers and buffers are left as they were; gradients are deleted. Weights that would rest
+    are awake: what it takes to widen them counts nowhere.
 
     Args:
         microbatches: one example of each shape.
@@ -156,7 +157,7 @@ def count_units(
 def prefix_seconds(chain: Chain, batch: Microbatch, units: range) -> float:
     """Seconds of a forward of ``units`` as a frozen prefix, timed as ``profile_units`` does."""
     shape = _Shape(chain, batch, units, weights_apart=False, recompute="never")
-    with chain.lent(units):
+    with chain.lent(units, awake=True):
         for _ in range(_ROUNDS + 1):
             shape.time_prefix()
     return sum(shape.costs_of_prefix()) / 1e9

@@ -106,7 +106,7 @@ class Planner:
         if not self.keeps_cut and first_plan.pp > 1:
             fewest = first_plan.pp * min(per_rank for _, per_rank in self.first.schedules)
         blocks = -(-(fewest - 1) // first_plan.units_per_block)  # active blocks; the head is one more unit
-        return max(self.num_blocks - blocks, 0)
+        return max(self.num_blocks - blocks, self.least_frozen)
 
     def static_layouts(self, costs: JobCosts) -> tuple[Prediction, ...]:
         """The best plan of each pipeline length, shortest first, with nothing frozen that can train; lengths that do
@@ -280,7 +280,8 @@ class Planner:
         Raises:
             UserError: if no plan fits with nothing frozen.
         """
-        first, outlook = self.first_plan(costs, {}), Outlook(costs, remaining_steps=10**9)
+        first = self.first_plan(costs, {})
+        outlook = Outlook(costs.trained_from(first.plan.first_active), remaining_steps=10**9)
 
         def options(frozen: int) -> Mapping[int | None, float]:
             return dict.fromkeys(cached_choices(frozen, held=None) if has_cache else (None,), 0.0)
