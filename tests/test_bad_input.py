@@ -251,8 +251,14 @@ def content(folder: Path) -> dict[str, bytes]:
     ("overrides", "line"),
     [
         ([], "x exists; continue it with run.resume=true, delete it with run.overwrite=true, or give another run id"),
-        (["run.resume=true", "train.epochs=2"], "is of a run with steps 2 and this one has 4; give the same data"),
-        (["run.resume=true", "train.seed=1"], "is of a run with train.seed 0 and this one has 1; give the same data"),
+        (
+            ["run.resume=true", "train.epochs=2"],
+            "is of a run with steps 2 and this one has 4; give the same model",
+        ),
+        (
+            ["run.resume=true", "train.seed=1"],
+            "is of a run with train.seed 0 and this one has 1; give the same model",
+        ),
         (
             ["run.resume=true", "freeze.stem=true"],
             "freeze.stem False and this one has True; give freeze.stem=",

@@ -14,8 +14,9 @@ as long as package, benchmark and libraries are the same. --minutes ends it befo
 which are missing. Rows take turns, seed by seed, so that a slow hour of the machine meets all of them. A ratio is of
 two runs with one seed on one kind of processor, a difference of two that began with the same weights.
 
---tune gives a table of other learning rates and epochs, nothing frozen, on other phrases and sentences of SST-2, or
-other pictures of CIFAR-100: the rows "no freeze, tuned" of the other tables come from it.
+--tune gives a table of other learning rates and epochs, nothing frozen, and of numbers of frozen blocks over time, on
+other phrases and sentences of SST-2, or other pictures of CIFAR-100: the rows "no freeze, tuned" of the other tables,
+and the default, come from it.
 
 --pool measures nothing: it takes the kept runs of tasks, as sst2-minilm-l6, and tells the accuracy of their rows
 together.
@@ -89,7 +90,7 @@ def make_parser() -> Parser:
     parser.add_argument("--squad", type=Path, metavar="FOLDER", help="its train*.json and dev*.json; with --model")
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="a saved encoder; of 6 or 12 blocks for --sst2")
     parser.add_argument("--phrases", type=count, default=None, help=f"of --sst2, to train on (default {NUM_PHRASES})")
-    parser.add_argument("--tune", action="store_true", help="other recipes, nothing frozen; not of --squad")
+    parser.add_argument("--tune", action="store_true", help="other recipes, other ways to freeze; not of --squad")
     parser.add_argument("--timm-train", type=Path, metavar="FILE", help="timm's train.py, the peer of --cifar100")
     parser.add_argument(
         "--rows",

@@ -28,7 +28,7 @@ __all__ = ["Cell", "Figures"]
 # a new recipe of one task leaves the cells of the others.
 CODE = (
     *("pipetransformer/**/*.py", "main_*.py", "config/*.yaml", "benchmarks/support/sst2.py"),
-    *(f"benchmarks/elastic/{name}.py" for name in ("cells", "processes", "inverted_guard", "redrawn")),
+    *(f"benchmarks/elastic/{name}.py" for name in ("cells", "processes", "inverted_guard", "ladder", "redrawn")),
     *(f"benchmarks/peers/{name}.py" for name in ("hf_trainer", "timm_train", "timm_ranks")),
 )
 _ENTRIES = {

@@ -133,14 +133,36 @@ _TUNED: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
 }
 
 
+# (share of the learning rates' sum that is to come, frozen blocks from there on), of 12 blocks, by kind of task.
+_LADDERS: Mapping[str, tuple[tuple[tuple[float, int], ...], ...]] = {
+    "sst2": (
+        ((1.0, 6),),
+        ((1.0, 4),),
+        ((1.0, 4), (0.45, 6), (0.12, 8)),
+        ((1.0, 3), (0.45, 6), (0.12, 9)),
+        ((1.0, 2), (0.6, 4), (0.35, 6), (0.12, 10)),
+    ),
+    "cifar100": (((0.1, 10),), ((0.05, 10),), ((0.1, 8),), ((0.3, 2), (0.15, 6), (0.05, 10))),
+}
+
+
+def _ladder(steps: tuple[tuple[float, int], ...]) -> Row:
+    told = ", ".join(f"{frozen} at {share:g}" for share, frozen in steps)
+    options = f"freeze.options={{steps: {[list(step) for step in steps]}}}"
+    policy = ("freeze.policy=benchmarks.elastic.ladder:Ladder", options, "freeze.every=16 steps", _UNGUARDED)
+    return Row(f"frozen {told}", policy, 8)
+
+
 def tuning_rows(kind: str) -> tuple[Row, ...]:
-    """Nothing frozen, with other learning rates and epochs: the recipes and what is tuned come from their table."""
+    """Nothing frozen, with other learning rates and epochs: the recipes and what is tuned come from their table. And
+    numbers of frozen blocks over time at the recipe: the default policy comes from theirs."""
     rates, epochs = _TUNED[kind]
-    return tuple(
+    recipes = tuple(
         Row(f"lr {rate}, epochs {count}", (*_NONE, f"train.lr={rate}", f"train.epochs={count}"), 2)
         for rate in rates
         for count in epochs
     )
+    return (*recipes, *map(_ladder, _LADDERS[kind]))
 
 
 def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PHRASES, tunes: bool = False) -> Task:
@@ -163,7 +185,7 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
     if num_phrases != NUM_PHRASES:
         row_names = (BASELINE, PEER, DEFAULT, *((INVERTED,) if num_blocks == 6 else (REDRAWN, TOO_DEEP)))
     if tunes:
-        name, row_names = f"{name}-tuning", tuple(row.name for row in tuning_rows("sst2"))
+        name, row_names = f"{name}-tuning", (BASELINE, *(row.name for row in tuning_rows("sst2")))
         about = f"{trained} other full sentences; none of these and of the phrases is in the other tables."
     places = (f"data.path={data}", f"model.name={model.resolve()}")
     own = (*places, f"train.lr={lr}", f"train.eval_every={every} steps")
@@ -211,7 +233,8 @@ def pictures(
     own = (f"data.path={data}", f"model.name={model.resolve()}")
     judges = "2,500 others; none of these is in the other table" if tunes else "all their test pictures"
     trained = f"Then trained on {NUM_PICTURES:,} pictures of the other classes, and judged on {judges}."
-    rows = tuning_rows("cifar100") if tunes else tuple(row for row in ROWS if row.name != PEER or timm is not None)
+    rows = tuple(row for row in ROWS if row.name != PEER or timm is not None)
+    rows = (*rows[:1], *tuning_rows("cifar100")) if tunes else rows
     peer = (
         ""
         if tunes
