@@ -152,8 +152,8 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
     blocks = PLAN.num_blocks
     assert said[2:6] == [
         "freeze.guard: too few samples, or steps (20), to judge a freeze; no samples are set aside",
-        "nothing will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this run that "
-        "the guard can judge; give a shorter freeze.every, or freeze.guard=false",
+        "nothing more will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this run "
+        "that the guard can judge; give a shorter freeze.every, or freeze.guard=false",
         f"blocks to be frozen, of {blocks}: 2 from step 0 on, {blocks} from step 9 on, as far as the guard allows",
         "warning: all blocks freeze at step 9 of 20; the head alone learns from then on, which often costs accuracy; "
         "set freeze.max_frozen, or a longer freeze.every",
