@@ -54,10 +54,10 @@ JOB = (
 )
 
 
-def summary_of(folder: Path, name: str, *overrides: str, num_ranks: int = 2) -> dict[str, Any]:
-    """The summary of a run that decides live."""
+def summary_of(folder: Path, name: str, *overrides: str) -> dict[str, Any]:
+    """The summary of a run on 2 ranks that decides live."""
     config = REPOSITORY / "config" / "train_config_demo_text.yaml"
-    command = [sys.executable, "-m", "pipetransformer.launch", str(num_ranks), "1", "0", "127.0.0.1", str(free_port())]
+    command = [sys.executable, "-m", "pipetransformer.launch", "2", "1", "0", "127.0.0.1", str(free_port())]
     places = [str(config), name, *JOB, f"run.dir={folder}", *overrides]
     # Else the C library keeps what is freed, more or less of it from run to run.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "32768"}
