@@ -161,9 +161,10 @@ def test_no_single_rank_could_hold_it(ranks: RankPool, tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_the_kernel_counts_no_more_either(tmp_path: Path) -> None:
-    """A BERT of 77 million weights, 1,235 MB with gradients and moments, on four ranks that may hold 494 MB of it each,
-    beside what a rank holds for a model of next to nothing: memory that no file backs, as often as it can be read. Pages
-    of files, where frozen weights wait, are the kernel's to take back, and shared ones are the cache's.
+    """A BERT of 77 million weights, 1,235 MB with gradients and moments, on four ranks that may hold 494 MB of it each.
+
+    What counts is memory that no file backs, as often as it can be read, beside that of a rank with next to no model:
+    pages of files, where frozen weights wait, are the kernel's to take back, and shared ones are the cache's.
 
     Note: steps were within 3 % of the prediction; the move to a cached prefix passed the limit by 18 %, where tensors
     alone, as they are counted above, do not. Why is not known.
