@@ -255,7 +255,8 @@ class Trainer:
         if self.timed:
             self._tell(events.Measured(self.autopipe.layouts, self.autopipe.profile))
         if origin.checkpoint is not None:
-            self._tell(events.Resumed(self.step, origin.checkpoint.name, origin.state["report"]))
+            damaged = tuple(self.checkpoints.damaged)
+            self._tell(events.Resumed(self.step, origin.checkpoint.name, origin.state["report"], damaged))
         if probed is not None:
             self._tell(probed)
         self._tell(events.Adopted(self.step, plan, "resume" if origin.checkpoint else "start", choice))

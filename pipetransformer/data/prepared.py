@@ -1,7 +1,7 @@
 """Arrays that one process of a node makes for all of its ranks and for every later run: made once, memory-mapped then.
 
 They lie in ``$PIPETRANSFORMER_CACHE`` (default: ``pipetransformer`` in the user's cache folder), a folder for each
-content; all may be deleted at any time.
+content; all may be deleted at any time. Those that are not to the bit as they were written are made anew.
 """
 
 from __future__ import annotations
@@ -67,13 +67,34 @@ def prepared(key: Callable[[], object], build: Callable[[], Mapping[str, np.ndar
 
     def make() -> str:
         folder = cache_folder() / hashlib.sha256(repr((_VERSION, key())).encode()).hexdigest()[:32]
+        if folder.is_dir() and not _is_whole(folder):
+            shutil.rmtree(folder, ignore_errors=True)
         if not folder.is_dir():
             _write(folder, build())
         return str(folder)
 
     folder = Path(lead(make))
-    arrays = {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
-    return Prepared(arrays, (folder / _DIGEST).read_text())
+    return Prepared(_mapped(folder), (folder / _DIGEST).read_text())
+
+
+def _mapped(folder: Path) -> dict[str, np.ndarray]:
+    return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether the arrays are those that were written, to the bit."""
+    try:
+        return _digest_of(_mapped(folder)) == (folder / _DIGEST).read_text()
+    except Exception:  # whatever numpy makes of a damaged head
+        return False
+
+
+def _digest_of(arrays: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def cache_folder() -> Path:
@@ -89,12 +110,9 @@ def _write(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".part", dir=folder.parent))
         with cleaned_up(partial(shutil.rmtree, part, ignore_errors=True)):
-            digest = hashlib.sha256()
-            for name, array in sorted(arrays.items()):
+            for name, array in arrays.items():
                 np.save(part / f"{name}.npy", array)
-                digest.update(f"{name} {array.dtype} {array.shape}".encode())
-                digest.update(np.ascontiguousarray(array).data)
-            (part / _DIGEST).write_text(digest.hexdigest())
+            (part / _DIGEST).write_text(_digest_of(arrays))
             try:
                 part.rename(folder)
             except OSError:

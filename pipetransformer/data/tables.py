@@ -98,6 +98,19 @@ def _read(path: Path) -> pa.Table:
         if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
             raise ValueError("a list of objects is needed")
         return pa.Table.from_pylist(rows)
-    delimiter = "\t" if path.suffix == ".tsv" else ","
-    options = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    return pa.csv.read_csv(path, parse_options=options)
+    if path.suffix == ".csv":
+        return pa.csv.read_csv(path, parse_options=pa.csv.ParseOptions(newlines_in_values=True))
+    return _tabbed(path)
+
+
+def _tabbed(path: Path) -> pa.Table:
+    """Between tabs, quotation marks are text, unless a line each comes out where they quote: a text that merely begins
+    with one would swallow the lines up to the next."""
+    plain, quoted = (pa.csv.ParseOptions(delimiter="\t", quote_char=mark) for mark in (False, '"'))
+    with path.open("rb") as file:
+        num_lines = sum(1 for line in file if line.strip())
+    try:
+        table = pa.csv.read_csv(path, parse_options=quoted)
+    except pa.ArrowException:
+        return pa.csv.read_csv(path, parse_options=plain)
+    return table if len(table) == num_lines - 1 else pa.csv.read_csv(path, parse_options=plain)

@@ -25,7 +25,9 @@ def first_of_ranks(number: int | None) -> tuple[int, int] | None:
 
 
 def values_of_ranks(value: Result) -> list[Result]:
-    """Collective. The value that each rank gives, by rank."""
+    """Collective. The value that each rank gives, by rank; of a process without a group its own."""
+    if not dist.is_initialized():
+        return [value]
     values = [value] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values

@@ -13,7 +13,6 @@ def write_whole(path: Path, text: str, *, key: str = "run.dir") -> None:
     """Writes or replaces ``path``: a reader sees the old file or the whole new one, also after a crash.
 
     Args:
-        text: ASCII only.
         key: the setting that an error names.
 
     Raises:
@@ -22,7 +21,7 @@ def write_whole(path: Path, text: str, *, key: str = "run.dir") -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}.part")  # another job may write the same file
     try:
         with writing(path, key=key):
-            with part.open("w", encoding="ascii") as file:
+            with part.open("w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

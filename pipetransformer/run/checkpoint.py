@@ -3,6 +3,7 @@
 checkpoints/step-00000120/    weights and optimizer state, in the format of torch.distributed.checkpoint (DCP); one of
                               its holders writes each tensor
                 state.json    everything else: plan, progress, state of the freeze policy, totals
+                sha256.json   digests of all files, which are compared before any is read
 checkpoints/step-00000120.part/   the name while it is written; renamed after the last write of all ranks
 """
 
@@ -26,8 +27,11 @@ from pipetransformer.engine import Engine
 from pipetransformer.errors import UserError, writing
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.units import Numbering
+from pipetransformer.process.collectives import values_of_ranks
+from pipetransformer.process.files import write_whole
 from pipetransformer.process.shutdown import cleaned_up
 from pipetransformer.process.world import World
+from pipetransformer.run.checksums import damage_of, digests_of, files_of, write_digests
 
 if TYPE_CHECKING:
     from pipetransformer.config import Config
@@ -48,11 +52,12 @@ class CheckpointStore:
 
     Attributes:
         folder: the folder of all checkpoints of the run.
+        damaged: those that ``resumable`` passed over, each with the reason.
     """
 
     def __init__(self, config: Config, *, run_dir: Path, job: Job, calendar: Calendar, world: World) -> None:
         train = config.train
-        self.folder = run_dir / "checkpoints"
+        self.folder, self.damaged = run_dir / "checkpoints", list[str]()
         self._world, self._keep, self._stem = world, config.checkpoint.keep, config.freezes_stem
         # Facts that must not change before a resumption: samples would be skipped or seen twice, or the optimizer's
         # state would have no meaning.
@@ -110,10 +115,14 @@ class CheckpointStore:
                     "step": step,
                     **state,
                 }
-                with writing(part), (part / "state.json").open("w") as file:
-                    json.dump(record, file)
-                    file.flush()
-                    os.fsync(file.fileno())
+                write_whole(part / "state.json", json.dumps(record))
+            with writing(part):
+                mine = digests_of(part.glob(f"__{rank}_*"))
+            everyone = values_of_ranks(mine)
+            if rank == 0:
+                with writing(part):
+                    own = digests_of([part / "state.json", part / ".metadata"])
+                write_digests(part, {name: digest for each in (own, *everyone) for name, digest in each.items()})
                 _discard(final)
                 with writing(final):
                     part.rename(final)
@@ -138,20 +147,15 @@ class CheckpointStore:
         return tensors
 
     def resumable(self, *, numbering: Numbering) -> tuple[Path, dict[str, Any]]:
-        """The last complete checkpoint and its JSON part, with its plan and holders in the units of ``numbering``.
+        """Collective. The last complete checkpoint whose files are as they were written, and its JSON part.
 
-        Not collective.
+        Its plan and holders are in the units of ``numbering``.
 
         Raises:
-            UserError: if there is no checkpoint; if it belongs to another job (by its saved identity), or to another
+            UserError: if there is none; if it belongs to another job (by its saved identity), or to another
                 number of ranks or blocks; or if its plan cuts blocks that are whole in ``numbering``.
         """
-        path = self.latest()
-        if path is None:
-            raise UserError(
-                f"run.resume: {self.folder.parent} holds no complete checkpoint; "
-                "start it anew with run.overwrite=true and run.resume=false"
-            )
+        path = self._latest_whole()
         try:
             state = dict(json.loads((path / "state.json").read_text()))
             plan, saved = ParallelPlan.from_dict(state["plan"]), dict(state["identity"])
@@ -177,6 +181,25 @@ class CheckpointStore:
         untouched = plan.numbering.part_of(int(state.get("untouched", 0)))  # older ones do not tell
         state["untouched"] = numbering.first_of(untouched)
         return path, state
+
+    def _latest_whole(self) -> Path:
+        """The ranks share the files of each checkpoint, from the last one back."""
+        if self.latest() is None:
+            raise UserError(
+                f"run.resume: {self.folder.parent} holds no complete checkpoint; "
+                "start it anew with run.overwrite=true and run.resume=false"
+            )
+        for path in reversed(self._complete()):
+            digests, why_not = files_of(path)
+            mine = dict(list(digests.items())[self._world.rank :: self._world.size])
+            found = next(filter(None, values_of_ranks(why_not or damage_of(path, mine))), "")
+            if not found:
+                return path
+            self.damaged.append(f"{path.name}: {found}")
+        raise UserError(
+            f"run.resume: {self.folder} holds no checkpoint that is whole ({'; '.join(self.damaged)}); "
+            "start it anew with another run.id"
+        )
 
     def load(self, path: Path, *, state: Mapping[str, Any], engine: Engine) -> OptimizerState:
         """Reads the weights into the engine's chain, and gives the holders of optimizer state to AutoDP.

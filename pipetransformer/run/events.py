@@ -11,7 +11,7 @@ writes most of them to ``events.jsonl``, under these names:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,11 +78,13 @@ class Resumed(Event):
         step: number of steps done.
         checkpoint: name of the checkpoint's folder.
         totals: totals of the run at the checkpoint, as ``Report.state_dict`` gives them.
+        damaged: later checkpoints that were passed over, each with the reason.
     """
 
     step: int
     checkpoint: str
     totals: Mapping[str, Any]
+    damaged: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

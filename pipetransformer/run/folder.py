@@ -13,6 +13,7 @@ from typing import IO
 from pipetransformer.config import Config, load_config
 from pipetransformer.errors import UserError, writing
 from pipetransformer.process.collectives import led_by
+from pipetransformer.process.files import write_whole
 
 _LOCK = ".lock"
 
@@ -83,13 +84,16 @@ def _find_run_folder(config: Config) -> RunFolder:
 
 
 def _changes(path: Path, config: Config) -> tuple[str, ...]:
-    """One text for each key of model, data, train and freeze that differs from the configuration saved in ``path``."""
+    """One text for each key of these sections that differs from the configuration saved in ``path``."""
     if not (path / "config.yaml").is_file():
         return ()
-    old, new = load_config(path / "config.yaml", is_past=True).model_dump(), config.model_dump()
+    try:
+        old, new = load_config(path / "config.yaml", is_past=True).model_dump(), config.model_dump()
+    except UserError as error:
+        return (f"which one is not known: config.yaml, as it was before, cannot be read ({error})",)
     return tuple(
         f"{section}.{key} was {old[section][key]} and is {value} now"
-        for section in ("model", "data", "train", "freeze")
+        for section in ("model", "data", "train", "freeze", "cache")
         for key, value in new[section].items()
         if value != old[section][key]
     )
@@ -113,7 +117,7 @@ def _make_run_folder(folder: RunFolder, config: Config) -> IO[str]:
                     path.unlink()
         # Settings of this launch alone would do harm if the file is used again.
         kept = {"run.id": folder.run_id, "run.overwrite": False, "run.resume": False, "run.replay": None}
-        (folder.path / "config.yaml").write_text(config.with_overrides(kept).to_yaml())
+        write_whole(folder.path / "config.yaml", config.with_overrides(kept).to_yaml())
     return lock
 
 

@@ -121,7 +121,10 @@ class Report:
     def _resumed(self, event: events.Resumed) -> None:
         """Continues from a checkpoint's totals, and records the settings that have changed since."""
         changes = self.folder.changes
-        self._tracker.event("resume", step=event.step, resumed_from=event.checkpoint, changes=changes)
+        passed = {"damaged": list(event.damaged)} if event.damaged else {}
+        self._tracker.event("resume", step=event.step, resumed_from=event.checkpoint, changes=changes, **passed)
+        for damage in event.damaged:
+            self._tracker.line(f"a checkpoint is passed over, {damage}; going on from {event.checkpoint}")
         for change in changes:
             self._tracker.line(f"resumed with another setting: {change}")
         self.totals = TypeAdapter(Totals).validate_python(event.totals)

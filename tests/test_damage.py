@@ -1,0 +1,143 @@
+"""Damaged files are found before anything of them is believed: prepared data are made anew, checkpoints passed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from laws import configuration
+from ranks import RankPool
+from test_live import live_run
+
+from pipetransformer.adapter import CheckpointException
+from pipetransformer.data.prepared import alone, file_digest, prepared
+from pipetransformer.errors import UserError
+from pipetransformer.run.checksums import NAME
+from pipetransformer.run.folder import find_run_folder
+
+ARRAYS = {"pictures": np.arange(4000, dtype=np.uint8).reshape(40, 100), "labels": np.arange(40)}
+
+
+def flip(path: Path, at: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(at * (len(content) - 1))] ^= 4
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a bit of its head": lambda path: flip(path, 0.0),
+    "a bit in the middle": lambda path: flip(path, 0.5),
+    "its last bit": lambda path: flip(path, 1.0),
+    "cut off": lambda path: path.write_bytes(path.read_bytes()[:-7]),
+    "empty": lambda path: path.write_bytes(b""),
+    "gone": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("file", ["pictures.npy", "labels.npy", "digest"])
+def test_damaged_prepared_data_are_made_anew(
+    damage: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIPETRANSFORMER_CACHE", str(tmp_path))
+    made: list[str] = []
+
+    def build() -> dict[str, np.ndarray]:
+        made.append("made")
+        return ARRAYS
+
+    first = prepared(lambda: "key", build, lead=alone)
+    again = prepared(lambda: "key", build, lead=alone)
+    assert len(made) == 1 and again.digest == first.digest
+    del first, again
+    (folder,) = tmp_path.iterdir()
+    DAMAGES[damage](folder / file)
+    found = prepared(lambda: "key", build, lead=alone)
+    assert len(made) == 2
+    assert all(np.array_equal(found.arrays[name], array) for name, array in ARRAYS.items())
+
+
+@pytest.fixture(scope="module")
+def checkpointed(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of runs with one that was cut after seven steps and has two checkpoints."""
+    folder = tmp_path_factory.mktemp("runs")
+    ranks.run(2, live_run, str(folder), SAVING, 7, False)
+    assert len(checkpoints_of(folder)) == 2
+    return folder
+
+
+SAVING = ["freeze.policy=none", "checkpoint.every=3 steps", "checkpoint.keep=2"]
+
+
+def checkpoints_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/checkpoints/step-*"))
+
+
+FILES = ["__0_0.distcp", "__1_0.distcp", ".metadata", "state.json", NAME]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_checkpoint_is_passed_over(file: str, checkpointed: Path, ranks: RankPool, tmp_path: Path) -> None:
+    for damage in ("a bit in the middle", "cut off", "gone"):
+        folder = tmp_path / damage.replace(" ", "-")
+        shutil.copytree(checkpointed, folder)
+        before, last = checkpoints_of(folder)
+        DAMAGES[damage](last / file)
+        ranks.run(2, live_run, str(folder), SAVING, 8, True)
+        (told,) = [json.loads(line) for line in events_of(folder) if '"resume"' in line]
+        assert told["resumed_from"] == before.name
+        assert (
+            len(told["damaged"]) == 1 and told["damaged"][0].startswith(f"{last.name}: ") and file in told["damaged"][0]
+        )
+
+
+def events_of(folder: Path) -> list[str]:
+    (events,) = folder.glob("*/events.jsonl")
+    return events.read_text().splitlines()
+
+
+def test_without_any_whole_checkpoint_nothing_is_resumed(checkpointed: Path, ranks: RankPool, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(checkpointed, folder)
+    for checkpoint in checkpoints_of(folder):
+        DAMAGES["a bit in the middle"](checkpoint / "__0_0.distcp")
+    with pytest.raises(AssertionError, match="holds no checkpoint that is whole .*__0_0.distcp is damaged"):
+        ranks.run(2, live_run, str(folder), SAVING, 8, True)
+
+
+class Harm:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {os.environ['HARMED']}",)
+
+
+def test_no_code_of_a_checkpoint_runs(
+    checkpointed: Path, ranks: RankPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its author has told the right digests."""
+    folder, harmed = tmp_path / "runs", tmp_path / "harmed"
+    monkeypatch.setenv("HARMED", str(harmed))
+    shutil.copytree(checkpointed, folder)
+    for checkpoint in checkpoints_of(folder):
+        (checkpoint / ".metadata").write_bytes(pickle.dumps(Harm()))
+        digests = json.loads((checkpoint / NAME).read_text())
+        digests["files"][".metadata"] = file_digest(checkpoint / ".metadata")
+        (checkpoint / NAME).write_text(json.dumps(digests))
+    with pytest.raises(AssertionError, match=r"run.resume: .* system, which no checkpoint does"):
+        ranks.run(2, live_run, str(folder), SAVING, 8, True)
+    assert not harmed.exists()
+
+
+def test_a_torn_configuration_stops_no_resumption(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("task: image_cl")
+    config = configuration("vit", [f"run.dir={tmp_path}", "run.id=run", "run.resume=true"])
+    (change,) = find_run_folder(config).changes
+    assert "config.yaml, as it was before, cannot be read" in change
+    assert UserError and CheckpointException
