@@ -104,13 +104,10 @@ def _read(path: Path) -> pa.Table:
 
 
 def _tabbed(path: Path) -> pa.Table:
-    """Between tabs, quotation marks are text, unless a line each comes out where they quote: a text that merely begins
-    with one would swallow the lines up to the next."""
-    plain, quoted = (pa.csv.ParseOptions(delimiter="\t", quote_char=mark) for mark in (False, '"'))
-    with path.open("rb") as file:
-        num_lines = sum(1 for line in file if line.strip())
-    try:
-        table = pa.csv.read_csv(path, parse_options=quoted)
-    except pa.ArrowException:
-        return pa.csv.read_csv(path, parse_options=plain)
-    return table if len(table) == num_lines - 1 else pa.csv.read_csv(path, parse_options=plain)
+    """Between tabs, a quotation mark is text, unless all that begin a field end it too: a text that merely begins with
+    one would swallow the lines up to the next."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        begun = (field for line in file for field in line.rstrip("\r\n").split("\t") if field.startswith('"'))
+        encloses = all(len(field) > 1 and field.endswith('"') for field in begun)
+    options = pa.csv.ParseOptions(delimiter="\t", quote_char='"' if encloses else False)
+    return pa.csv.read_csv(path, parse_options=options)

@@ -83,24 +83,32 @@ def _past(config: Config) -> dict[str, object]:
     """Values by key of the configuration."""
     run = config.run
     if run.resume and run.id is not None:
-        kept = Path(run.dir).expanduser() / run.id / "config.yaml"
+        folder = Path(run.dir).expanduser() / run.id
+        kept = folder / "config.yaml"
         if not kept.is_file():
             return {}
-        past, written = load_config(kept, is_past=True), yaml.safe_load(kept.read_text(encoding="utf-8"))
+        try:
+            past, written = load_config(kept, is_past=True), yaml.safe_load(kept.read_text(encoding="utf-8"))
+        except UserError:  # damaged
+            return {key: value for key, value in _told(folder / "events.jsonl").items() if key != "freeze.stem"}
         # There were none before these were keys.
         views = past.cache.views if "views" in (written.get("cache") or {}) else None
         wide = past.train.wide_attention if "wide_attention" in written["train"] else 0
         return {"train.precision": past.train.precision, "train.wide_attention": wide, "cache.views": views}
+    return {} if run.replay is None else _told(Path(run.replay))
+
+
+def _told(events: Path) -> dict[str, object]:
+    """The same, by what a run has recorded."""
     found: dict[str, object] = {}
-    if run.replay is not None:
-        with suppress(UserError):  # it is told when the plans are read
-            for event in read_events(Path(run.replay)):
-                if event["event"] == "run":
-                    found["train.precision"] = event.get("precision", "float32")
-                    found["train.wide_attention"] = event.get("wide_attention", 0)
-                    found["cache.views"] = event.get("views")
-                elif event["event"] == "plan" and isinstance(event.get("plan"), dict):
-                    found["freeze.stem"] = event["plan"].get("stem_frozen", False)
+    with suppress(UserError):  # of a replay, it is told when the plans are read
+        for event in read_events(events):
+            if event["event"] == "run":
+                found["train.precision"] = event.get("precision", "float32")
+                found["train.wide_attention"] = event.get("wide_attention", 0)
+                found["cache.views"] = event.get("views")
+            elif event["event"] == "plan" and isinstance(event.get("plan"), dict):
+                found["freeze.stem"] = event["plan"].get("stem_frozen", False)
     return found
 
 
