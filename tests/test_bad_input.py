@@ -296,9 +296,9 @@ def test_a_refused_run_leaves_the_one_before_as_it_was(
     ("damage", "line"),
     [
         ("no checkpoint", "damaged holds no complete checkpoint; start it anew with run.overwrite=true"),
-        ("garbled state", "state.json cannot be read ("),
-        ("state without a plan", "state.json cannot be read (KeyError: 'plan')"),
-        ("no tensors", "step-00000002 does not fit this configuration, or is damaged ("),
+        ("garbled state", "holds no checkpoint that is whole (step-00000002: state.json is damaged); start it anew"),
+        ("state without a plan", "holds no checkpoint that is whole (step-00000002: state.json is damaged)"),
+        ("no tensors", "(step-00000002: __0_0.distcp cannot be read (No such file or directory))"),
     ],
 )
 def test_a_checkpoint_that_is_not_whole_is_not_resumed(
