@@ -183,6 +183,7 @@ def test_the_guard_trusts_blocks_in_which_nothing_trains() -> None:
 
 REFUSED = {
     "model.lora.targets=[query, keys]": "targets: keys is no linear layer of .*'s blocks; give of query, key, value",
+    "model.lora.targets=[]": r"model.lora.targets: \[\] is not allowed; give a list of module names, or all-linear",
     "model.lora.blocks=9": "model.lora.blocks: .* has 6 blocks; give at most 6",
     "model.lora.rank=4": "model.lora.rank: no such key; model.lora has r, alpha, dropout, targets, blocks",
     "model.lora.r=0": "model.lora.r: 0 is not allowed; give a whole number of at least 1",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from annotated_types import MinLen
 from pydantic import BeforeValidator, Field
 
 from pipetransformer.config.types import Count, Positive, Section, Share, Text
@@ -17,7 +18,7 @@ class LoraConfig(Section):
     alpha: Positive = Field(default=16.0, description="What an adapter adds is multiplied by `alpha / r`.")
     dropout: Share = Field(default=0.0, description="Dropout rate of what enters an adapter.")
     targets: Annotated[
-        tuple[Text, ...] | Literal["all-linear"],
+        Annotated[tuple[Text, ...], MinLen(1)] | Literal["all-linear"],
         BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value),
         Allowed("a list of module names, or all-linear"),
     ] = Field(
