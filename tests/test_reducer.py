@@ -11,6 +11,7 @@ import torch.distributed as dist
 from ranks import RankPool
 from torch import Tensor, nn
 
+from pipetransformer.adapter import LiveBytes
 from pipetransformer.dp import GradientReducer
 from pipetransformer.dp import reducer as reducer_module
 from pipetransformer.process.world import World
@@ -119,6 +120,23 @@ def misses_a_gradient(world: World) -> str:
 
 def test_unused_parameters_are_named(ranks: RankPool) -> None:
     assert ranks.run(2, misses_a_gradient) == ["parameters without a gradient in this step: unused.weight"] * 2
+
+
+def bytes_of_buckets(world: World) -> list[int]:
+    """Bytes more than before it of a reducer: before its first step, and in it."""
+    net = model()
+    with LiveBytes() as live:
+        reducer = GradientReducer(dict(net.named_parameters()), group=dist.group.WORLD)
+        found = [live.alive]
+        reducer.begin(num_microbatches=1)
+        found.append(live.alive)
+        reducer.close()
+    return found
+
+
+def test_buckets_have_no_memory_before_the_first_step(ranks: RankPool) -> None:
+    of_model = sum(parameter.nbytes for parameter in model().parameters())
+    assert ranks.run(2, bytes_of_buckets) == [[0, of_model]] * 2, "the advance pass may need it"
 
 
 def closes(world: World) -> tuple[bool, float]:

@@ -126,10 +126,10 @@ _TEXT_MODELS: Mapping[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-# Learning rates and epochs to choose from, by kind of task.
-_TUNED: Mapping[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-    "sst2": (("1e-4", "2e-4", "4e-4"), (1, 2)),
-    "cifar100": (("5e-4", "1e-3"), (4, 6)),
+# Learning rates and epochs to choose from, and how often their runs are evaluated, by kind of task.
+_TUNED: Mapping[str, tuple[tuple[str, ...], tuple[int, ...], str]] = {
+    "sst2": (("1e-4", "2e-4", "4e-4"), (1, 2), "45 steps"),
+    "cifar100": (("5e-4", "1e-3"), (4, 6), "1 epoch"),
 }
 
 
@@ -155,10 +155,11 @@ def _ladder(steps: tuple[tuple[float, int], ...]) -> Row:
 
 def tuning_rows(kind: str) -> tuple[Row, ...]:
     """Nothing frozen, with other learning rates and epochs: the recipes and what is tuned come from their table. And
-    numbers of frozen blocks over time at the recipe: the default policy comes from theirs."""
-    rates, epochs = _TUNED[kind]
+    numbers of frozen blocks over time at the recipe, evaluated at their end: the default policy comes from theirs."""
+    rates, epochs, every = _TUNED[kind]
+    evaluated = f"train.eval_every={every}"
     recipes = tuple(
-        Row(f"lr {rate}, epochs {count}", (*_NONE, f"train.lr={rate}", f"train.epochs={count}"), 2)
+        Row(f"lr {rate}, epochs {count}", (*_NONE, f"train.lr={rate}", f"train.epochs={count}", evaluated), 2)
         for rate in rates
         for count in epochs
     )
@@ -181,14 +182,15 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
     trained = f"{num_phrases:,} phrases; judged on"
     about = f"{trained} the dev set and {NUM_HELD_OUT:,} full sentences of which no phrase is trained on."
     name = f"sst2-{model.name}" + (f"-{num_phrases}" if num_phrases != NUM_PHRASES else "")
-    every = 45 * num_phrases // NUM_PHRASES  # so often is a good part of a run
+    every = f"{45 * num_phrases // NUM_PHRASES} steps"  # so often is a good part of a run
     if num_phrases != NUM_PHRASES:
         row_names = (BASELINE, PEER, DEFAULT, *((INVERTED,) if num_blocks == 6 else (REDRAWN, TOO_DEEP)))
     if tunes:
         name, row_names = f"{name}-tuning", (BASELINE, *(row.name for row in tuning_rows("sst2")))
+        every = "3 epochs"
         about = f"{trained} other full sentences; none of these and of the phrases is in the other tables."
     places = (f"data.path={data}", f"model.name={model.resolve()}")
-    own = (*places, f"train.lr={lr}", f"train.eval_every={every} steps")
+    own = (*places, f"train.lr={lr}", f"train.eval_every={every}")
     return Task(
         name,
         CONFIGS / "train_config_sst2_all_in_one.yaml",
@@ -230,7 +232,8 @@ def pictures(
         timm: timm's train.py; None leaves the peer's row out.
         tunes: whether the rows are those of ``tuning_rows``.
     """
-    own = (f"data.path={data}", f"model.name={model.resolve()}")
+    own: tuple[str, ...] = (f"data.path={data}", f"model.name={model.resolve()}")
+    own = (*own, "train.eval_every=8 epochs") if tunes else own
     judges = "2,500 others; none of these is in the other table" if tunes else "all their test pictures"
     trained = f"Then trained on {NUM_PICTURES:,} pictures of the other classes, and judged on {judges}."
     rows = tuple(row for row in ROWS if row.name != PEER or timm is not None)

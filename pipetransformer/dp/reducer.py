@@ -59,6 +59,7 @@ class GradientReducer:
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._accumulations = 0
         self._next = 0
+        self._has_memory = False  # from the first step on: what comes before it, as the advance pass, may need the room
         if group is None:
             return
         members: list[tuple[str, nn.Parameter]] = []
@@ -73,8 +74,6 @@ class GradientReducer:
             (owner, _), last = kind, kind
         if members:
             self._buckets.append(_Bucket(members, owner=owner))
-        for bucket in self._buckets if self._each else ():
-            bucket.shrink()
         for bucket in self._buckets:
             for name, parameter in bucket.members:
                 hook = self._hook(bucket, name)
@@ -140,6 +139,9 @@ class GradientReducer:
         self._next = self.sent_bytes = 0
         for bucket in self._buckets:
             bucket.begin()
+            if not self._each and not self._has_memory:
+                bucket.grow()
+        self._has_memory = True
 
     def finish(self) -> None:
         """Waits until every gradient is the sum over the replicas, on its owner where it has one; elsewhere it is gone.
@@ -208,20 +210,22 @@ class _Bucket:
     def __init__(self, members: list[tuple[str, nn.Parameter]], *, owner: int | None = None) -> None:
         self.members, self.owner = members, owner
         first = members[0][1]
-        self.flat = torch.zeros(sum(p.numel() for _, p in members), dtype=first.dtype, device=first.device)
+        self.flat = torch.empty(sum(p.numel() for _, p in members), dtype=first.dtype, device=first.device)
         self.views: dict[str, Tensor] = {}
         self.work: dist.Work | None = None
         offset = 0
         for name, parameter in members:
             self.views[name] = self.flat[offset : offset + parameter.numel()].view_as(parameter)
             offset += parameter.numel()
+        self.shrink()
         self.begin()
 
     def grow(self) -> None:
-        """Makes room for the gradients of a micro-batch."""
+        """Makes room for gradients."""
         give_memory(self.flat, is_wanted=True)
 
     def shrink(self) -> None:
+        """Gives that room back."""
         give_memory(self.flat, is_wanted=False)
 
     def settle(self, rank: int) -> None:
