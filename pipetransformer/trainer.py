@@ -22,7 +22,7 @@ from pipetransformer.data import SET_ASIDE
 from pipetransformer.dp import AutoDP
 from pipetransformer.engine import Engine, Probe
 from pipetransformer.engine.linear_probe import boundary_scores
-from pipetransformer.freeze import AutoFreeze, Payoff, blocks_at_start
+from pipetransformer.freeze import AutoFreeze, Payoff, free_blocks
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.planner.answers import Choice
 from pipetransformer.plan import ParallelPlan
@@ -283,7 +283,7 @@ class Trainer:
         scores = boundary_scores(self.job.chain, self.job.datasets["train"], world=self.world, rows=rows)
         self.autofreeze.probed(scores)
         is_pretrained = self.config.model.pretrained
-        free = blocks_at_start(scores, num_blocks=self.job.chain.num_blocks, is_pretrained=is_pretrained)
+        free = free_blocks(scores, num_blocks=self.job.chain.num_blocks, is_pretrained=is_pretrained)
         return events.Probed(scores, free, perf_counter() - began)
 
     def _save_checkpoint(self) -> None:

@@ -27,13 +27,13 @@ def guarded(num_blocks: int) -> Policy:
 @pytest.mark.parametrize(
     ("num_blocks", "scores", "is_pretrained", "expected"),
     [
-        (12, [0.2] + [0.2] * 11 + [0.6], True, 6),  # half of what is left open
+        (12, [0.2] + [0.2] * 11 + [0.6], True, 4),  # half of what is left open
         (12, [0.2] + [0.2] * 11 + [0.29], True, 2),
         (12, [0.2] + [0.2] * 11 + [0.27], True, 0),  # less than a tenth
         (6, [0.2] * 7, True, 0),
         (12, [0.2] + [0.2] * 11 + [0.6], False, 0),
         (6, [0.4] + [0.4] * 5 + [0.47], True, 1),
-        (12, [0.0] + [0.2] * 11 + [0.98], True, 6),  # more only where the guard keeps it
+        (12, [0.0] + [0.2] * 11 + [0.98], True, 4),
         (12, None, True, 2),
         (12, None, False, 0),
         (1, [0.0, 1.0], True, 0),
@@ -44,6 +44,25 @@ def test_it_starts_with_what_is_free(
     num_blocks: int, scores: list[float] | None, is_pretrained: bool, expected: int
 ) -> None:
     assert guarded(num_blocks).decide(Signals(0, 0, scores=scores, is_pretrained=is_pretrained)) == expected
+
+
+@pytest.mark.parametrize(("to_come", "expected"), [(0.51, 4), (0.5, 6), (0.13, 6), (0.125, 8), (0.0, 8)])
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_where_the_blocks_hold_much_more_become_free_as_less_is_to_be_learnt(
+    to_come: float, expected: int, is_watched: bool
+) -> None:
+    def decided(payoff: Payoff | None) -> int:
+        signals = Signals(
+            *(3, 4),
+            scores=[0.2] * 12 + [0.6],
+            is_watched=is_watched,
+            payoff=None if payoff is None else lambda wanted: payoff,
+            to_come=to_come,
+        )
+        return guarded(12).decide(signals)
+
+    assert decided(Payoff(10.0, 1.0)) == expected
+    assert decided(Payoff(1.0, 1.0)) == decided(None) == 4, "only where it is predicted to pay"
 
 
 LITTLE = (0.2, *[0.25] * 12)
@@ -96,7 +115,7 @@ def test_it_waits_where_the_blocks_hold_little_and_proposes_nothing_unwatched_or
 
 
 def guarded_run(world: World, folder: str, undoes: bool, shard: str) -> tuple[Weights | None, list[tuple[int, int]]]:
-    """A run that is said to start with half of the blocks free, and to save time with every other."""
+    """A run that is said to start with a sixth of the blocks free, and to save time with every other."""
     plans: list[tuple[int, int]] = []
 
     def note(event: events.Event) -> None:
@@ -107,7 +126,7 @@ def guarded_run(world: World, folder: str, undoes: bool, shard: str) -> tuple[We
     overrides.append(f"dp.shard={shard}")
     told = -1.0 if undoes else 100.0
     with (
-        mock.patch("pipetransformer.trainer.boundary_scores", lambda *_, **__: (0.0, *[0.5] * 6)),
+        mock.patch("pipetransformer.trainer.boundary_scores", lambda *_, **__: (0.0, *[0.2] * 6)),
         mock.patch("pipetransformer.pipe.controller.AutoPipe.gains", lambda *_, **__: (10.0, 1.0)),
         frequent_guard(),
         mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, moved: told),
@@ -126,8 +145,8 @@ def test_a_run_is_the_plain_loop_with_its_freezes(undoes: bool, shard: str, rank
     (weights, plans), (_, theirs) = ranks.run(2, guarded_run, str(tmp_path), undoes, shard)
     assert plans == theirs, "ranks decided differently"
     moves = [(step, frozen) for step, frozen in plans if frozen]
-    assert moves[0] == (0, 3) and moves[1] == (8, 4), "four steps between decisions, and three passes before the first"
-    assert (moves[2:3] == [(12, 3)]) == undoes, moves
+    assert moves[0] == (0, 1) and moves[1] == (8, 2), "four steps between decisions, and three passes before the first"
+    assert (moves[2:3] == [(12, 1)]) == undoes, moves
     case = Case("vit", 2, tuple((step, frozen, 1) for step, frozen in moves))
     with frequent_guard():  # the same samples are set aside
         expected, _ = plain_run("vit", tuple(moves), (*case.overrides(""), *SETTINGS))

@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.signals import rules
 from pipetransformer.config import load_config
 from pipetransformer.engine.linear_probe import boundary_scores, pooled
-from pipetransformer.freeze import blocks_at_start
+from pipetransformer.freeze import free_blocks
 from pipetransformer.process.world import close_world, init_world
 from pipetransformer.trainer import Trainer
 
@@ -118,7 +118,7 @@ def main(config_path: str, result: str, overrides: list[str]) -> None:
     scores = boundary_scores(chain, trainer.job.datasets["train"], world=world, rows=rows)
     trainer.run()
     told = signals.told()
-    free = 0 if scores is None else blocks_at_start(scores, num_blocks=chain.num_blocks, is_pretrained=True)
+    free = 0 if scores is None else free_blocks(scores, num_blocks=chain.num_blocks, is_pretrained=True)
     whole = {**told, "depths": {**told["depths"], "linear probe": free}, "scores": scores}  # type: ignore[dict-item]
     Path(result).write_text(json.dumps(whole))
     close_world()

@@ -3,7 +3,7 @@
 from pipetransformer.freeze.controller import AutoFreeze, FreezeDecision
 from pipetransformer.freeze.guard import Guard, GuardSize, Verdict, guard_size
 from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy
-from pipetransformer.freeze.probe import NOISE, blocks_at_start, transfer
+from pipetransformer.freeze.probe import NOISE, free_blocks, transfer
 
 __all__ = [
     "NOISE",
@@ -15,7 +15,7 @@ __all__ = [
     "Policy",
     "Signals",
     "Verdict",
-    "blocks_at_start",
+    "free_blocks",
     "build_policy",
     "guard_size",
     "transfer",

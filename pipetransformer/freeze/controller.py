@@ -13,7 +13,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.freeze.guard import Guard, GuardSize, Verdict
 from pipetransformer.freeze.plasticity import plasticity
 from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy
-from pipetransformer.freeze.probe import blocks_at_start
+from pipetransformer.freeze.probe import free_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ class AutoFreeze:
         self._scores = None if scores is None else tuple(scores)
         if self.guard is not None:
             num_blocks, is_pretrained = self._num_blocks, self._is_pretrained
-            free = blocks_at_start(scores, num_blocks=num_blocks, is_pretrained=is_pretrained)
+            free = free_blocks(scores, num_blocks=num_blocks, is_pretrained=is_pretrained)
             self.guard.trusted = max(free, self._least_frozen)
 
     def compared(self, similarities: Sequence[Sequence[float]]) -> None:

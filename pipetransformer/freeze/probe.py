@@ -8,8 +8,10 @@ STAGES = 6
 """Blocks freeze by sixths of the model."""
 NOISE = 0.03
 """Of a transfer: what scores of a few hundred samples show where there is none."""
-# Shares of the task that the blocks hold, from which on a sixth and a half of them are free from the first step on.
-_SOME, _MUCH = 0.1, 0.25
+# Shares of the task that the blocks hold, from which on some of them are free.
+_SOME, MUCH = 0.1, 0.25
+# (largest share of the sum of all learning rates to come, free stages), where the blocks hold much.
+_LADDER = ((0.125, 4), (0.5, 3), (1.0, 2))
 
 
 def transfer(scores: Sequence[float]) -> float:
@@ -25,20 +27,24 @@ def transfer(scores: Sequence[float]) -> float:
     return (max(scores) - scores[0]) / (1.0 - scores[0]) if scores[0] < 1.0 else 0.0
 
 
-def blocks_at_start(scores: Sequence[float] | None, *, num_blocks: int, is_pretrained: bool) -> int:
-    """The number of leading blocks that may start frozen: a half where they hold a quarter of the task, a sixth where
-    they hold a tenth of it or nothing is known, else none; none of a model that is not pre-trained; a sixth always
-    trains.
+def free_blocks(scores: Sequence[float] | None, *, num_blocks: int, is_pretrained: bool, to_come: float = 1.0) -> int:
+    """The number of leading blocks that the probe shows to be free. Where they hold a quarter of the task: a third of
+    them from the first step on, a half once half of the sum of the learning rates is to come, two thirds once an eighth
+    is. A sixth where they hold a tenth of it or nothing is known, else none; none of a model that is not pre-trained; a
+    sixth always trains.
 
-    Where it was tried: on SST-2's tuning rows a half cost nothing at a transfer of 0.3 (twelve blocks), while a third
-    cost half a point at 0.14 (six blocks), where a sixth cost nothing; on split CIFAR-100's a sixth cost two points at
-    0.05 (twelve blocks).
+    Where it was tried: ``docs/results.md``, "How the default freezes". On SST-2's tuning rows a third of MiniLM's six
+    blocks cost half a point at a transfer of 0.14, where a sixth cost nothing; on split CIFAR-100's a sixth of twelve
+    cost two points at 0.05.
 
     Args:
         scores: as above; None for none.
+        to_come: share of the sum of all learning rates that lies ahead.
     """
     if not is_pretrained:
         return 0
     found = _SOME if scores is None else transfer(scores)
-    free = 0 if found < _SOME else -(-num_blocks // (2 if found >= _MUCH else STAGES))
-    return min(free, num_blocks + num_blocks // -STAGES)
+    if found < _SOME:
+        return 0
+    stages = next(of_share for share, of_share in _LADDER if to_come <= share) if found >= MUCH else 1
+    return min(-(-num_blocks * stages // STAGES), num_blocks + num_blocks // -STAGES)
