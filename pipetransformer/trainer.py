@@ -10,10 +10,11 @@ The engine does the work between two decisions. Listeners are told every event, 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
+
+from torch import Tensor
 
 from pipetransformer.cache import AutoCache
 from pipetransformer.config import Config
@@ -26,7 +27,8 @@ from pipetransformer.freeze import AutoFreeze, Payoff, free_blocks
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.planner.answers import Choice
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.process.collectives import led_by
+from pipetransformer.process.agreement import agree
+from pipetransformer.process.collectives import given_to, led_by
 from pipetransformer.process.device import reset_peak_memory
 from pipetransformer.process.world import World
 from pipetransformer.run import events
@@ -112,6 +114,8 @@ class Trainer:
             while self.step < self.calendar.total_steps:
                 self._decide()
                 self._train(stop=self.calendar.next_pause(self.step, self._decision_is_due))
+                if self.calendar.verification_is_due(self.step):
+                    self.guards.compare_replicas(step=self.step)
                 if self.calendar.evaluation_is_due(self.step):
                     self._evaluate()
                 if self.calendar.checkpoint_is_due(self.step):
@@ -192,6 +196,7 @@ class Trainer:
         self.autocache.follow(plan.frozen)
         plan = self._with_cache(plan, at_start=self.step == 0)
         self._tell(events.Adopted(self.step, plan, reason, choice))
+        agree("plan", (self.step, plan))
         move = self.engine.enter(plan)
         self._tell(events.Moved(self.step, self.epoch, old, plan, move, reason))
         if plan.cached is not None and plan.cached != self.autocache.boundary:
@@ -248,6 +253,7 @@ class Trainer:
             )
         origin = self.origin
         self.step, choice = origin.enter(self.engine, autofreeze=self.autofreeze, autopipe=self.autopipe)
+        agree("start", (self.step, self.engine.plan, self.job.train_digest(self.epoch)))
         self._tell(events.Opened())
         plan = self._with_cache(self.engine.plan, at_start=origin.cached_at_start)
         if plan != self.engine.plan:
@@ -287,6 +293,7 @@ class Trainer:
         return events.Probed(scores, free, perf_counter() - began)
 
     def _save_checkpoint(self) -> None:
+        agree("checkpoint", (self.step, self.engine.plan))
         state = {
             "freeze": self.autofreeze.state_dict(),
             "cache": self.autocache.path,
@@ -297,11 +304,12 @@ class Trainer:
         self._tell(events.Saved(self.step, str(self.checkpoints.save(self.step, engine=self.engine, state=state))))
 
     def _save_model(self, name: str) -> None:
-        weights = self.engine.weights()
-        if self.world.rank == 0:
-            save_model(self.job.built, self.report.folder.path / "model" / name, weights)
-        else:
-            deque(weights, maxlen=0)  # its part of each unit
+        folder = self.report.folder.path / "model" / name
+
+        def save(units: Iterator[Mapping[str, Tensor]]) -> None:
+            save_model(self.job.built, folder, (pair for of_unit in units for pair in of_unit.items()))
+
+        given_to(0, self.engine.weights(), save)
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
 

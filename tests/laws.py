@@ -182,7 +182,7 @@ def configuration_file(model: str) -> Path:
 
 def final_weights(trainer: Trainer) -> Weights | None:
     """Collective. All weights of a run that has ended, on rank 0; None on the others."""
-    weights = {name: value.numpy() for name, value in trainer.engine.weights()}
+    weights = {name: value.numpy() for unit in trainer.engine.weights() for name, value in unit.items()}
     return weights or None
 
 

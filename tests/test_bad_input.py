@@ -8,6 +8,8 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -162,6 +164,11 @@ def assert_refused(ended: Ended, line: str) -> None:
         ("model.kwargs.depht=3", "model.kwargs: vit_tiny_patch16_224 could not be built (TypeError: "),
         ("model.kwargs.depth=0", "model.name: vit_tiny_patch16_224 has no blocks; give it at least 1"),
         ("model.kwargs.depth=null", "model.kwargs: depth is null; give it a value, or leave it out"),
+        (
+            "model.kwargs.trust_remote_code=true",
+            "model.kwargs: trust_remote_code would run a model folder's own code; leave it out, and give a model that "
+            "the library itself has",
+        ),
         ("model.kwargs.in_chans=2", "model.kwargs: in_chans 2 is not allowed; give 1 (grey) or 3 (colour)"),
         ("model.kwargs.num_classes=5", "model.kwargs: num_classes is decided by the data; leave it out"),
         ("model.kwargs.img_size=8", "model.kwargs: img_size is decided by the data; set data.image_size instead"),
@@ -491,3 +498,17 @@ def test_the_last_good_checkpoint_is_named(entries: EntryServer, clean: Path) ->
     assert_refused(ended, f"step 5, rank 0: the loss is not finite; the last good checkpoint is {latest}; lower ")
     assert content(where / "model" / "best") == before
     assert list((where / "checkpoints").iterdir()) == [latest]
+
+
+def test_a_second_call_in_the_same_process_tells_of_its_own_mistake(folder: Path) -> None:
+    code = """
+        import sys
+        from pipetransformer.launch.entry import main
+        for _ in range(2):
+            main("image_classification", [sys.argv[1], "model.kwargs={depth: 2, no_such: 1}", "run.dir=runs"])
+        """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(folder / "images.yaml")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 2 and lines[0] == lines[1] and "no_such" in lines[0], ended.stderr

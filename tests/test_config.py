@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pipetransformer.config import Config, Interval, config_page, load_config
 from pipetransformer.config.quantities import parse_num_bytes
 from pipetransformer.config.words import text_keys
+from pipetransformer.config.yaml_text import parse_override, read_yaml
 from pipetransformer.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -176,6 +177,13 @@ def test_mistake_in_an_override_gets_one_clear_line(minimal: Path, override: str
         ("task: a\n\ttrain: 1\n", "FILE:2: malformed YAML (found character '\\t' that cannot start any token)"),
         ("train:\n  lr: 1\n  lr: 2\n", "FILE:3: malformed YAML (lr is given twice)"),
         ("a: 2024-99-99\n", "FILE: malformed YAML (month must be in 1..12)"),
+        ('a: !!float ""\n', "FILE: malformed YAML (string index out of range)"),
+        ("a: !!bool maybe\n", "FILE: malformed YAML ('maybe')"),
+        ("a: !!timestamp x\n", "FILE: malformed YAML ('NoneType' object has no attribute 'groupdict')"),
+        (
+            "a: &a [*a]\n",
+            "FILE:1: malformed YAML (it has more than 10,000 values, aliases (*name) counted as what they stand for)",
+        ),
         ("task: \x00\n", "FILE: malformed YAML (special characters are not allowed)"),
         ("[" * 5000, None),
         (
@@ -342,3 +350,15 @@ def test_size_has_decimal_and_binary_units(text: str, num_bytes: int) -> None:
 def test_other_text_is_no_size(text: str) -> None:
     with pytest.raises(ValueError):
         parse_num_bytes(text)
+
+
+def test_aliases_may_not_grow_without_bounds(tmp_path: Path) -> None:
+    levels = [f"l{number}: &l{number} [{', '.join([f'*l{number - 1}'] * 9)}]" for number in range(1, 7)]
+    file = tmp_path / "config.yaml"
+    file.write_text("\n".join(["l0: &l0 [1]", *levels]) + "\n")
+    with pytest.raises(UserError, match="more than 10,000 values"):
+        read_yaml(file)
+    with pytest.raises(UserError, match="more than 10,000 values"):
+        parse_override(f"model.kwargs=[{', '.join(['1'] * 10_000)}]", text_keys=())
+    file.write_text("base: &base {lr: 1}\ntrain: {<<: *base, epochs: 3}\n")
+    assert read_yaml(file)["train"] == {"lr": 1, "epochs": 3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -10,15 +11,20 @@ import torch.distributed as dist
 from ranks import RankPool
 
 from pipetransformer.errors import UserError
-from pipetransformer.process.collectives import led_by
+from pipetransformer.process.agreement import Disagreement, agree, agree_by_name
+from pipetransformer.process.collectives import given_to, led_by, patiently
 from pipetransformer.process.world import World
+
+
+def hurry(world: World) -> None:
+    group = dist.group.WORLD
+    assert group is not None
+    group._get_backend(world.device)._set_default_timeout(timedelta(seconds=2))
 
 
 def led(world: World, seconds: float, how: str) -> str:
     """Ranks 0 and 2 lead two ranks each, in a group whose collectives may take two seconds."""
-    group = dist.group.WORLD
-    assert group is not None
-    group._get_backend(world.device)._set_default_timeout(timedelta(seconds=2))
+    hurry(world)
     leader = world.rank - world.rank % 2
 
     def action() -> str:
@@ -40,3 +46,82 @@ def test_followers_wait_longer_than_a_collective_may_take(seconds: float, ranks:
 
 def test_a_leaders_mistake_reaches_every_rank(ranks: RankPool) -> None:
     assert ranks.run(4, led, 0.0, "mistake") == ["data.path: nothing there"] * 4
+
+
+def waited_for(world: World) -> int:
+    """Rank 1 takes longer than a collective may."""
+    hurry(world)
+    return patiently(lambda: time.sleep(4.0 * (world.rank == 1)) or world.rank)
+
+
+def test_all_wait_for_the_slowest_rank(ranks: RankPool) -> None:
+    assert ranks.run(3, waited_for) == [0, 1, 2]
+
+
+def handed(world: World, how: str) -> tuple[list[int], list[int], str]:
+    """Three items, made by all ranks together; rank 1's consumer takes three seconds with the second."""
+    hurry(world)
+    made, seen = list[int](), list[int]()
+
+    def items() -> Iterator[int]:
+        for number in range(3):
+            dist.barrier()
+            made.append(number)
+            yield number
+
+    def consumer(given: Iterator[int]) -> None:
+        for number in given:
+            assert made[-1] == number, "it is asked for before the one before is done with"
+            if how == "full" and number == 1:
+                raise UserError("model: no space left")
+            time.sleep(3.0 * (how == "slow" and number == 1))
+            seen.append(number)
+            if how == "enough":
+                return
+
+    try:
+        given_to(1, items(), consumer)
+    except UserError as error:
+        return made, seen, str(error)
+    return made, seen, ""
+
+
+@pytest.mark.parametrize(
+    ("how", "seen", "error"),
+    [("slow", [0, 1, 2], ""), ("enough", [0], ""), ("full", [0], "model: no space left")],
+)
+def test_a_consumer_takes_as_long_as_it_will(how: str, seen: list[int], error: str, ranks: RankPool) -> None:
+    everyone = [0, 1, 2]
+    assert ranks.run(3, handed, how) == [(everyone, seen if rank == 1 else [], error) for rank in range(3)]
+
+
+def agreed(world: World, value: tuple[str, ...]) -> str:
+    try:
+        agree("plan", value[world.rank])
+    except Disagreement as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_hold_another_plan_are_named(ranks: RankPool) -> None:
+    assert ranks.run(3, agreed, ("a", "a", "a")) == [""] * 3
+    told = "rank 1 has another plan than the other ranks: 'b' on rank 1, 'a' elsewhere"
+    assert ranks.run(3, agreed, ("a", "b", "a")) == [told] * 3
+    assert ranks.run(4, agreed, ("a", "b", "b", "c"))[0].startswith("ranks 0, 3 have another plan")
+
+
+def replicas(world: World, values: tuple[dict[str, int], ...]) -> str:
+    try:
+        agree_by_name("weights", values[world.rank], step=7)
+    except Disagreement as error:
+        return str(error)
+    return ""
+
+
+def test_a_replica_with_other_weights_is_named(ranks: RankPool) -> None:
+    alike = ({"a": 1}, {"a": 1, "b": 2}, {"b": 2})
+    assert ranks.run(3, replicas, alike) == [""] * 3
+    assert (
+        ranks.run(3, replicas, (*alike[:2], {"a": 3, "b": 2}))
+        == ["step 7: rank 2 has other weights of a than its replicas"] * 3
+    )

@@ -227,7 +227,7 @@ WRONG = {"id": "q9", "question": "the plot is", "answers": [{"text": "bright", "
             r"two questions have the id q9; give each its own",
         ),
         (
-            {"data": [{"paragraphs": [{"context": CONTEXT, "qas": [{**WRONG, "id": 9}]}]}]},
+            {"data": [{"paragraphs": [{"context": CONTEXT, "qas": [{**WRONG, "question": 9}]}]}]},
             r"question 1 is not as SQuAD has it \(TypeError: 9 is no text\)",
         ),
         (
@@ -267,3 +267,19 @@ def test_bad_squad_settings(tmp_path: Path, values: dict[str, object], message: 
     write(tmp_path, [article(*QUESTIONS)])
     with pytest.raises(UserError, match=message):
         load_squad(settings(tmp_path, **values), tokenizer=tiny_tokenizer())
+
+
+def test_an_answer_that_is_off_by_a_few_characters_is_moved(tmp_path: Path) -> None:
+    start = CONTEXT.index("plot is weak")
+    answers = [{"text": "plot is weak", "answer_start": start + off} for off in (0, 3, -9)]
+    content = {
+        "data": [{"paragraphs": [{"context": CONTEXT, "qas": [{"id": 7, "question": "how", "answers": answers}]}]}]
+    }
+    (tmp_path / "train-v1.1.json").write_text(json.dumps(content))
+    data = DataConfig(name="squad", path=str(tmp_path))
+    (question,) = read_squad(data, split="train", max_samples=None)
+    assert question.id == "7" and set(question.answers) == {("plot is weak", start)}
+    answers[0]["answer_start"] = start + 11
+    (tmp_path / "train-v1.1.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="question 7: the answer 'plot is weak' is not at character .*, nor within 10"):
+        read_squad(data, split="train", max_samples=None)

@@ -355,7 +355,7 @@ def test_offline_wandb_is_quiet_stays_in_the_run_directory_and_ends_with_it(tmp_
     process = _python(code, cwd=tmp_path)
     output, _ = process.communicate(timeout=60)
     assert output == "left []\n"
-    assert len(list((tmp_path / "wandb").glob("offline-run-*-10-00/run-10-00.wandb"))) == 1
+    assert len(list((tmp_path / "wandb").glob("offline-run-*-10-00-*/run-10-00-*.wandb"))) == 1
     assert len(read_events(tmp_path / "events.jsonl")) == 1
 
 
@@ -416,3 +416,24 @@ def test_text_that_is_no_utf_8_reaches_the_log(tmp_path: Path) -> None:
     log.close()
     (event,) = read_events(path)
     assert (event["path"], event["loss"], event["steps"]) == ("caf\udce9/runs", "NaN", [0, 1])
+
+
+def test_a_closed_standard_output_ends_no_job(tmp_path: Path) -> None:
+    code = """
+        import os, sys
+        from pipetransformer.run.tracking import Progress, say
+        reader, writer = os.pipe()
+        os.dup2(writer, 1)
+        os.close(writer)
+        os.close(reader)
+        say("no one reads this")
+        progress = Progress()
+        for step in range(1, 4):
+            progress.update(step, total_steps=3)
+            progress.line("nor this")
+        progress.close()
+        print("still here", file=sys.stderr)
+        """
+    process = _python(code, cwd=tmp_path)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "still here" in output

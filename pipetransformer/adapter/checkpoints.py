@@ -15,11 +15,12 @@ from torch.distributed.checkpoint import metadata
 
 # Note: what DCP raises has no public name; it is a BaseException, which passes ``except Exception``.
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from pipetransformer.process.collectives import patiently
 from pipetransformer.process.shutdown import held
 
 __all__ = ["CheckpointException", "load_tensors", "save_tensors"]
@@ -42,9 +43,10 @@ def save_tensors(tensors: dict[str, Tensor], folder: Path, *, is_alone: bool) ->
 
     Note: a signal waits for its end. Where a write raises, torch's writer aborts the process with a message of its own.
     """
+    writer = FileSystemWriter(folder) if is_alone else _PatientWriter(folder)
     with held(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp_save(tensors, checkpoint_id=folder, no_dist=is_alone)
+        dcp_save(tensors, storage_writer=writer, no_dist=is_alone)
 
 
 def load_tensors(tensors: dict[str, Tensor], folder: Path, *, is_alone: bool) -> None:
@@ -52,6 +54,13 @@ def load_tensors(tensors: dict[str, Tensor], folder: Path, *, is_alone: bool) ->
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp_load(tensors, storage_reader=_PlainReader(folder), no_dist=is_alone)
+
+
+class _PatientWriter(FileSystemWriter):
+    """Lets every rank write for as long as its disk takes: DCP's own collectives come before and after."""
+
+    def write_data(self, *args: Any, **kwargs: Any) -> Any:
+        return patiently(lambda: super(_PatientWriter, self).write_data(*args, **kwargs))
 
 
 class _PlainReader(FileSystemReader):

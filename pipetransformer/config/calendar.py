@@ -17,16 +17,19 @@ class Calendar:
     Attributes:
         eval_every: the interval of evaluations.
         checkpoint_every: the interval of checkpoints; None for no checkpoint at all.
+        verify_every: the interval of comparisons of the replicas' weights; None for none.
     """
 
     batches_per_epoch: int
     epochs: int
     eval_every: Interval
     checkpoint_every: Interval | None
+    verify_every: Interval | None = None
 
     @classmethod
     def of(cls, config: Config, *, batches_per_epoch: int) -> Calendar:
-        return cls(batches_per_epoch, config.train.epochs, config.train.eval_every, config.checkpoint.every)
+        train, run = config.train, config.run
+        return cls(batches_per_epoch, train.epochs, train.eval_every, config.checkpoint.every, run.verify_every)
 
     @property
     def total_steps(self) -> int:
@@ -52,11 +55,12 @@ class Calendar:
             return False
         return self.ends_epoch(step) or step % self.checkpoint_every.steps(self.batches_per_epoch) == 0
 
+    def verification_is_due(self, step: int) -> bool:
+        return self.verify_every is not None and step % self.verify_every.steps(self.batches_per_epoch) == 0
+
     def next_pause(self, step: int, decision_is_due: Callable[[int], bool]) -> int:
         """The first step after ``step`` at which something may be due; at the latest the end of the epoch."""
         end = (self.epoch(step) + 1) * self.batches_per_epoch
-        return next(
-            pause
-            for pause in range(step + 1, end + 1)
-            if pause == end or decision_is_due(pause) or self.evaluation_is_due(pause) or self.checkpoint_is_due(pause)
-        )
+        due = (decision_is_due, self.evaluation_is_due, self.checkpoint_is_due, self.verification_is_due)
+        pauses = range(step + 1, end + 1)
+        return next(pause for pause in pauses if pause == end or any(is_due(pause) for is_due in due))

@@ -249,6 +249,10 @@ class RunConfig(Section):
     timeout: Positive = Field(
         default=300.0, description="Seconds that ranks may wait for each other before the job ends."
     )
+    verify_every: Every | None = Field(
+        default=Interval(1, "epoch"),
+        description="How often the weights of replicas are compared, bit by bit; null: never.",
+    )
 
 
 class Config(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -12,11 +13,21 @@ import yaml
 from pipetransformer.errors import UserError
 
 _KEY = re.compile(r"[^\s.]+(\.[^\s.]+)*")
-_YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError)  # ValueError: a date or number that does not exist
+# Note: PyYAML raises its own error for what it cannot parse, and any of these for a tag that its value does not fit.
+_YAML_ERRORS = (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError, TypeError)
+_MOST_NODES = 10_000  # of a value, each alias counted as what it stands for
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, where PyYAML would silently take the last."""
+    """Refuses a key that is given twice, where PyYAML would silently take the last, and aliases that grow without
+    bounds."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and _num_nodes(node, {}) > _MOST_NODES:
+            problem = f"it has more than {_MOST_NODES:,} values, aliases (*name) counted as what they stand for"
+            raise yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -28,6 +39,24 @@ class _Loader(yaml.SafeLoader):
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep=deep)
+
+
+def _num_nodes(node: yaml.Node, known: dict[int, float]) -> float:
+    """Those of a node and all in it; infinitely many where it holds itself.
+
+    Args:
+        known: those of nodes that were counted before, by ``id``.
+    """
+    if id(node) in known:
+        return known[id(node)]
+    known[id(node)] = math.inf
+    children: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [child for pair in node.value for child in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    known[id(node)] = 1 + sum(_num_nodes(child, known) for child in children)
+    return known[id(node)]
 
 
 class _Dumper(yaml.SafeDumper):

@@ -65,8 +65,9 @@ def _json_questions(path: Path) -> Iterator[Question]:
 
 
 def _question(id_: Any, question: Any, context: Any, answers: Iterable[tuple[Any, Any]]) -> Question:
-    """Raises TypeError where something is of another type."""
+    """Raises TypeError where something is of another type. A whole number as id is taken as text."""
     pairs = tuple(dict.fromkeys(answers))
+    id_ = str(id_) if isinstance(id_, int) and not isinstance(id_, bool) else id_
     for value in (id_, question, context, *(text for text, _ in pairs)):
         if not isinstance(value, str):
             raise TypeError(f"{value!r} is no text")

@@ -4,7 +4,7 @@
     engine.enter(plan)
     for batch in engine.feed("train").batches(batches, epoch=0):
         engine.step(batch, step=step, lr=lr)
-    metrics, weights = engine.evaluate(), dict(engine.weights())
+    metrics, weights = engine.evaluate(), [dict(of_unit) for of_unit in engine.weights()]
 
 The trainer calls it with the plans of the controllers, benchmarks and tests with plans of their own.
 """
@@ -31,7 +31,7 @@ from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.objective import Objective
 from pipetransformer.engine.similarity import similarities, watched_batches
 from pipetransformer.engine.step import NormSums, Probe, Stepper
-from pipetransformer.engine.weights import gathered_weights
+from pipetransformer.engine.weights import gathered_weights, weight_digests
 from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.collectives import slowest
@@ -281,9 +281,14 @@ class Engine:
             dataset.lengths, batch_size=batch_size, seed=0, epoch=0, shuffle=False, num_nodes=num_nodes
         )
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and values of parameters and persistent buffers, on the CPU of rank 0, unit by unit.
+    def weights(self) -> Iterator[Mapping[str, Tensor]]:
+        """Values by name of parameters and persistent buffers, on the CPU of rank 0, unit by unit.
 
-        None on the other ranks, which must ask for them as well, to the end.
+        Nothing on the other ranks, which must ask for them as well, to the end.
         """
         return gathered_weights(self.chain, self.autodp, world=self._world)
+
+    def weight_digests(self) -> dict[str, int]:
+        """A digest of each parameter that this rank trains and whole replicas have alike, by name."""
+        layout = self.layout
+        return weight_digests(layout.updated if self.plan.shard == "full" else layout.parameters)

@@ -57,7 +57,12 @@ def _train(config: Config) -> None:
     from pipetransformer.trainer import Trainer
 
     world = init_world(timeout_seconds=config.run.timeout)
-    Trainer(config, world).run()
+    try:
+        Trainer(config, world).run()
+    except BaseException:
+        if world.size == 1:  # no peer can keep it waiting, and a caller in this process may try again
+            close_world()
+        raise
     close_world()
 
 

@@ -48,6 +48,11 @@ class BuiltModel(ABC):
 def own_arguments(config: Config, *, decided_by_data: tuple[str, ...]) -> dict[str, Any]:
     """``model.kwargs``. Raises UserError for keys of the dataset, and for null, which timm would drop silently."""
     for key, value in config.model.kwargs.items():
+        if key == "trust_remote_code":
+            raise UserError(
+                f"model.kwargs: {key} would run a model folder's own code; leave it out, and give a model that the "
+                "library itself has"
+            )
         if key in decided_by_data:
             remedy = "set data.image_size instead" if key == "img_size" else "leave it out"
             raise UserError(f"model.kwargs: {key} is decided by the data; {remedy}")

@@ -121,8 +121,11 @@ def _tokenizer_and_settings(config: Config, info: DataInfo) -> tuple[Any, Any]:
             **_SPECIAL_TOKENS,
         )
     else:
-        model_config, unknown = AutoConfig.from_pretrained(name, **settings, return_unused_kwargs=True)
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        # Note: without a word about it, transformers asks on standard input whether to run a folder's own code.
+        model_config, unknown = AutoConfig.from_pretrained(
+            name, **settings, return_unused_kwargs=True, trust_remote_code=False
+        )
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     if unknown:
         key = min(unknown)
         remedy = did_you_mean(key, vars(model_config), otherwise="leave it out")
@@ -144,13 +147,14 @@ def _network(config: Config, model_config: Any) -> tuple[nn.Module, Mapping[str,
     answers = config.task == "question_answering"
     factory = AutoModelForQuestionAnswering if answers else AutoModelForSequenceClassification
     if not config.model.pretrained:
-        return factory.from_config(model_config), {}  # type: ignore[no-untyped-call]
+        return factory.from_config(model_config, trust_remote_code=False), {}  # type: ignore[no-untyped-call]
     model, report = factory.from_pretrained(
         config.model.name,
         config=model_config,
         dtype=_stored_type(config.model.name),
         ignore_mismatched_sizes=True,
         output_loading_info=True,
+        trust_remote_code=False,
     )
     return model, report
 

@@ -1,10 +1,16 @@
-"""Small collectives over all ranks: who was first, how long the slowest took, what a leader did for the others."""
+"""Small collectives over all ranks: who was first, how long the slowest took, what a leader did for the others.
+
+Those that wait for a rank's disk, network or tokenizer ask each other until it is ready: a collective of the job's own
+may last ``run.timeout`` at most.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
-from threading import Thread
+from functools import partial
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import TypeVar, cast
 
 import torch
@@ -13,6 +19,7 @@ import torch.distributed as dist
 from pipetransformer.errors import UserError
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two questions whether the leaders are ready
 
 
@@ -63,20 +70,92 @@ def led_by(leader: int, action: Callable[[], Result]) -> Result:
     """
     if dist.get_world_size() == 1:
         return action()
-    answer: Future[Result] | None = None
+    answer = _begun(action) if dist.get_rank() == leader else None
+    _until_all(partial(_is_done, answer))
+    return cast(Result, _outcomes(answer)[leader])
+
+
+def patiently(action: Callable[[], Result]) -> Result:
+    """Collective. The result of each rank's own ``action``, which may take longer than a collective may, as in
+    ``led_by``. What it raises, it raises on its own rank alone.
+    """
+    if dist.get_world_size() == 1:
+        return action()
+    answer = _begun(action)
+    _until_all(partial(_is_done, answer))
+    return answer.result()
+
+
+def given_to(leader: int, items: Iterable[Item], consumer: Callable[[Iterator[Item]], None]) -> None:
+    """Collective. The leader's ``consumer`` takes one of the leader's ``items`` after the other, and may take as long
+    as it will with each: the ranks wait as in ``led_by``. No item is asked for before the consumer is done with the one
+    before.
+
+    Args:
+        items: as many on every rank; their iteration may be collective.
+
+    Raises:
+        UserError: on every rank, if the consumer raises one.
+    """
+    if dist.get_world_size() == 1:
+        consumer(iter(items))
+        return
+    answer: Future[None] | None = None
+    wanted, handed = Event(), SimpleQueue[tuple[Item, ...]]()
+
+    def taken() -> Iterator[Item]:
+        while True:
+            wanted.set()
+            if not (found := handed.get()):
+                return
+            yield found[0]
+
+    def is_wanted(pause: float) -> bool:
+        return answer is None or wanted.wait(pause) or answer.done()
+
     if dist.get_rank() == leader:
-        answer = Future()
-        # A daemon: whoever is interrupted need not wait for its end.
-        Thread(target=_fulfil, args=(answer, action), daemon=True).start()
+        answer = _begun(lambda: consumer(taken()))
+    _until_all(is_wanted)
+    for item in items:
+        if answer is not None and not answer.done():
+            wanted.clear()
+            handed.put((item,))
+        _until_all(is_wanted)
+    handed.put(())
+    _until_all(partial(_is_done, answer))
+    _outcomes(answer)
+
+
+def _begun(action: Callable[[], Result]) -> Future[Result]:
+    answer: Future[Result] = Future()
+    # A daemon: whoever is interrupted need not wait for its end.
+    Thread(target=_fulfil, args=(answer, action), daemon=True).start()
+    return answer
+
+
+def _is_done(answer: Future[Result] | None, pause: float) -> bool:
+    if answer is not None:
+        wait([answer], timeout=pause)
+    return answer is None or answer.done()
+
+
+def _until_all(is_ready: Callable[[float], bool]) -> None:
+    """Collective. Returns once all ranks are ready.
+
+    Args:
+        is_ready: tells whether this rank is, after so many seconds at the most.
+    """
     pause = _SHORTEST_PAUSE
     while True:
-        if answer is not None:
-            wait([answer], timeout=pause)
-        is_ready = torch.tensor(int(answer is None or answer.done()))
-        dist.all_reduce(is_ready, op=dist.ReduceOp.MIN)
-        if is_ready:
-            break
+        found = torch.tensor(int(is_ready(pause)))
+        dist.all_reduce(found, op=dist.ReduceOp.MIN)
+        if found:
+            return
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _outcomes(answer: Future[Result] | None) -> list[object]:
+    """Collective. The results by rank, None of those without an action. Raises a UserError of any of them."""
     outcome: object = None
     if answer is not None:
         try:
@@ -87,7 +166,7 @@ def led_by(leader: int, action: Callable[[], Result]) -> Result:
     for told in gathered:
         if isinstance(told, UserError):
             raise told
-    return cast(Result, gathered[leader])
+    return gathered
 
 
 def _fulfil(answer: Future[Result], action: Callable[[], Result]) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from pipetransformer.engine import Engine
 from pipetransformer.errors import UserError, writing
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.units import Numbering
-from pipetransformer.process.collectives import values_of_ranks
+from pipetransformer.process.collectives import led_by, patiently, values_of_ranks
 from pipetransformer.process.files import write_whole
 from pipetransformer.process.shutdown import cleaned_up
 from pipetransformer.process.world import World
@@ -116,20 +116,18 @@ class CheckpointStore:
                     **state,
                 }
                 write_whole(part / "state.json", json.dumps(record))
-            with writing(part):
-                mine = digests_of(part.glob(f"__{rank}_*"))
-            everyone = values_of_ranks(mine)
-            if rank == 0:
-                with writing(part):
-                    own = digests_of([part / "state.json", part / ".metadata"])
-                write_digests(part, {name: digest for each in (own, *everyone) for name, digest in each.items()})
-                _discard(final)
-                with writing(final):
-                    part.rename(final)
-                for old in self._complete()[: -self._keep]:
-                    _discard(old)
-            dist.barrier()
+            everyone = values_of_ranks(patiently(lambda: _digests(part, f"__{rank}_*")))
+            led_by(0, lambda: self._publish(part, final, digests=everyone))
         return final
+
+    def _publish(self, part: Path, final: Path, *, digests: Sequence[Mapping[str, str]]) -> None:
+        own = {**_digests(part, "state.json"), **_digests(part, ".metadata")}
+        write_digests(part, {name: digest for each in (own, *digests) for name, digest in each.items()})
+        _discard(final)
+        with writing(final):
+            part.rename(final)
+        for old in self._complete()[: -self._keep]:
+            _discard(old)
 
     def _owned_tensors(self, engine: Engine) -> dict[str, Tensor]:
         """The tensors that this rank writes, by name. The lowest of its holders writes a tensor."""
@@ -192,7 +190,8 @@ class CheckpointStore:
         for path in reversed(self._complete()):
             digests, why_not = files_of(path)
             mine = dict(list(digests.items())[self._world.rank :: self._world.size])
-            found = next(filter(None, values_of_ranks(why_not or damage_of(path, mine))), "")
+            damage = patiently(partial(damage_of, path, mine))
+            found = next(filter(None, values_of_ranks(why_not or damage)), "")
             if not found:
                 return path
             self.damaged.append(f"{path.name}: {found}")
@@ -229,6 +228,12 @@ class CheckpointStore:
                 "give the same model, or delete it"
             ) from error
         return optimizer_state
+
+
+def _digests(folder: Path, names: str) -> dict[str, str]:
+    """Those of the files that fit a pattern. Raises UserError where one cannot be read."""
+    with writing(folder):
+        return digests_of(folder.glob(names))
 
 
 def _ends(ranks: range) -> tuple[int, int, int]:

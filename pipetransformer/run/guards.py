@@ -8,6 +8,7 @@ import torch
 
 from pipetransformer.engine import Engine, NotFinite
 from pipetransformer.errors import UserError
+from pipetransformer.process.agreement import agree_by_name
 from pipetransformer.process.collectives import first_of_ranks
 from pipetransformer.run.checkpoint import CheckpointStore
 
@@ -46,6 +47,14 @@ class Guards:
         parameters = self.engine.layout.updated.values()  # none where all units are frozen in place
         finite = not parameters or torch.stack([p.detach().isfinite().all() for p in parameters]).all()
         self._stop_all(None if finite else last_step, what="the update made weights that are not finite")
+
+    def compare_replicas(self, *, step: int) -> None:
+        """Collective. Raises Disagreement where a unit that replicas hold is not the same, to the bit, on all of them.
+
+        Args:
+            step: number of steps done.
+        """
+        agree_by_name("weights", self.engine.weight_digests(), step=step)
 
     def evaluate(self, *, last_step: int) -> dict[str, float]:
         """Collective. The metrics of an evaluation by name. Stops all ranks if a loss is not finite.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -80,6 +81,13 @@ class Job:
             epoch=epoch,
             num_nodes=self.num_nodes,
         )
+
+    def train_digest(self, epoch: int) -> str:
+        """A digest of the samples of an epoch's batches, in their order."""
+        digest = hashlib.sha256()
+        for batch in self.train_batches(epoch):
+            digest.update(batch.ids.tobytes())
+        return digest.hexdigest()[:16]
 
 
 def build_job(config: Config, world: World, *, lead: Lead) -> Job:

@@ -20,7 +20,7 @@ from pipetransformer.run import events, lines
 from pipetransformer.run.compute_floor import ComputeFloor
 from pipetransformer.run.folder import RunFolder, make_run_folder
 from pipetransformer.run.totals import Totals
-from pipetransformer.run.tracking import CacheBytes, CacheUse, Summary, Tracker, Transition, evaluation_metrics
+from pipetransformer.run.tracking import CacheBytes, CacheUse, Summary, Tracker, Transition, evaluation_metrics, say
 
 
 class Report:
@@ -74,12 +74,12 @@ class Report:
     @hear.register
     def _precision_settled(self, event: events.PrecisionSettled) -> None:
         for line in event.precision.lines() if self._world.rank == 0 else ():
-            print(line, flush=True)
+            say(line)
 
     @hear.register
     def _measuring_starts(self, event: events.MeasuringStarts) -> None:
         if self._world.rank == 0:
-            print("measuring the model's units and the step time of every static layout ...", flush=True)
+            say("measuring the model's units and the step time of every static layout ...")
 
     @hear.register
     def _opened(self, event: events.Opened) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipetransformer.run.tracking.events import EventLog, read_events, to_plain
 from pipetransformer.run.tracking.names import evaluation_metrics
-from pipetransformer.run.tracking.progress import Progress
+from pipetransformer.run.tracking.progress import Progress, say
 from pipetransformer.run.tracking.render import render
 from pipetransformer.run.tracking.summary import CacheBytes, CacheUse, Summary, Transition
 from pipetransformer.run.tracking.tracker import Tracker
@@ -22,5 +22,6 @@ __all__ = [
     "evaluation_metrics",
     "read_events",
     "render",
+    "say",
     "to_plain",
 ]

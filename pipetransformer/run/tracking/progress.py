@@ -1,10 +1,13 @@
-"""The live view of a run: a bar on a terminal, plain lines elsewhere."""
+"""The live view of a run: a bar on a terminal, plain lines elsewhere. Where no one reads it any more, as behind
+``| head``, or its disk is full, it goes nowhere, and the run goes on."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, SupportsFloat, TextIO
 
 from rich import progress as rich_progress
@@ -14,6 +17,28 @@ from rich.text import Text
 
 _SECONDS_BETWEEN_DRAWS = 0.1
 _SECONDS_BETWEEN_LINES = 10.0
+
+
+def say(text: str) -> None:
+    """Prints a line on standard output at once."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        _send_nowhere(sys.stdout)
+
+
+def _send_nowhere(file: TextIO) -> None:
+    """Gives the file's descriptor to the null device."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it has none
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, file.fileno())
+        os.close(null)
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """In the place of rich's own, which ends the process."""
+        _send_nowhere(self.file)  # type: ignore[arg-type]
 
 
 class Progress:
@@ -33,7 +58,7 @@ class Progress:
     def __init__(self, *, out: TextIO | None = None, err: TextIO | None = None, quiet: bool = False) -> None:
         out = out or sys.stdout
         err = err or sys.stderr
-        self._out = Console(file=out, highlight=False, markup=False, emoji=False, quiet=quiet)
+        self._out = _Console(file=out, highlight=False, markup=False, emoji=False, quiet=quiet)
         self._bar = None if quiet else _new_bar(out=out, err=err, facts=self._out)
         self._task: rich_progress.TaskID | None = None
         self._figures: dict[str, Any] = {}
@@ -61,8 +86,9 @@ class Progress:
             self._bar.start()
             self._task = self._bar.add_task("", total=total_steps, completed=step, status="")
         status = _status(self._figures, wide=self._bar.console.width >= 110)
-        self._bar.update(self._task, completed=step, total=total_steps, status=status)
-        self._bar.refresh()
+        with _bearing(self._bar.console):
+            self._bar.update(self._task, completed=step, total=total_steps, status=status)
+            self._bar.refresh()
 
     def line(self, text: str) -> None:
         """Prints a fact, above the bar."""
@@ -70,13 +96,23 @@ class Progress:
 
     def show(self, renderable: RenderableType, *, soft_wrap: bool = False) -> None:
         """Prints a renderable of rich, such as a table, above the bar."""
-        self._out.print(renderable, soft_wrap=soft_wrap)
-        self._out.file.flush()
+        with _bearing(self._out):
+            self._out.print(renderable, soft_wrap=soft_wrap)
+            self._out.file.flush()
 
     def close(self) -> None:
         """Ends the bar, which stays on the screen, and shows the terminal's cursor again. May be called twice."""
         if self._bar is not None:
-            self._bar.stop()
+            with _bearing(self._bar.console):
+                self._bar.stop()
+
+
+@contextlib.contextmanager
+def _bearing(console: Console) -> Iterator[None]:
+    try:
+        yield
+    except OSError:
+        _send_nowhere(console.file)  # type: ignore[arg-type]
 
 
 def _new_bar(*, out: TextIO, err: TextIO, facts: Console) -> rich_progress.Progress | None:
@@ -84,7 +120,7 @@ def _new_bar(*, out: TextIO, err: TextIO, facts: Console) -> rich_progress.Progr
     if out.isatty():
         console = facts
     elif err.isatty():
-        console = Console(file=err)
+        console = _Console(file=err)
     else:
         return None
     if console.is_dumb_terminal:

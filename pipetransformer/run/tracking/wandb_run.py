@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -12,18 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from pipetransformer.config import Config
+from pipetransformer.process.files import write_whole
 from pipetransformer.run.tracking.events import to_plain
 
 _ONLINE_INIT_SECONDS = 30
 _UPLOAD_SECONDS = 60.0
+_ID_FILE = "wandb-id.txt"
 _FAILED_UPLOAD_SECONDS = 3.0  # a failed job must end within ten seconds
 
 
 class WandbRun:
     """Logs to ``run_dir/wandb``. After a failure of wandb, the training continues without it.
 
-    wandb's id is made from the run's id. Online, a resumed job continues the same run. Offline, it writes one more
-    segment of it, which ``wandb sync --append`` joins. With ``mode="disabled"``, wandb is never imported.
+    wandb's id is the run's id and some random letters, which ``run_dir`` keeps. Online, a resumed job continues the
+    same run. Offline, it writes one more segment of it, which ``wandb sync --append`` joins. With ``mode="disabled"``,
+    wandb is never imported.
 
     Args:
         config: the resolved configuration, shown on the dashboard.
@@ -43,7 +47,7 @@ class WandbRun:
                 self._run = wandb.init(
                     mode=mode,  # type: ignore[arg-type]
                     dir=str(run_dir),
-                    id=re.sub(r"[^A-Za-z0-9_.-]", "-", run_id),
+                    id=_own_id(run_dir, run_id, is_resumed=config.run.resume),
                     project=config.log.project,
                     name=config.log.name or run_id,
                     config=config.model_dump(mode="json"),
@@ -95,6 +99,16 @@ class WandbRun:
         self._run = None
         lines = str(error).splitlines() or [type(error).__name__]
         self._report(f"wandb {what}: {lines[0]}; the run goes on without it")
+
+
+def _own_id(run_dir: Path, run_id: str, *, is_resumed: bool) -> str:
+    """The run's id in wandb's project, kept in its folder: other machines may give runs of their own the same id."""
+    named, file = re.sub(r"[^A-Za-z0-9_.-]", "-", run_id), run_dir / _ID_FILE
+    if is_resumed:  # runs of older versions have none of their own
+        return file.read_text().strip() if file.is_file() else named
+    found = f"{named}-{secrets.token_hex(4)}"
+    write_whole(file, f"{found}\n")
+    return found
 
 
 @contextmanager

@@ -1,0 +1,56 @@
+"""Ranks that do not hold the same end the job with their names, before they train on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from laws import STATIC, Case, configuration
+from ranks import RankPool
+
+from pipetransformer.process.agreement import Disagreement
+from pipetransformer.process.world import World
+from pipetransformer.run import events
+from pipetransformer.trainer import Trainer
+
+
+def disagrees(world: World, folder: str, how: str, extra: tuple[str, ...]) -> tuple[int, str]:
+    """Rank 1 has other samples, or one weight that is off by its last bit behind step 3: (steps done, the error)."""
+    overrides = [*Case("vit", world.size, STATIC[1]).overrides(""), *extra, f"run.dir={folder}", f"run.id={how}"]
+
+    def note(event: events.Event) -> None:
+        if how == "weights" and world.rank == 1 and isinstance(event, events.Stepped) and event.step == 3:
+            parameter = next(reversed(trainer.engine.layout.parameters.values()))
+            with torch.no_grad():
+                first = parameter.view(-1)[:1]
+                first.copy_(torch.nextafter(first, first + 1))
+
+    own = f"{'other' if how == 'samples' and world.rank == 1 else 'same'} samples"
+    trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
+    try:
+        with mock.patch("pipetransformer.run.job.Job.train_digest", lambda *_: own):
+            trainer.run()
+    except Disagreement as error:
+        return trainer.step, str(error)
+    return trainer.step, ""
+
+
+@pytest.mark.parametrize("how", ["samples", "weights", "nothing"])
+def test_ranks_that_differ_are_named(how: str, ranks: RankPool, tmp_path: Path) -> None:
+    (step, error), other = ranks.run(2, disagrees, str(tmp_path), how, ("run.verify_every=3 steps",))
+    assert (step, error) == other, "all ranks end alike"
+    if how == "samples":
+        assert (
+            step == 0 and error.startswith("rank 1 has another start than the other ranks") and "other samples" in error
+        )
+    elif how == "weights":
+        assert step == 3 and error.startswith("step 3: rank 1 has other weights of head.")
+    else:
+        assert not error and step > 3
+
+
+def test_nothing_is_compared_where_it_is_off(ranks: RankPool, tmp_path: Path) -> None:
+    found = ranks.run(2, disagrees, str(tmp_path), "weights", ("run.verify_every=null",))
+    assert [error for _, error in found] == ["", ""]
