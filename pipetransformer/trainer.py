@@ -33,7 +33,7 @@ from pipetransformer.process.device import reset_peak_memory
 from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.run.checkpoint import CheckpointStore
-from pipetransformer.run.folder import find_run_folder
+from pipetransformer.run.folder import find_run_folder, with_resumption
 from pipetransformer.run.guards import Guards
 from pipetransformer.run.job import build_job
 from pipetransformer.run.origin import Origin
@@ -67,8 +67,10 @@ class Trainer:
     ) -> None:
         started = perf_counter()
         self.world, self.timed, self.step = world, timed, 0
-        config = with_past_choices(config)
-        folder = find_run_folder(config)
+        config = with_past_choices(with_resumption(config))
+        folder = find_run_folder(config, num_nodes=world.num_nodes)
+        if not folder.is_shared:  # a resumption would need all files of a checkpoint on every node
+            config = config.with_overrides({"checkpoint.every": None})
         self.job = job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
         self.config, chain = job.config, job.chain
         config = job.config
@@ -293,6 +295,7 @@ class Trainer:
         return events.Probed(scores, free, perf_counter() - began)
 
     def _save_checkpoint(self) -> None:
+        start = perf_counter()
         agree("checkpoint", (self.step, self.engine.plan))
         state = {
             "freeze": self.autofreeze.state_dict(),
@@ -301,15 +304,13 @@ class Trainer:
             "precision": self.config.train.precision,
             "report": self.report.state_dict(),
         }
-        self._tell(events.Saved(self.step, str(self.checkpoints.save(self.step, engine=self.engine, state=state))))
+        path = self.checkpoints.save(self.step, engine=self.engine, state=state)
+        self._tell(events.Saved(self.step, str(path), perf_counter() - start))
 
     def _save_model(self, name: str) -> None:
         folder = self.report.folder.path / "model" / name
 
-        def save(units: Iterator[Mapping[str, Tensor]]) -> None:
-            save_model(self.job.built, folder, (pair for of_unit in units for pair in of_unit.items()))
-
-        given_to(0, self.engine.weights(), save)
+        given_to(0, self.engine.weights(), lambda units: save_model(self.job.built, folder, _pairs(units)))
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
@@ -325,3 +326,9 @@ class Trainer:
     def epoch(self) -> int:
         """The epoch that the next step belongs to, from 0."""
         return self.calendar.epoch(self.step)
+
+
+def _pairs(units: Iterator[Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    for of_unit in units:
+        yield from of_unit.items()
+        del of_unit  # while the next one is gathered

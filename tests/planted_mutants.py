@@ -1,4 +1,4 @@
-"""Twenty changes by hand: sixteen that an audit planted and no test caught, four bugs from the history."""
+"""Changes by hand: sixteen that an audit planted and no test caught, four bugs from the history, two new guards."""
 
 from __future__ import annotations
 
@@ -25,6 +25,18 @@ PLANTED = (
         "AutoFreeze gets the neighbour's norm for every block",
         *("engine/step.py", "self._squares.append(squares[1:-1])", "self._squares.append(squares[:-2])"),
         ("tests/test_units.py",),
+    ),
+    Planted(
+        "ranks go on with plans that differ",
+        *("process/agreement.py", "if int(most[0]) == -int(most[1]):", "if True:"),
+        ("tests/test_distributed.py::test_ranks_that_hold_another_plan_are_named",),
+    ),
+    Planted(
+        "a checkpoint waits for a slow disk no longer than a collective may",
+        "adapter/checkpoints.py",
+        "writer = FileSystemWriter(folder) if is_alone else _PatientWriter(folder)",
+        "writer = FileSystemWriter(folder)",
+        ("tests/test_slow_disk.py",),
     ),
     Planted(
         "the cache is not forgotten on thawing",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -93,6 +94,35 @@ def handed(world: World, how: str) -> tuple[list[int], list[int], str]:
 def test_a_consumer_takes_as_long_as_it_will(how: str, seen: list[int], error: str, ranks: RankPool) -> None:
     everyone = [0, 1, 2]
     assert ranks.run(3, handed, how) == [(everyone, seen if rank == 1 else [], error) for rank in range(3)]
+
+
+class Item:
+    pass
+
+
+def held_at_once(world: World) -> int:
+    """The most items that are alive when one more is made."""
+    refs, most = list[weakref.ref[Item]](), [0]
+
+    def items() -> Iterator[Item]:
+        for _ in range(4):
+            most[0] = max(most[0], sum(ref() is not None for ref in refs))
+            made = Item()
+            refs.append(weakref.ref(made))
+            yield made
+            del made
+
+    def consumer(given: Iterator[Item]) -> None:
+        for item in given:
+            assert item is not None
+            del item
+
+    given_to(0, items(), consumer)
+    return most[0]
+
+
+def test_an_item_is_gone_before_the_next_is_made(ranks: RankPool) -> None:
+    assert ranks.run(2, held_at_once) == [0, 0]
 
 
 def agreed(world: World, value: tuple[str, ...]) -> str:

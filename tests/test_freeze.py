@@ -61,6 +61,10 @@ def test_schedule_against_its_table(num_blocks: int, alpha: float, expected: lis
     assert [schedule.decide(Signals(interval, 0)) for interval in range(len(expected))] == expected
 
 
+def test_paper_waits_for_norms() -> None:
+    assert policy("paper", num_blocks=6).decide(Signals(3, 2)) == 2, "a resumed run that had another policy has none"
+
+
 def test_schedule_ends_with_all_blocks_frozen() -> None:
     assert policy("schedule", alpha=0.1).decide(Signals(10_000, 0)) == 12
 

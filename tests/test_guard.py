@@ -110,7 +110,7 @@ def test_passes_are_cheap(num_samples: int, batch_size: int, epochs: int, expect
     assert guard_size(num_samples, batch_size=batch_size, epochs=epochs) == expected
 
 
-SCORES = (0.0, *[0.5] * 12)  # for 6 of 12 blocks
+SCORES = (0.0, *[0.5] * 12)  # for 4 of 12 blocks
 
 
 def decided(
@@ -135,10 +135,10 @@ def decided(
 def test_blocks_that_no_evidence_is_for_thaw_once_the_loss_stays() -> None:
     stays = [0.9, 0.6, 0.5, 0.5, 0.5, 0.5]
     found = decided(stays, frozen=11)
-    assert [frozen for frozen, _ in found] == [11, 11, 11, 11, 6, 6]
-    assert "evidence is for 6 alone" in found[4][1] and found[5][1] == "these blocks thawed before"
+    assert [frozen for frozen, _ in found] == [11, 11, 11, 11, 4, 4]
+    assert "evidence is for 4 alone" in found[4][1] and found[5][1] == "these blocks thawed before"
     assert {frozen for frozen, _ in decided([0.9, 0.6, 0.5, 0.4, 0.3, 0.2], frozen=11)} == {11}, "the loss falls"
-    assert {frozen for frozen, _ in decided(stays, frozen=6)} == {6}
+    assert {frozen for frozen, _ in decided(stays, frozen=4)} == {4}
     assert {frozen for frozen, _ in decided(stays, frozen=11, learns=False)} == {11}, "nothing learns any more"
     assert [frozen for frozen, _ in decided(stays, frozen=11, scores=None)][-1] == 2, "questions have no probe: a sixth"
 

@@ -7,15 +7,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from pipetransformer.adapter import is_peer_failure
+from pipetransformer.adapter import launch as launch_adapter
 from pipetransformer.launch import entry as cli
 from pipetransformer.launch import node as launch
-from pipetransformer.process.failure import Failure, RankEnd, cause_line, first_cause
+from pipetransformer.process.failure import Failure, RankEnd, cause_line, first_cause, write_report
 from pipetransformer.process.shutdown import installed
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -240,10 +243,42 @@ def _report(line: str, *, time: float, followed: bool = False) -> Failure:
         ({0: RankEnd(143, 5.0, None), 1: RankEnd(1, 6.0, _report("lost 2", time=6.0, followed=True))}, "lost 2"),
         ({0: RankEnd(-9, 20.0, None), 1: RankEnd(1, 6.0, _report("a", time=6.0))}, "a"),
         ({0: RankEnd(7, 1.0, None)}, "rank 0: ended with exit code 7"),
+        (
+            {
+                0: RankEnd(1, 5.0, _report("RuntimeError: Timed out waiting 20000ms", time=5.0, followed=True)),
+                1: RankEnd(-9, 12.0, None),
+            },
+            "rank 1: it did not answer within run.timeout",
+        ),
     ],
 )
 def test_the_first_cause_is_no_consequence(ends: dict[int, RankEnd], line: str) -> None:
     assert first_cause(ends).line.startswith(line)
+
+
+def test_a_timeout_is_a_peers_doing() -> None:
+    assert is_peer_failure(RuntimeError("[unbound_buffer.cc:78] Timed out waiting 20000ms for recv operation"))
+    assert not is_peer_failure(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+
+
+def test_a_report_that_cannot_be_written_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_report(tmp_path / "nowhere" / "error.json", rank=1, report=_report("no space left", time=1.0))
+    assert capfd.readouterr().err == "rank 1: no space left\n"
+
+
+def test_folders_of_launchers_that_are_gone_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    names = [
+        f"pipetransformer_{gone.stdout.strip()}_a",
+        f"pipetransformer_{os.getpid()}_b",
+        "pipetransformer_c",
+        "other",
+    ]
+    for name in names:
+        (tmp_path / name).mkdir()
+    launch_adapter._sweep()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
 
 
 def test_a_cause_is_the_error_at_the_bottom() -> None:

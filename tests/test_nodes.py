@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -30,8 +31,11 @@ from test_launch import ROOT
 from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_text_model
 from torch.distributed import TCPStore
 
+from pipetransformer.config import Config
+from pipetransformer.errors import UserError
 from pipetransformer.launch.node import free_port
 from pipetransformer.process.world import World
+from pipetransformer.run.folder import RunFolder, is_shared
 from pipetransformer.trainer import Trainer
 
 MOVES = ((0, 0, 2), (5, 2, 1), (10, 4, 2), (15, 1, 1))
@@ -214,3 +218,48 @@ def test_a_node_without_node_0_says_where_it_looked(config: Path) -> None:
     ((code, _, err),) = launched(config, port, [(1, 2, 1, "b")], "run.timeout=3")
     assert code == 2
     assert err == f"error: MASTER_ADDR: node 0 did not answer at 127.0.0.1:{port} within run.timeout (3 s)\n"
+
+
+def apart(world: World, folder: str, resume: bool) -> tuple[object, str]:
+    """Two nodes, each with a folder of its own at the place that node 0 names: (interval of checkpoints, the error)."""
+    world = replace(world, local_rank=0, local_size=1)
+    settings = (f"run.dir={folder}", "run.id=x", "checkpoint.every=1 epoch", "train.epochs=1")
+    extra = ("run.resume=true",) if resume else ()
+    own = Path(folder) / f"node{world.rank}"
+
+    def found(config: Config, **_: object) -> RunFolder:
+        return RunFolder("x", own / "x", (), is_shared=is_shared(own / "x"))
+
+    try:
+        with mock.patch("pipetransformer.trainer.find_run_folder", found):
+            case = Case("vit", 2, STATIC[1]).overrides("")
+            trainer = Trainer(configuration("vit", [*case, *settings, *extra]), world)
+            trainer.run()
+    except UserError as error:
+        return None, str(error)
+    return trainer.config.checkpoint.every, ""
+
+
+def test_nodes_without_a_shared_folder_train_without_checkpoints_and_cannot_resume(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    for node in (0, 1):
+        (tmp_path / f"node{node}").mkdir()
+    assert ranks.run(2, apart, str(tmp_path), False) == [(None, "")] * 2
+    left = {path.name for path in (tmp_path / "node0" / "x").iterdir()}
+    assert "summary.json" in left and "checkpoints" not in left and not list((tmp_path / "node1").iterdir())
+    (tmp_path / "node0" / "x" / "checkpoints" / "step-00000005").mkdir(parents=True)
+    for _, error in ranks.run(2, apart, str(tmp_path), True):
+        assert error.startswith("run.resume: node 0 alone sees ") and "give a run.dir that all nodes share" in error
+    assert (tmp_path / "node0" / "x" / "summary.json").is_file()
+
+
+def seen(world: World, folder: str) -> tuple[bool, bool]:
+    return is_shared(Path(folder) / "runs" / "x"), is_shared(Path(folder) / f"node{world.rank}" / "x")
+
+
+def test_a_shared_folder_is_known_by_a_file(ranks: RankPool, tmp_path: Path) -> None:
+    for node in (0, 1):
+        (tmp_path / f"node{node}").mkdir()
+    assert ranks.run(2, seen, str(tmp_path)) == [(True, False)] * 2
+    assert not list(tmp_path.rglob(".pipetransformer-*"))

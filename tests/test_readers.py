@@ -216,6 +216,19 @@ def test_garbled_tables(suffix: str, tmp_path: Path) -> None:
     refused(rf"train.{suffix}: (cannot be read as {suffix}|no column)", lambda: texts("table", tmp_path, **COLUMNS))
 
 
+def test_tables_that_are_too_deep_or_of_another_encoding(tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text("[" * 100_000)
+    refused(r"train.json: cannot be read as json", lambda: texts("table", tmp_path, **COLUMNS))
+    (tmp_path / "train.json").unlink()
+    write_table(tmp_path / "dev.csv", ROWS)
+    for column in ("one", "mood"):
+        table = pa.Table.from_pylist(ROWS)
+        latin = pa.array([b"caf\xe9"] * len(ROWS), pa.binary()).view(pa.string())
+        pq.write_table(table.set_column(table.column_names.index(column), column, latin), tmp_path / "train.parquet")
+        told = rf"train.parquet: column {column} holds a text that is not UTF-8"
+        refused(told, lambda: texts("table", tmp_path, **COLUMNS))
+
+
 # ---- CIFAR's archives ------------------------------------------------------------------------------------------------
 
 
@@ -333,6 +346,14 @@ def test_bad_folders_of_pictures(tmp_path: Path) -> None:
     (tmp_path / "train" / "emu").rmdir()
     (tmp_path / "train" / "cat" / "0.png").write_bytes(b"no picture")
     refused(r"cat/0.png: the picture cannot be decoded", lambda: pictures("image_folder", tmp_path))
+    Image.new("L", (6000, 1)).save(tmp_path / "train" / "cat" / "0.png")
+    refused(r"cat/0.png: 6000 x 1 pixels are too long a strip", lambda: pictures("image_folder", tmp_path))
+    (tmp_path / "train" / "cat" / "0.png").unlink()
+    (tmp_path / "train" / "cat" / "0.png").symlink_to(tmp_path / "gone")
+    refused(r"cat/0.png: is no file; delete it", lambda: pictures("image_folder", tmp_path))
+    (tmp_path / "train" / "cat" / "0.png").unlink()
+    os.mkfifo(tmp_path / "train" / "cat" / "0.png")
+    refused(r"cat/0.png: is no file; delete it", lambda: pictures("image_folder", tmp_path))
 
 
 # ---- what is kept for the next run -----------------------------------------------------------------------------------

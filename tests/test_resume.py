@@ -27,6 +27,7 @@ from laws import (
 from ranks import RankPool
 
 from pipetransformer.process.world import World
+from pipetransformer.run.folder import with_resumption
 from pipetransformer.trainer import Trainer
 
 
@@ -259,3 +260,16 @@ def test_a_checkpoint_does_not_slow_down_a_process_that_computes_alone(tmp_path:
     if before > 150:
         pytest.skip(f"threads sleep between operations here in any case ({before} pauses)")
     assert after < before + 150
+
+
+def resumption(world: World, folder: str) -> tuple[object, object]:
+    run = with_resumption(configuration("vit", (f"run.dir={folder}", "run.id=x", "run.resume=auto"))).run
+    return run.resume, run.overwrite
+
+
+def test_auto_continues_what_has_a_checkpoint_and_starts_what_has_none(ranks: RankPool, tmp_path: Path) -> None:
+    assert ranks.run(2, resumption, str(tmp_path)) == [(False, False)] * 2
+    (tmp_path / "x" / "checkpoints" / "step-00000004.part").mkdir(parents=True)
+    assert ranks.run(2, resumption, str(tmp_path)) == [(False, True)] * 2, "what a start has left is overwritten"
+    (tmp_path / "x" / "checkpoints" / "step-00000004").mkdir()
+    assert ranks.run(2, resumption, str(tmp_path)) == [(True, False)] * 2

@@ -18,7 +18,7 @@ from pipetransformer.process.world import World
 from pipetransformer.run import checkpoint
 from pipetransformer.trainer import Trainer
 
-SLOW = 3.5  # seconds, where a collective may take 2
+SLOW = 2.6  # seconds, where a collective may take 2
 
 
 def slowed(world: World, folder: str, slow_rank: int | None, resume: bool) -> Weights | None:

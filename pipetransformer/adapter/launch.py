@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -12,10 +13,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipetransformer.process.failure import RankEnd, read_report
+import psutil
+
+from pipetransformer.process.failure import RankEnd, is_timeout, read_report
 from pipetransformer.process.shutdown import Interrupted, cleaned_up
 
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_FOLDER = "pipetransformer_"
 _PEER_FAILURES = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket closed|remote process exited|communicator was aborted"
     r"|failed to recv, got 0 bytes",
@@ -24,14 +28,14 @@ _PEER_FAILURES = re.compile(
 
 
 def is_peer_failure(error: BaseException) -> bool:
-    """Whether a collective failed only because another rank is gone.
+    """Whether a collective failed only because another rank is gone, or does not answer.
 
     Note: neither gloo nor NCCL nor the store has an exception type for this, so the message has to tell; schedules of
     ``torch.distributed.pipelining`` raise their own error from it.
     """
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, RuntimeError) and _PEER_FAILURES.search(str(cause)):
+        if isinstance(cause, RuntimeError) and (_PEER_FAILURES.search(str(cause)) or is_timeout(str(cause))):
             return True
         cause = cause.__cause__
     return False
@@ -59,7 +63,8 @@ def run_ranks(
 
     logging.disable(logging.CRITICAL)  # torchrun logs what the last line of a failed job says better
     _limit_stop_seconds(stop_seconds)
-    folder = tempfile.mkdtemp(prefix="pipetransformer_")  # torchrun leaves its own behind
+    _sweep()
+    folder = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}_")  # torchrun leaves its own behind
     with cleaned_up(functools.partial(shutil.rmtree, folder, ignore_errors=True)):
         # Note: timm imports wandb, which makes temporary folders at once; a rank that is ended cannot delete them. But
         # data loaders put sockets there, whose whole path may have 107 characters.
@@ -93,6 +98,15 @@ def run_ranks(
             for number, handler in handlers.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
     return {}
+
+
+def _sweep() -> None:
+    """Deletes the temporary folders of this user's launchers that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*_*"):
+        number = folder.name.removeprefix(_FOLDER).partition("_")[0]
+        with contextlib.suppress(OSError):
+            if number.isdecimal() and not psutil.pid_exists(int(number)) and folder.lstat().st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _limit_stop_seconds(stop_seconds: int) -> None:

@@ -241,7 +241,10 @@ class RunConfig(Section):
         default=None, description="Names the run and its folder; null makes one from the time."
     )
     dir: Text = Field(default="runs", description="Folder that holds the runs' folders.")
-    resume: bool = Field(default=False, description="Continue the run of this id from its last checkpoint.")
+    resume: bool | Literal["auto"] = Field(
+        default=False,
+        description="Continue the run of this id from its last checkpoint; `auto`: if it has one, else start it anew.",
+    )
     overwrite: bool = Field(default=False, description="Delete what an earlier run of this id left.")
     replay: Text | None = Field(
         default=None, description="An `events.jsonl` whose decisions are taken instead of new ones; null decides live."

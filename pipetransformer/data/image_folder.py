@@ -12,6 +12,7 @@ from pipetransformer.data.reading import channels_first, decoded
 from pipetransformer.errors import UserError
 
 _SPLITS = {"train": ("train",), "eval": ("val", "validation", "dev", "test")}
+_LONGEST = 100  # longer side over the shorter one
 _SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
 
 
@@ -32,6 +33,11 @@ class FolderReader(PictureReader):
             picture = decoded(path, channels=wanted.channels, source=path)
             scale = size / min(picture.size)
             wide, high = (max(size, round(side * scale)) for side in picture.size)
+            if wide * high > _LONGEST * size * size:
+                told = " x ".join(map(str, picture.size))
+                raise UserError(
+                    f"{path}: {told} pixels are too long a strip to be scaled to {size}; crop it, or delete it"
+                )
             left, top = (wide - size) // 2, (high - size) // 2
             small = picture.resize((wide, high), resample=Image.Resampling[wanted.interpolation.upper()])
             pictures[row] = channels_first(small.crop((left, top, left + size, top + size)))
@@ -50,6 +56,8 @@ class FolderReader(PictureReader):
             if directory.name not in wanted.label_names:
                 raise UserError(f"{directory}: is no class of the training split")
             files = sorted(path for path in directory.rglob("*") if path.suffix.lower() in _SUFFIXES)
+            if others := [path for path in files if not path.is_file()]:  # a broken link, a folder, a pipe
+                raise UserError(f"{others[0]}: is no file; delete it")
             if wanted.split == "train" and not files:
                 raise UserError(f"{directory}: holds no pictures; give the class some, or leave it out")
             found += [(path, wanted.label_names.index(directory.name)) for path in files]

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -98,10 +98,19 @@ def table_texts(column: pa.ChunkedArray, *, name: str, source: object) -> list[s
     """A column of texts. Raises UserError for another type and for a gap."""
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         raise UserError(f"{source}: column {name} is {column.type}; texts are needed")
-    texts: list[str | None] = column.to_pylist()
+    texts: list[str | None] = plain_values(column, name=name, source=source)
     if None in texts:
         raise UserError(f"{source}: row {texts.index(None)}: there is no text in column {name}")
     return cast(list[str], texts)
+
+
+def plain_values(column: pa.ChunkedArray, *, name: str, source: object) -> list[Any]:
+    """The values of a column. Raises UserError for texts that are not UTF-8."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{source}: column {name} holds a text that is not UTF-8 ({error.reason}); mend it") from error
+    return values
 
 
 def decoded(file: Path | IO[bytes], *, channels: int, source: object) -> Image.Image:

@@ -13,7 +13,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from pipetransformer.data.reader import TextReader
-from pipetransformer.data.reading import Texts, one_line, require_columns, table_texts
+from pipetransformer.data.reading import Texts, one_line, plain_values, require_columns, table_texts
 from pipetransformer.errors import UserError
 
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
@@ -66,7 +66,7 @@ class TableReader(TextReader):
             return self.hub_table(split, columns)
         try:
             table = _read(path)
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
             raise UserError(f"{path}: cannot be read as {path.suffix[1:]} ({one_line(error)})") from error
         require_columns(table.column_names, columns, source=path)
         if not len(table):
@@ -81,7 +81,7 @@ class TableReader(TextReader):
         kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_boolean)
         if not any(fits(column.type) for fits in kinds):
             raise UserError(f"{source}: column {name} is {column.type}; names or whole numbers are needed")
-        values = column.to_pylist()
+        values = plain_values(column, name=name, source=source)
         for row, value in enumerate(values):
             if value in (None, ""):
                 raise UserError(f"{source}: row {row}: there is no label in column {name}")

@@ -22,9 +22,10 @@ class PaperPolicy(Policy):
 
     def decide(self, signals: Signals) -> int:
         frozen, norms = signals.frozen, signals.norms
-        if signals.interval == 0 or frozen == self.num_blocks:
+        # Note: a run that goes on with this policy, and had another, has no norms yet.
+        if signals.interval == 0 or frozen == self.num_blocks or norms is None:
             return frozen
-        assert norms is not None and len(norms) == self.num_blocks
+        assert len(norms) == self.num_blocks
         cap = ceiling(frozen + self.options.alpha * (self.num_blocks - frozen))
         smallest = min(range(frozen, self.num_blocks), key=lambda block: (norms[block], block))
         return min(cap, smallest)

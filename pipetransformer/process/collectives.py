@@ -109,6 +109,7 @@ def given_to(leader: int, items: Iterable[Item], consumer: Callable[[Iterator[It
             if not (found := handed.get()):
                 return
             yield found[0]
+            del found  # as below
 
     def is_wanted(pause: float) -> bool:
         return answer is None or wanted.wait(pause) or answer.done()
@@ -121,6 +122,7 @@ def given_to(leader: int, items: Iterable[Item], consumer: Callable[[Iterator[It
             wanted.clear()
             handed.put((item,))
         _until_all(is_wanted)
+        del item  # what it holds is gone before the next is made
     handed.put(())
     _until_all(partial(_is_done, answer))
     _outcomes(answer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -81,7 +82,10 @@ def write_report(path: Path, *, rank: int, report: Failure) -> None:
         "followed": report.followed,
         "time": report.time,
     }
-    path.write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}))
+    try:
+        path.write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}))
+    except OSError:  # a full disk, which may well be the cause
+        print(f"{report.details}{line}", file=sys.stderr, flush=True)
 
 
 def read_report(message: object) -> Failure | None:
@@ -96,7 +100,22 @@ def first_cause(ends: Mapping[int, RankEnd]) -> Failure:
     """The report of the rank whose end brought down the others, made up for a rank that could not write one."""
     rank = min(ends, key=lambda rank: (_precedence(ends[rank]), _time(ends[rank]), rank))
     end = ends[rank]
-    return end.report or Failure(f"rank {rank}: {_exit_line(end.exit_code)}", "", False, end.time)
+    if end.report is not None:
+        return end.report
+    line = _exit_line(end.exit_code)
+    if end.exit_code == -signal.SIGKILL and any(_waited(other) for other in ends.values()):
+        line = "it did not answer within run.timeout, nor end when it was told to: it hung, or was stopped"
+    return Failure(f"rank {rank}: {line}", "", False, end.time)
+
+
+def _waited(end: RankEnd) -> bool:
+    """Whether a rank ended because another one did not answer."""
+    return end.report is not None and end.report.followed and is_timeout(end.report.line)
+
+
+def is_timeout(text: str) -> bool:
+    """Whether the message of a collective says that a rank did not answer."""
+    return "timed out" in text.lower()
 
 
 def _precedence(end: RankEnd) -> int:

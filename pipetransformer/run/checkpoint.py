@@ -32,6 +32,7 @@ from pipetransformer.process.files import write_whole
 from pipetransformer.process.shutdown import cleaned_up
 from pipetransformer.process.world import World
 from pipetransformer.run.checksums import damage_of, digests_of, files_of, write_digests
+from pipetransformer.run.folder import PART, complete_checkpoints
 
 if TYPE_CHECKING:
     from pipetransformer.config import Config
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from pipetransformer.run.job import Job
 
 
-_PART = ".part"
 _OLDER = {"model.dtype": "float32"}  # what is not noted in checkpoints of older versions
 _SAME = "give the same model, data, seed, batch size, epochs, optimizer, nodes, freeze.guard and cache.views"
 
@@ -77,7 +77,7 @@ class CheckpointStore:
         return next(reversed(self._complete()), None)
 
     def _complete(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob("step-*") if not path.name.endswith(_PART))
+        return complete_checkpoints(self.folder.parent)
 
     def save(self, step: int, *, engine: Engine, state: Mapping[str, Any]) -> Path:
         """Writes one checkpoint, and deletes the oldest ones beyond the number to keep.
@@ -94,10 +94,10 @@ class CheckpointStore:
         """
         rank = self._world.rank
         final = self.folder / f"step-{step:08d}"
-        part = final.with_name(final.name + _PART)
+        part = final.with_name(final.name + PART)
         with cleaned_up(lambda: _discard(part)):
             if rank == 0:
-                for left_behind in self.folder.glob(f"*{_PART}"):
+                for left_behind in self.folder.glob(f"*{PART}"):
                     shutil.rmtree(left_behind, ignore_errors=True)
                 with writing(part):
                     part.mkdir(parents=True)
@@ -182,12 +182,16 @@ class CheckpointStore:
 
     def _latest_whole(self) -> Path:
         """The ranks share the files of each checkpoint, from the last one back."""
-        if self.latest() is None:
+        names = led_by(0, lambda: [path.name for path in self._complete()])  # nodes may see other ones
+        if not names:
             raise UserError(
                 f"run.resume: {self.folder.parent} holds no complete checkpoint; "
                 "start it anew with run.overwrite=true and run.resume=false"
             )
-        for path in reversed(self._complete()):
+        last = self.folder / names[-1]
+        if not all(values_of_ranks(last.is_dir())):
+            raise UserError(f"run.resume: node 0 alone sees {last}; give a run.dir that all nodes share")
+        for path in (self.folder / name for name in reversed(names)):
             digests, why_not = files_of(path)
             mine = dict(list(digests.items())[self._world.rank :: self._world.size])
             damage = patiently(partial(damage_of, path, mine))
@@ -257,7 +261,7 @@ def _discard(folder: Path) -> None:
 
     It is renamed first: then no rank can write into it, and a half-deleted folder does not look like a checkpoint.
     """
-    doomed = folder.with_name(f"{folder.stem}.{os.getpid()}{_PART}")
+    doomed = folder.with_name(f"{folder.stem}.{os.getpid()}{PART}")
     with cleaned_up(partial(shutil.rmtree, doomed, ignore_errors=True)), contextlib.suppress(OSError):
         folder.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)  # once more at the end: a signal may interrupt this one

@@ -330,10 +330,12 @@ class Saved(Event):
     Attributes:
         step: number of steps done.
         path: the folder of the checkpoint.
+        seconds: of writing it.
     """
 
     step: int
     path: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

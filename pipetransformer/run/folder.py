@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from time import monotonic, sleep
 from typing import IO
 
 from pipetransformer.config import Config, load_config
 from pipetransformer.errors import UserError, writing
-from pipetransformer.process.collectives import led_by
+from pipetransformer.process.collectives import led_by, patiently, values_of_ranks
 from pipetransformer.process.files import write_whole
 
+PART = ".part"
+"""The end of the name of what is not whole yet."""
 _LOCK = ".lock"
+_SEEN_WITHIN_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,21 +31,81 @@ class RunFolder:
         run_id: id of the run, the name of its folder.
         path: the folder.
         changes: one text for each setting that affects the weights and has changed since the run's start.
+        is_shared: whether all nodes see the same files there.
     """
 
     run_id: str
     path: Path
     changes: tuple[str, ...]
+    is_shared: bool = True
 
 
-def find_run_folder(config: Config) -> RunFolder:
-    """Collective. Finds the folder; rank 0 decides the run's id. Writes nothing, so that a refused job leaves no trace.
+def with_resumption(config: Config) -> Config:
+    """Collective. The configuration with ``run.resume: auto`` decided, by rank 0 for all: true where the run has a
+    complete checkpoint, else false, and what a start without one has left is overwritten.
+
+    Raises:
+        UserError: on every rank, if the run's id is not given.
+    """
+    if config.run.resume != "auto":
+        return config
+    return config.with_overrides(led_by(0, lambda: _resumption(config)))
+
+
+def _resumption(config: Config) -> dict[str, object]:
+    if config.run.id is None:
+        raise UserError("run.resume: which run is not said; give run.id")
+    path = Path(config.run.dir).expanduser() / config.run.id
+    if complete_checkpoints(path):
+        return {"run.resume": True}
+    return {"run.resume": False, "run.overwrite": path.exists()}
+
+
+def complete_checkpoints(run_dir: Path) -> list[Path]:
+    """The checkpoints of a run that were written to their end, the last one last."""
+    return sorted(path for path in (run_dir / "checkpoints").glob("step-*") if not path.name.endswith(PART))
+
+
+def find_run_folder(config: Config, *, num_nodes: int = 1) -> RunFolder:
+    """Collective. Finds the folder; rank 0 decides the run's id. A refused job leaves no trace.
 
     Raises:
         UserError: on every rank, if the folder exists and is neither resumed nor overwritten; if it does not exist and
             is to be resumed; if it cannot be made; or if another job is at work in it.
     """
-    return led_by(0, lambda: _find_run_folder(config))
+    found = led_by(0, lambda: _find_run_folder(config))
+    return found if num_nodes == 1 else replace(found, is_shared=is_shared(found.path))
+
+
+def is_shared(folder: Path) -> bool:
+    """Collective. Whether all ranks see a file that rank 0 makes for the time of the call, in ``folder`` or the nearest
+    of its parents that is there."""
+    mark: list[Path] = []
+
+    def make() -> str:
+        there = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
+        mark.append(there / f".pipetransformer-{secrets.token_hex(8)}")
+        with writing(there):
+            mark[0].touch(exist_ok=False)
+        return mark[0].name
+
+    try:
+        name = led_by(0, make)
+        return all(values_of_ranks(patiently(lambda: _appears(name, below=folder))))
+    finally:
+        for path in mark:
+            path.unlink(missing_ok=True)
+
+
+def _appears(name: str, *, below: Path) -> bool:
+    """A shared file system may take seconds to show what another node has made."""
+    until = monotonic() + _SEEN_WITHIN_SECONDS
+    while True:
+        if any((parent / name).exists() for parent in (below, *below.absolute().parents)):
+            return True
+        if monotonic() > until:
+            return False
+        sleep(0.1)
 
 
 def make_run_folder(folder: RunFolder, config: Config) -> IO[str] | None:

@@ -88,6 +88,8 @@ class Report:
         self._lock = make_run_folder(folder, self._config)
         self._tracker = Tracker(self._config, rank=self._world.rank, run_dir=folder.path, run_id=folder.run_id)
         self._is_open = True
+        if not folder.is_shared:
+            self._tracker.line(f"run.dir: not all nodes see {folder.path}; no checkpoints are written there")
 
     @hear.register
     def _measured(self, event: events.Measured) -> None:
@@ -123,10 +125,9 @@ class Report:
         changes = self.folder.changes
         passed = {"damaged": list(event.damaged)} if event.damaged else {}
         self._tracker.event("resume", step=event.step, resumed_from=event.checkpoint, changes=changes, **passed)
-        for damage in event.damaged:
-            self._tracker.line(f"a checkpoint is passed over, {damage}; going on from {event.checkpoint}")
-        for change in changes:
-            self._tracker.line(f"resumed with another setting: {change}")
+        told = [f"a checkpoint is passed over, {each}; going on from {event.checkpoint}" for each in event.damaged]
+        for line in (*told, *(f"resumed with another setting: {change}" for change in changes)):
+            self._tracker.line(line)
         self.totals = TypeAdapter(Totals).validate_python(event.totals)
         self.resumed_from = event.checkpoint
         self._wall_before = self.totals.wall_s
@@ -348,6 +349,7 @@ class Report:
 
     @hear.register
     def _saved(self, event: events.Saved) -> None:
+        self.totals.save_s += event.seconds
         self._tracker.event("checkpoint", **asdict(event))
 
     # ---- the end ---------------------------------------------------------------------------------------------------
@@ -366,7 +368,7 @@ class Report:
         config, totals = self._config, self.totals
         peaks, cached = zip(*values_of_ranks((self._peak_bytes, self._cached_bytes)))
         self._tracker.event("end", step=event.steps, metrics=totals.metrics, train_s=totals.train_s)
-        totals.wall_s = self._wall_seconds()
+        totals.wall_s, held = self._wall_seconds(), CacheBytes(device=max(cached), **totals.cache_bytes)
         # The sums that the summary has under the same names.
         sums = {field.name: getattr(totals, field.name) for field in fields(totals) if field.name in Summary.__slots__}
         summary = Summary(
@@ -381,9 +383,7 @@ class Report:
             global_batch_size=config.train.batch_size,
             seed=config.train.seed,
             peak_memory_bytes=peaks,
-            cache=CacheUse(
-                hits=totals.hits, misses=totals.misses, bytes=CacheBytes(device=max(cached), **totals.cache_bytes)
-            ),
+            cache=CacheUse(hits=totals.hits, misses=totals.misses, bytes=held),
             compute_floor_s=totals.floor_s,
             t0_start_s=self._t0_start,
             t0_end_s=self._t0_end,

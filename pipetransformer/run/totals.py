@@ -27,6 +27,7 @@ class Totals:
         eval_s: seconds of evaluations.
         transition_s: seconds of transitions and decisions.
         cache_advance_s: seconds of advance passes.
+        save_s: seconds of checkpoints.
         floor_s: the compute floor.
         epoch_train_s: training seconds of the present epoch.
         samples_per_s: samples per second of each completed epoch [epochs].
@@ -44,6 +45,7 @@ class Totals:
     eval_s: float = 0.0
     transition_s: float = 0.0
     cache_advance_s: float = 0.0
+    save_s: float = 0.0
     floor_s: float = 0.0
     epoch_train_s: float = 0.0
     samples_per_s: list[float] = field(default_factory=list)

@@ -91,7 +91,7 @@ def _cache(summary: Summary) -> str:
 
 def _times(summary: Summary) -> Table:
     steps_s = summary.train_s - summary.transition_s - summary.cache_advance_s
-    other_s = summary.wall_s - summary.train_s - summary.eval_s - summary.setup_s
+    other_s = summary.wall_s - summary.train_s - summary.eval_s - summary.setup_s - summary.save_s
     rows = [
         ("train", summary.train_s),
         ("  steps", steps_s),
@@ -99,6 +99,7 @@ def _times(summary: Summary) -> Table:
         ("  cache advance", summary.cache_advance_s),
         ("evaluation", summary.eval_s),
         ("set-up", summary.setup_s),
+        ("checkpoints", summary.save_s),
         ("other", other_s),
         ("wall", summary.wall_s),
     ]

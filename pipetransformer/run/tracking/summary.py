@@ -102,6 +102,7 @@ class Summary:
         transition_s: transitions and decisions.
         cache_advance_s: advance passes.
         setup_s: set-up.
+        save_s: checkpoints.
         samples_per_s: samples per second, one figure for each epoch.
         peak_memory_bytes: the most memory in use, one figure for each rank.
         transitions: all transitions, in order.
@@ -129,6 +130,7 @@ class Summary:
     transition_s: float
     cache_advance_s: float
     setup_s: float
+    save_s: float
     samples_per_s: Sequence[float]
     peak_memory_bytes: tuple[int, ...]
     transitions: Sequence[Transition]

@@ -47,7 +47,7 @@ class WandbRun:
                 self._run = wandb.init(
                     mode=mode,  # type: ignore[arg-type]
                     dir=str(run_dir),
-                    id=_own_id(run_dir, run_id, is_resumed=config.run.resume),
+                    id=_own_id(run_dir, run_id, is_resumed=bool(config.run.resume)),
                     project=config.log.project,
                     name=config.log.name or run_id,
                     config=config.model_dump(mode="json"),
