@@ -309,7 +309,6 @@ class Trainer:
 
     def _save_model(self, name: str) -> None:
         folder = self.report.folder.path / "model" / name
-
         given_to(0, self.engine.weights(), lambda units: save_model(self.job.built, folder, _pairs(units)))
 
     # ---- helpers ---------------------------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ import torch
 from laws import STATIC, Case, configuration
 from ranks import RankPool
 
+from pipetransformer.data import alone
 from pipetransformer.process.agreement import Disagreement
 from pipetransformer.process.world import World
 from pipetransformer.run import events
+from pipetransformer.run.job import build_job
 from pipetransformer.trainer import Trainer
 
 
@@ -54,3 +56,13 @@ def test_ranks_that_differ_are_named(how: str, ranks: RankPool, tmp_path: Path) 
 def test_nothing_is_compared_where_it_is_off(ranks: RankPool, tmp_path: Path) -> None:
     found = ranks.run(2, disagrees, str(tmp_path), "weights", ("run.verify_every=null",))
     assert [error for _, error in found] == ["", ""]
+
+
+def test_the_digest_of_an_epoch_tells_its_samples_and_their_order(ranks: RankPool) -> None:
+    (same, again, later), _ = ranks.run(2, digests_of_epochs)
+    assert same == again != later
+
+
+def digests_of_epochs(world: World) -> tuple[str, str, str]:
+    job = build_job(configuration("vit", Case("vit", 2, STATIC[1]).overrides("")), world, lead=alone)
+    return job.train_digest(0), job.train_digest(0), job.train_digest(1)

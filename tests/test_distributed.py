@@ -142,16 +142,13 @@ def test_ranks_that_hold_another_plan_are_named(ranks: RankPool) -> None:
 
 def replicas(world: World, values: tuple[dict[str, int], ...]) -> str:
     try:
-        agree_by_name("weights", values[world.rank], step=7)
+        agree_by_name("weights", values[world.rank], group=dist.group.WORLD, step=7)
     except Disagreement as error:
         return str(error)
     return ""
 
 
 def test_a_replica_with_other_weights_is_named(ranks: RankPool) -> None:
-    alike = ({"a": 1}, {"a": 1, "b": 2}, {"b": 2})
-    assert ranks.run(3, replicas, alike) == [""] * 3
-    assert (
-        ranks.run(3, replicas, (*alike[:2], {"a": 3, "b": 2}))
-        == ["step 7: rank 2 has other weights of a than its replicas"] * 3
-    )
+    assert ranks.run(3, replicas, ({"a": 1, "b": -2},) * 3) == [""] * 3
+    told = "step 7: rank 2 has other weights of b than its replicas"
+    assert ranks.run(3, replicas, ({"a": 1, "b": -2}, {"a": 1, "b": -2}, {"a": 1, "b": 3})) == [told] * 3

@@ -268,16 +268,12 @@ def test_a_report_that_cannot_be_written_is_told(tmp_path: Path, capfd: pytest.C
 
 def test_folders_of_launchers_that_are_gone_are_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    names = [
-        f"pipetransformer_{gone.stdout.strip()}_a",
-        f"pipetransformer_{os.getpid()}_b",
-        "pipetransformer_c",
-        "other",
-    ]
+    names = ["pipetransformer_killed", "pipetransformer_live", "pipetransformer_older", "other"]
     for name in names:
         (tmp_path / name).mkdir()
-    launch_adapter._sweep()
+    (tmp_path / "pipetransformer_killed" / ".lock").touch()
+    with launch_adapter._locked(tmp_path / "pipetransformer_live"):
+        launch_adapter._sweep()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
 
 

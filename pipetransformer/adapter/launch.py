@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import logging
 import os
@@ -10,16 +11,14 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-
-import psutil
 
 from pipetransformer.process.failure import RankEnd, is_timeout, read_report
 from pipetransformer.process.shutdown import Interrupted, cleaned_up
 
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_FOLDER = "pipetransformer_"
+_FOLDER, _LOCK = "pipetransformer_", ".lock"
 _PEER_FAILURES = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket closed|remote process exited|communicator was aborted"
     r"|failed to recv, got 0 bytes",
@@ -64,8 +63,8 @@ def run_ranks(
     logging.disable(logging.CRITICAL)  # torchrun logs what the last line of a failed job says better
     _limit_stop_seconds(stop_seconds)
     _sweep()
-    folder = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}_")  # torchrun leaves its own behind
-    with cleaned_up(functools.partial(shutil.rmtree, folder, ignore_errors=True)):
+    folder = tempfile.mkdtemp(prefix=_FOLDER)  # torchrun leaves its own behind
+    with cleaned_up(functools.partial(shutil.rmtree, folder, ignore_errors=True)), _locked(Path(folder)):
         # Note: timm imports wandb, which makes temporary folders at once; a rank that is ended cannot delete them. But
         # data loaders put sockets there, whose whole path may have 107 characters.
         if len(folder) < 70:
@@ -101,12 +100,20 @@ def run_ranks(
 
 
 def _sweep() -> None:
-    """Deletes the temporary folders of this user's launchers that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*_*"):
-        number = folder.name.removeprefix(_FOLDER).partition("_")[0]
-        with contextlib.suppress(OSError):
-            if number.isdecimal() and not psutil.pid_exists(int(number)) and folder.lstat().st_uid == os.getuid():
-                shutil.rmtree(folder, ignore_errors=True)
+    """Deletes the temporary folders of this user's launchers that were killed: the kernel has freed their locks."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/{_LOCK}"):
+        with contextlib.suppress(OSError), lock.open("r") as file:
+            if lock.stat().st_uid == os.getuid():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Holds the lock by which ``_sweep`` knows that a folder is in use, in whatever container."""
+    with (folder / _LOCK).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _limit_stop_seconds(stop_seconds: int) -> None:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from pipetransformer.process.collectives import values_of_ranks
+from pipetransformer.process.collectives import first_of_ranks, values_of_ranks
 
 _SHOWN = 300  # characters of a value
 
@@ -48,25 +49,32 @@ def agree(what: str, value: object) -> None:
     )
 
 
-def agree_by_name(what: str, values: Mapping[str, int], *, step: int) -> None:
-    """Collective. Compares each entry over the ranks that have one of that name.
+def agree_by_name(what: str, values: Mapping[str, int], *, group: dist.ProcessGroup | None, step: int) -> None:
+    """Collective. Compares the entries over the ranks of each group, which give the same names in the same order: by
+    two small reductions, whatever the number of ranks.
 
     Args:
         what: the name of the values, for the error.
-        step: number of steps done, likewise.
+        group: the ranks that this one is compared with; None for none.
+        step: number of steps done, for the error.
 
     Raises:
-        Disagreement: on every rank, unless all that have one have the same.
+        Disagreement: on every rank of the job, unless all groups agree.
     """
-    if dist.get_world_size() == 1:
-        return
-    everyone = values_of_ranks(dict(values))
-    for name in dict.fromkeys(name for of_rank in everyone for name in of_rank):
-        own = {rank: str(of_rank[name]) for rank, of_rank in enumerate(everyone) if name in of_rank}
-        if len(set(own.values())) > 1:
-            _, others = _dissenters(own)
+    error = ""
+    if group is not None and values:
+        most, least = (torch.tensor(list(values.values())) for _ in range(2))
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=group)
+        other = next((name for name, differs in zip(values, (most != least).tolist()) if differs), None)
+        if other is not None:
+            found: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(found, (dist.get_rank(), str(values[other])), group=group)
+            _, others = _dissenters(dict(found))
             verb = "has" if len(others) == 1 else "have"
-            raise Disagreement(f"step {step}: {_named(others)} {verb} other {what} of {name} than its replicas")
+            error = f"step {step}: {_named(others)} {verb} other {what} of {other} than its replicas"
+    if first_of_ranks(0 if error else None) is not None:
+        raise Disagreement(next(filter(None, values_of_ranks(error))))
 
 
 def _dissenters(values: Mapping[int, str]) -> tuple[str, list[int]]:

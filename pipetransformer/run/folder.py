@@ -58,7 +58,8 @@ def _resumption(config: Config) -> dict[str, object]:
     path = Path(config.run.dir).expanduser() / config.run.id
     if complete_checkpoints(path):
         return {"run.resume": True}
-    return {"run.resume": False, "run.overwrite": path.exists()}
+    # Note: what has ended without checkpoints is a result, which no restart may delete.
+    return {"run.resume": False, "run.overwrite": path.exists() and not (path / "summary.json").exists()}
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:

@@ -54,7 +54,8 @@ class Guards:
         Args:
             step: number of steps done.
         """
-        agree_by_name("weights", self.engine.weight_digests(), step=step)
+        digests, group = self.engine.weight_digests(), self.engine.layout.mesh.dp_group
+        agree_by_name("weights", digests, group=group, step=step)
 
     def evaluate(self, *, last_step: int) -> dict[str, float]:
         """Collective. The metrics of an evaluation by name. Stops all ranks if a loss is not finite.
