@@ -44,6 +44,8 @@ from pipetransformer.trainer import Trainer
 
 LAST_FOUR = ((0, 2, 4), (4, 3, 2), (8, 4, 1), (12, 4, 2), (16, 2, 4))  # (step, frozen blocks, pp) on 4 ranks
 FAMILIES = {"gpt2": "GPT2", "llama": "Llama", "opt": "OPT", "modernbert": "ModernBert", "distilbert": "DistilBert"}
+LIKE_THEM = {"roberta": "Roberta", "electra": "Electra", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+PICTURES = {"beit": ("targets=[proj, fc1]",), "eva": ("targets=[proj, fc2]",), "deit": ("r=4",)}
 CASES = {
     "all blocks, on 2 ranks": Case("bert", 2, TWO_RANKS, lora=("r=4",)),
     "last four blocks, cached": Case("bert", 4, LAST_FOUR, 4, cached=True, lora=("r=2", "blocks=4")),
@@ -56,6 +58,10 @@ CASES = {
     "recomputed": Case("bert", 2, TWO_RANKS, recompute="always", lora=("r=4",)),
     **{family: Case(family, 2, TWO_RANKS, lora=("r=4",)) for family in FAMILIES},
 }
+MORE_CASES = {
+    **{family: Case(family, 2, TWO_RANKS, lora=("r=4",)) for family in LIKE_THEM},
+    **{family: Case(family, 2, TWO_RANKS, lora=lora) for family, lora in PICTURES.items()},
+}
 ALONE = World(0, 1, 0, 1, torch.device("cpu"))
 
 
@@ -64,7 +70,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("texts")
     tiny_bert(folder / "bert", layers=6)
     tiny_sst2(folder / "sst2", 150, num_eval_samples=40)
-    for name, family in FAMILIES.items():
+    for name, family in (FAMILIES | LIKE_THEM).items():
         tiny_text_model(folder / name, family)
     return str(folder)
 
@@ -73,9 +79,9 @@ def job_of(model: str, data: str, *overrides: str) -> Job:
     return build_job(configuration(model, [*model_overrides(model, data), *overrides]), ALONE, lead=alone)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.full) for name in MORE_CASES)])
 def test_elastic_is_plain(name: str, ranks: RankPool, texts: str, tmp_path: Path) -> None:
-    case = CASES[name]
+    case = (CASES | MORE_CASES)[name]
     weights, gradients = reference(case, texts)
     answers = ranks.run(case.world_size, elastic_run, case, texts, str(tmp_path))
     assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
@@ -87,7 +93,7 @@ def test_elastic_is_plain(name: str, ranks: RankPool, texts: str, tmp_path: Path
     assert adapters and all(np.abs(ours[key]).max() > 0 for key in adapters[-2:]), "they have learnt"
 
 
-@pytest.mark.parametrize("model", ["bert", "vit", *FAMILIES])
+@pytest.mark.parametrize("model", ["bert", "vit", *FAMILIES, *LIKE_THEM])
 def test_peft_loads_what_was_saved(model: str, texts: str, tmp_path: Path) -> None:
     job = job_of(model, texts, "model.lora.r=4", "model.lora.blocks=2", "train.precision=float32")
     network = job.whole_model().eval()
