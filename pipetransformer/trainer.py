@@ -33,7 +33,7 @@ from pipetransformer.process.device import reset_peak_memory
 from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.run.checkpoint import CheckpointStore
-from pipetransformer.run.folder import find_run_folder, with_resumption
+from pipetransformer.run.folder import find_run_folder, with_first_nodes, with_resumption
 from pipetransformer.run.guards import Guards
 from pipetransformer.run.job import build_job
 from pipetransformer.run.origin import Origin
@@ -66,8 +66,9 @@ class Trainer:
         listeners: Sequence[events.Listener] = (),
     ) -> None:
         started = perf_counter()
-        self.world, self.timed, self.step = world, timed, 0
+        self.timed, self.step = timed, 0
         config = with_past_choices(with_resumption(config))
+        self.world = world = with_first_nodes(world, config)
         folder = find_run_folder(config, num_nodes=world.num_nodes)
         if not folder.is_shared:  # a resumption would need all files of a checkpoint on every node
             config = config.with_overrides({"checkpoint.every": None})
@@ -112,6 +113,10 @@ class Trainer:
         """Trains to the end. The README describes the folder that a run leaves."""
         exit_code = 1
         try:
+            if self.report.folder.ended_at == self.calendar.total_steps:
+                self._tell(events.NothingToDo(self.calendar.total_steps))
+                exit_code = 0
+                return
             self._start()
             while self.step < self.calendar.total_steps:
                 self._decide()
@@ -242,6 +247,7 @@ class Trainer:
 
     def _start(self) -> None:
         """Enters the first plan, or the plan of the resumed checkpoint. A refused job leaves no trace."""
+        self._tell(events.DataRead(self.job.datasets, self.job.label_names))
         self._tell(events.PrecisionSettled(self.job.precision))
         probed = self._probe()
         if self.timed:

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,7 +23,6 @@ from pipetransformer.cache import (
     BatchReader,
     DeviceTier,
     StoreLayout,
-    available_host_memory,
     open_cache,
     read_ahead,
 )
@@ -245,22 +243,6 @@ def test_a_failed_reservation_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 def no_space(descriptor: int, offset: int, num_bytes: int) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.mark.parametrize(
-    ("limit", "current", "cached_files", "expected"),
-    [("1000", "800", 300, 500), ("1000", "1000", 0, 0), ("max", "800", 300, None), (str(2**60), "0", 0, None)],
-)
-def test_available_memory_keeps_to_a_control_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, current: str, cached_files: int, expected: int | None
-) -> None:
-    (tmp_path / "memory.max").write_text(limit)
-    (tmp_path / "memory.current").write_text(current)
-    (tmp_path / "memory.stat").write_text(f"anon 700\ninactive_file {cached_files}\n")
-    monkeypatch.setattr(shared_module, "_CONTROL_GROUP", tmp_path)
-    machine = psutil.virtual_memory()
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: machine)
-    assert available_host_memory() == (machine.available if expected is None else expected)
 
 
 # One store a node

@@ -23,6 +23,7 @@ from pipetransformer.data.glue import GLUE
 from pipetransformer.data.metrics import METRICS
 from pipetransformer.errors import UserError
 
+GREY = ImagePreprocessing(size=8, channels=1, mean=(0.5,), std=(0.25,), interpolation="bicubic")
 COLOUR = ImagePreprocessing(size=32, channels=3, mean=(0.5,) * 3, std=(0.25,) * 3, interpolation="bicubic")
 
 
@@ -31,8 +32,10 @@ def texts(name: str, folder: Path, **values: Any) -> dict[str, Dataset]:
     return load_text_data(data, info=describe(data), tokenizer=tiny_tokenizer())
 
 
-def pictures(name: str, folder: Path, preprocessing: ImagePreprocessing = COLOUR, **values: Any) -> dict[str, Dataset]:
-    data = DataConfig(**{"name": name, "path": str(folder), **values})
+def pictures(
+    name: str, folder: Path | None, preprocessing: ImagePreprocessing = COLOUR, **values: Any
+) -> dict[str, Dataset]:
+    data = DataConfig(**{"name": name, "path": folder and str(folder), **values})
     return load_image_data(data, info=describe(data), preprocessing=preprocessing, seed=0)
 
 
@@ -213,7 +216,9 @@ def test_odd_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "json", "parquet"])
 def test_garbled_tables(suffix: str, tmp_path: Path) -> None:
     (tmp_path / f"train.{suffix}").write_bytes(b'{"one": \x00 \xff "two", "a\n1,2,3\n"')
-    refused(rf"train.{suffix}: (cannot be read as {suffix}|no column)", lambda: texts("table", tmp_path, **COLUMNS))
+    refused(
+        rf"train.{suffix}: (cannot be read as {suffix}|is no UTF-8 text)", lambda: texts("table", tmp_path, **COLUMNS)
+    )
 
 
 def test_tables_that_are_too_deep_or_of_another_encoding(tmp_path: Path) -> None:
@@ -227,6 +232,46 @@ def test_tables_that_are_too_deep_or_of_another_encoding(tmp_path: Path) -> None
         pq.write_table(table.set_column(table.column_names.index(column), column, latin), tmp_path / "train.parquet")
         told = rf"train.parquet: column {column} holds a text that is not UTF-8"
         refused(told, lambda: texts("table", tmp_path, **COLUMNS))
+
+
+def test_texts_in_another_encoding_or_between_semicolons(tmp_path: Path) -> None:
+    write_table(tmp_path / "dev.csv", ROWS)
+    lines = "one,two,mood\nthe film,caf\xe9,good\n"
+    for encoding, said in (
+        (
+            "latin-1",
+            r"is no UTF-8 text: line 2 is not \(invalid continuation byte\); it may be Latin-1; save it as UTF-8",
+        ),
+        ("utf-16", r"is no UTF-8 text: it is UTF-16; save it as UTF-8"),
+    ):
+        (tmp_path / "train.csv").write_bytes(lines.encode(encoding))
+        refused(rf"train.csv: {said}", lambda: texts("table", tmp_path, **COLUMNS))
+    (tmp_path / "train.csv").write_text(lines.replace(",", ";"), encoding="utf-8")
+    refused(
+        r"train.csv: its columns are separated by semicolons \(one;two;mood\); save it with commas, or tabs",
+        lambda: texts("table", tmp_path, **COLUMNS),
+    )
+
+
+def test_a_reader_tells_how_much_it_took(tmp_path: Path) -> None:
+    """Of what, and of how many lines: a reader that glues lines together would show."""
+    write_table(tmp_path / "train.csv", ROWS)
+    write_table(tmp_path / "dev.parquet", ROWS)
+    splits = texts("table", tmp_path, **COLUMNS, max_train_samples=2)
+    assert [str(split.extent) for split in splits.values()] == ["2 of 3 (4 lines)", "3"]
+    assert splits["train"].place.endswith("train.csv")
+    qqp = tmp_path / "qqp"
+    qqp.mkdir()
+    assert str(texts("qqp", write_glue("qqp", qqp))["train"].extent) == "2 (4 lines, 1 left out)"
+    assert str(pictures("digits", None, GREY, max_train_samples=9)["train"].extent) == "9 of 1,437"
+
+
+def test_the_folder_above_a_task_of_glue(tmp_path: Path) -> None:
+    (tmp_path / "RTE").mkdir()
+    write_glue("rte", tmp_path / "RTE")
+    refused(r"holds no train.tsv; give .*/RTE, if it is the task", lambda: texts("rte", tmp_path))
+    (tmp_path / "RTE" / "train.tsv").unlink()
+    refused(r"holds no train.tsv; give the folder that holds the task's files", lambda: texts("rte", tmp_path))
 
 
 # ---- CIFAR's archives ------------------------------------------------------------------------------------------------

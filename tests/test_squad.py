@@ -20,7 +20,7 @@ from tiny import tiny_tokenizer
 from pipetransformer.config import DataConfig
 from pipetransformer.data import alone, load_squad
 from pipetransformer.data.questions import SquadDataset, best_span, read_squad
-from pipetransformer.data.reading import Question
+from pipetransformer.data.reading import Extent, Question
 from pipetransformer.errors import UserError
 from pipetransformer.process.world import World
 from pipetransformer.run.job import build_job
@@ -122,7 +122,7 @@ def test_scores_are_those_of_the_official_scorer(tmp_path: Path, seed: int) -> N
     random = np.random.default_rng(seed)
     outputs = [row + random.normal(0, 5, row.shape).astype(np.float32) for row in perfect_outputs(dataset)]
     scores = dataset.measure(predicted(dataset, outputs))
-    questions = read_squad(data, split="eval", max_samples=None)
+    questions = read_squad(data, split="eval", max_samples=None).questions
     assert scores == pytest.approx(official_scores(dataset.predictions, questions), abs=1e-4)
 
 
@@ -151,7 +151,7 @@ def test_real_squad(shared: Path) -> None:
     dataset = splits["eval"]
     scores = dataset.measure(predicted(dataset, perfect_outputs(dataset)))
     assert scores["f1"] > 99 and scores["exact_match"] > 98, "some answers begin inside a word"
-    questions = read_squad(data, split="eval", max_samples=None)
+    questions = read_squad(data, split="eval", max_samples=None).questions
     assert scores == pytest.approx(official_scores(dataset.predictions, questions), abs=1e-3)
 
 
@@ -202,7 +202,7 @@ def test_an_elastic_run_answers_as_the_plain_loop(shared: Path, ranks: RankPool,
     folder = tmp_path / "elastic"
     predictions = json.loads((folder / "predictions.json").read_text())
     assert predictions == data.predictions
-    questions = read_squad(config.data, split="eval", max_samples=48)
+    questions = read_squad(config.data, split="eval", max_samples=48).questions
     metrics = json.loads((folder / "summary.json").read_text())["metrics"]
     expected = official_scores(predictions, questions)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, abs=1e-3)
@@ -277,9 +277,30 @@ def test_an_answer_that_is_off_by_a_few_characters_is_moved(tmp_path: Path) -> N
     }
     (tmp_path / "train-v1.1.json").write_text(json.dumps(content))
     data = DataConfig(name="squad", path=str(tmp_path))
-    (question,) = read_squad(data, split="train", max_samples=None)
+    (question,) = read_squad(data, split="train", max_samples=None).questions
     assert question.id == "7" and set(question.answers) == {("plot is weak", start)}
-    answers[0]["answer_start"] = start + 11
-    (tmp_path / "train-v1.1.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="question 7: the answer 'plot is weak' is not at character .*, nor within 10"):
+    assert str(Extent(1, 1, mended=1)) == "1 (1 with an answer moved to where it stands)"
+
+
+def test_an_answer_that_is_further_off_is_left_out_and_counted(tmp_path: Path) -> None:
+    start = CONTEXT.index("weak")
+    qas = [
+        {"id": name, "question": "how", "answers": [{"text": "weak", "answer_start": start + off} for off in offs]}
+        for name, offs in (("far", (11, -11)), ("near", (4, 11)), ("right", (0,)))
+    ]
+
+    def wrote(questions: list[dict[str, object]]) -> None:
+        content = {"data": [{"paragraphs": [{"context": CONTEXT, "qas": questions}]}]}
+        (tmp_path / "train-v1.1.json").write_text(json.dumps(content))
+
+    wrote(qas)
+    data = DataConfig(name="squad", path=str(tmp_path))
+    asked = read_squad(data, split="train", max_samples=None)
+    assert [(question.id, question.answers) for question in asked.questions] == [
+        ("near", (("weak", start),)),
+        ("right", (("weak", start),)),
+    ]
+    assert asked.extent == Extent(2, 3, left_out=1, mended=1)
+    wrote(qas[:1])
+    with pytest.raises(UserError, match="question far: the answer 'weak' is not at character .*, nor within 10"):
         read_squad(data, split="train", max_samples=None)

@@ -5,7 +5,7 @@ from pipetransformer.cache.controller import Advance, AutoCache
 from pipetransformer.cache.device_tier import DeviceTier
 from pipetransformer.cache.identity import digests_of_units
 from pipetransformer.cache.reader import BatchReader, read_ahead
-from pipetransformer.cache.shared import available_host_memory, open_cache
+from pipetransformer.cache.shared import open_cache
 from pipetransformer.cache.store import ActivationStore, StoreLayout
 from pipetransformer.cache.views import settle_views, view_numbers
 
@@ -17,7 +17,6 @@ __all__ = [
     "DeviceTier",
     "StoreLayout",
     "advance",
-    "available_host_memory",
     "digests_of_units",
     "open_cache",
     "read_ahead",

@@ -254,7 +254,8 @@ class AutoCache:
         computed = self._chain.boundary(self._chain.numbering.behind(1) - 1, rows=1, length=1)
         dtype = stored_dtype(self._config.cache.dtype, computed=computed.dtype)
         world = self._world
-        own = samples_of_nodes(samples.lengths, num_nodes=world.num_nodes) == world.rank // world.local_size
+        node = world.rank // world.local_size if world.sample_nodes > 1 else 0
+        own = samples_of_nodes(samples.lengths, num_nodes=world.sample_nodes) == node
         own = np.tile(own, len(dataset) // len(samples))
         slots = None if own.all() else np.where(own, np.cumsum(own) - 1, -1)
         is_text = dataset.num_tokens is not None

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from pipetransformer.cache.kept import Held, KeptStores
 from pipetransformer.cache.store import ActivationStore, StoreLayout
 from pipetransformer.process.collectives import led_by, values_of_ranks
+from pipetransformer.process.control_group import available_host_memory
 
 Tier = Literal["host", "disk"]
-_CONTROL_GROUP = Path("/sys/fs/cgroup")
 _DISK_SHARE = 10  # of what is free, a tenth
 
 
@@ -54,18 +52,6 @@ class ActivationCache:
             store.close()
         if self.held is not None:
             self.held.close()
-
-
-def available_host_memory() -> int:
-    """Free bytes of memory on this node: those of the kernel, or fewer where a control group sets a lower limit."""
-    available = int(psutil.virtual_memory().available)
-    try:
-        limit, used = (int((_CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        counters = dict(line.split() for line in (_CONTROL_GROUP / "memory.stat").read_text().splitlines())
-        # Note: "current" counts the page cache too, which the kernel frees on demand.
-        return min(available, limit - used + int(counters["inactive_file"]))
-    except (OSError, ValueError, KeyError):  # no control group, or "max"
-        return available
 
 
 def disk_budget(setting: int | str, folder: Path, *, kept_bytes: int = 0) -> int:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from pipetransformer.cache.codec import stored_dtype, stored_width
-from pipetransformer.cache.shared import available_host_memory
 from pipetransformer.config import Config
 from pipetransformer.data import Dataset
 from pipetransformer.models import Chain
 from pipetransformer.process.collectives import smallest
+from pipetransformer.process.control_group import available_host_memory
 
 __all__ = ["AllViews", "in_views", "settle_views", "view_numbers"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from annotated_types import Ge, Le
 from pydantic import AfterValidator, Field, JsonValue
 
 from pipetransformer.config.policies import POLICIES
@@ -55,6 +56,11 @@ class FreezeConfig(Section):
         description="Set training samples aside, at most a tenth and 1,000, and undo a freeze by which their loss "
         "rises. Never under policy `none`, always under `guarded`, and not in a run of too few steps to judge any; "
         "`false` is what the papers do.",
+    )
+    guard_samples: Annotated[int, Ge(2), Le(1000)] | Literal["auto"] = Field(
+        default="auto",
+        description="The training samples that the guard sets aside; `auto`: so many that its passes cost little, at "
+        "most a tenth and 1,000. A resumed run keeps its own.",
     )
     probe: bool = Field(
         default=False,

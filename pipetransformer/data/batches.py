@@ -6,7 +6,7 @@ share them, so step counts and learning rates survive every transition. Only ``r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -77,7 +77,14 @@ def samples_of_nodes(lengths: np.ndarray, *, num_nodes: int) -> np.ndarray:
 
 
 def epoch_batches(
-    lengths: np.ndarray, *, batch_size: int, seed: int, epoch: int, shuffle: bool = True, num_nodes: int = 1
+    lengths: np.ndarray,
+    *,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    shuffle: bool = True,
+    num_nodes: int = 1,
+    is_tied: bool = True,
 ) -> tuple[Batch, ...]:
     """Cut an epoch into global batches, each sample exactly once and each batch from one length bucket.
 
@@ -88,6 +95,7 @@ def epoch_batches(
     Args:
         lengths: padded length of each sample, ``[num_samples]``.
         num_nodes: samples stay with their node (``samples_of_nodes``); each gives its share of every batch.
+        is_tied: whether a batch tells its nodes' parts apart; else the same samples are one part.
     """
     random = np.random.default_rng([seed, epoch])
     nodes = samples_of_nodes(lengths, num_nodes=num_nodes)
@@ -106,7 +114,8 @@ def epoch_batches(
             queues = [queue[share:] for queue, share in zip(queues, shares)]
             turn += 1
     order = random.permutation(len(cut)) if shuffle else range(len(cut))
-    return tuple(Batch(index, *cut[position]) for index, position in enumerate(order))
+    batches = tuple(Batch(index, *cut[position]) for index, position in enumerate(order))
+    return batches if is_tied else tuple(replace(batch, parts=(batch.ids,)) for batch in batches)
 
 
 def _shares(batch_size: int, *, num_nodes: int, turn: int) -> list[int]:

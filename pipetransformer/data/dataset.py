@@ -10,6 +10,7 @@ import torch
 
 from pipetransformer.config.datasets import Kind
 from pipetransformer.data.metrics import METRICS
+from pipetransformer.data.reading import Extent
 
 __all__ = ["IGNORED", "SET_ASIDE", "Dataset", "Kind"]
 
@@ -38,6 +39,8 @@ class Dataset(ABC):
         views: number of different inputs of each sample, which the epochs take in turn; 1 without augmentation, None
             for new ones at each epoch.
         fingerprint: SHA-256, in hex, of everything that the samples' inputs and labels depend on.
+        extent: how much of its source was read.
+        place: its source, in words.
     """
 
     kind: Kind
@@ -49,6 +52,8 @@ class Dataset(ABC):
     views: int | None = 1
     predictions: dict[str, str] | None = None
     groups: np.ndarray | None = None
+    extent: Extent | None = None
+    place: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipetransformer.config import DataConfig
 from pipetransformer.data.reader import TextReader
-from pipetransformer.data.reading import Texts, require_columns, table_labels, table_texts
+from pipetransformer.data.reading import Texts, count_lines, require_columns, table_labels, table_texts
 from pipetransformer.errors import UserError
 
 _SPLITS = {"train": ("train.tsv", "train"), "eval": ("dev.tsv", "validation")}
@@ -103,7 +103,9 @@ class GlueReader(TextReader):
         if isinstance(folder, str):
             return None
         if not (folder / name).is_file():
-            raise UserError(f"data.path: {folder} holds no {name}")
+            below = next((path.parent for path in sorted(folder.glob(f"*/{name}"))), None)
+            there = f"give {below}, if it is the task" if below else "give the folder that holds the task's files"
+            raise UserError(f"data.path: {folder} holds no {name}; {there}")
         return folder / name
 
     def read(self, split: str, *, label_names: tuple[str, ...]) -> Texts:
@@ -124,17 +126,20 @@ def _read_tsv(path: Path, task: GlueTask) -> Texts:
     """GLUE quotes nothing: a line is a row, a tab is a column. Lines are counted from 1 in messages, as editors do."""
     texts: list[list[str]] = [[] for _ in task.columns]
     labels: list[float] = []
-    for source, fields in _rows(path, task):
+    torn: list[str] = []
+    for source, fields in _rows(path, task, torn=torn):
         labels.append(_label(fields[task.label].strip(), task, source=source))
         for column, values in zip(task.columns, texts):
             values.append(fields[column])
     if not labels:
         raise UserError(f"{path}: holds no samples; at least 1 is needed")
-    return Texts(np.array(labels, dtype=np.int64 if task.names else np.float32), *texts)
+    numbers = np.array(labels, dtype=np.int64 if task.names else np.float32)
+    return Texts(numbers, *texts, lines=count_lines(path), left_out=len(torn))
 
 
-def _rows(path: Path, task: GlueTask) -> Iterator[tuple[str, dict[str, str]]]:
-    """The lines of a file, each with where it stands and its fields by column."""
+def _rows(path: Path, task: GlueTask, *, torn: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """The lines of a file, each with where it stands and its fields by column. The places of those that are known to
+    lack columns go to ``torn``."""
     with path.open("rb") as lines:
         header = list(task.header) or _fields(next(lines, b""), source=f"{path}:1")
         require_columns(header, (*task.columns, task.label), source=f"{path}:1")
@@ -143,6 +148,7 @@ def _rows(path: Path, task: GlueTask) -> Iterator[tuple[str, dict[str, str]]]:
             fields = _fields(line, source=source)
             if len(fields) != len(header):
                 if task.may_skip and len(fields) < len(header):
+                    torn.append(source)
                     continue
                 raise UserError(f"{source}: {len(fields)} columns between tabs; the header has {len(header)}")
             yield source, dict(zip(header, fields))

@@ -18,6 +18,7 @@ from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.info import DataInfo
 from pipetransformer.data.prepared import Lead, Prepared, alone, prepared
 from pipetransformer.data.reader import PictureReader, PictureSplit, reader_of
+from pipetransformer.data.reading import Extent
 from pipetransformer.errors import UserError
 
 _PADDING_SHARE = 8  # The usual 4 pixels of a 32-pixel picture, in proportion.
@@ -63,7 +64,7 @@ class ImageDataset(Dataset):
     """Pictures, prepared a batch at a time.
 
     Args:
-        source: arrays ``pictures`` uint8 ``[num_samples, channels, height, width]`` and ``labels`` int64.
+        source: arrays ``pictures`` uint8 ``[num_samples, channels, height, width]``, ``labels`` int64, and ``extent``.
         seed: of the augmentation; None turns it off. With it, each picture is padded with black, cropped back at a
             random place and mirrored half of the time, as (seed, epoch, sample) say.
     """
@@ -83,6 +84,7 @@ class ImageDataset(Dataset):
         self.lengths = np.full(len(self.labels), preprocessing.size, dtype=np.int64)
         self.fingerprint = hashlib.sha256(repr((source.digest, preprocessing, seed)).encode()).hexdigest()
         self.views = 1 if seed is None else None
+        self.extent = Extent(*source.arrays["extent"].tolist())
         self._pictures = source.arrays["pictures"]
         self._preprocessing = preprocessing
         self._seed = seed
@@ -160,6 +162,7 @@ def load_image_data(
             preprocessing=preprocessing,
             seed=seed if split == "train" and data.augment == "basic" else None,
         )
+        splits[split].place = str(reader.location or data.name)
     return splits
 
 
@@ -171,7 +174,8 @@ def _read(reader: PictureReader, wanted: PictureSplit) -> dict[str, np.ndarray]:
             f"data.name: the reader of {reader.data.name} gave {number} pictures of {wanted.split} where {most} are "
             "wanted; read PictureSplit.rows alone"
         )
-    return arrays
+    taken = len(arrays["labels"])
+    return {**arrays, "extent": np.array(Extent(taken, max([taken, *wanted.found])))}
 
 
 def _key(reader: PictureReader, wanted: PictureSplit) -> object:

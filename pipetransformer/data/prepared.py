@@ -22,7 +22,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.process.shutdown import cleaned_up
 
 Result = TypeVar("Result")
-_VERSION = 3
+_VERSION = 4
 _DIGEST = "digest"
 
 

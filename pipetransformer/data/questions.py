@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import numpy as np
 from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.prepared import Lead, Prepared, alone
 from pipetransformer.data.reader import QuestionReader, reader_of
-from pipetransformer.data.reading import Question, drawn
+from pipetransformer.data.reading import Extent, Question, drawn
 from pipetransformer.data.tokens import TokenDataset, check_tokenizer, ragged, token_arrays
 from pipetransformer.errors import UserError
 
@@ -38,7 +38,7 @@ class SquadDataset(TokenDataset):
     Args:
         source: the arrays of a ``TokenDataset``; ``question`` int64 [windows], the question that each window is of; and
             ``offsets`` int32 [all tokens, 2], first and last character (exclusive) of the context, -1 outside of it.
-        read: the questions; called when answers are first put together, on the rank that does it.
+        read: gives the questions; called when answers are first put together, on the rank that does it.
 
     Attributes:
         predictions: the answer to every question by its id, after ``measure``.
@@ -50,11 +50,11 @@ class SquadDataset(TokenDataset):
         reader: QuestionReader,
         tokenizer: PreTrainedTokenizerFast,
         *,
-        read: Callable[[], list[Question]],
+        read: Callable[[], Asked],
     ) -> None:
         super().__init__(source, reader, tokenizer)
         self._question, self._offsets = source.arrays["question"], source.arrays["offsets"]
-        self._read = cache(read)
+        self._read = cache(lambda: read().questions)
         self.groups = self._question
 
     def predict(self, ids: np.ndarray, outputs: np.ndarray) -> np.ndarray:
@@ -132,50 +132,69 @@ def load_squad(data: DataConfig, *, tokenizer: PreTrainedTokenizerFast, lead: Le
             split,
             read=read,
             content=repr,
-            build=lambda questions: _windows(questions, tokenizer, max_length=data.max_length, stride=data.stride),
+            build=lambda asked: {
+                **_windows(asked.questions, tokenizer, max_length=data.max_length, stride=data.stride),
+                "extent": np.array(asked.extent),
+            },
             tokenizer=tokenizer,
             settings=(data.max_length, data.stride, max_samples),
             lead=lead,
         )
         splits[split] = SquadDataset(arrays, reader, tokenizer, read=read)
+        splits[split].place = reader.place(split)
     return splits
 
 
-def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> list[Question]:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The questions of a split that can be used, and how much of it they are."""
+
+    questions: list[Question]
+    extent: Extent
+
+
+def read_squad(data: DataConfig, *, split: str, max_samples: int | None) -> Asked:
     """The questions of a split, or ``max_samples`` drawn from them.
 
+    An answer that is off by a few characters is moved; one that is further off is left out, and so is a question
+    without any other.
+
     Raises:
-        UserError: naming the file and the question; for an answer, too, that is not within a few characters of where
-            it says it is.
+        UserError: naming the file and the question.
     """
     reader: QuestionReader = reader_of(data)
     found, source = list(reader.read(split)), reader.place(split)
-    questions, names = list[Question](), set[str]()
+    questions, names, mended, astray = list[Question](), set[str](), 0, list[str]()
     for question in (found[row] for row in drawn(len(found), max_samples=max_samples)):
         if not question.answers:
             raise UserError(f"{source}: question {question.id} has no answer; give SQuAD 1.1, where each has one")
-        answers = tuple(_placed(*answer, question=question, source=source) for answer in question.answers)
         if question.id in names:
             raise UserError(f"{source}: two questions have the id {question.id}; give each its own")
         names.add(question.id)
-        questions.append(replace(question, answers=answers))
+        placed = (_placed(*answer, context=question.context) for answer in question.answers)
+        if answers := tuple(answer for answer in placed if answer is not None):
+            questions.append(replace(question, answers=answers))
+            mended += answers != question.answers
+        else:
+            astray.append(question.id)
+    if astray and not questions:
+        text, start = next(question for question in found if question.id == astray[0]).answers[0]
+        raise UserError(
+            f"{source}: question {astray[0]}: the answer {text!r} is not at character {start} of its context, nor "
+            f"within {_NEAR} of it, and so with all others; mend them"
+        )
     if not questions:
         raise UserError(f"{source}: holds no questions; at least 1 is needed")
-    return questions
+    return Asked(questions, Extent(len(questions), len(found), left_out=len(astray), mended=mended))
 
 
-def _placed(text: str, start: int, *, question: Question, source: object) -> tuple[str, int]:
-    """An answer with the place in its context that is nearest to the given one: files of others count their characters
-    otherwise, and are off by a few."""
+def _placed(text: str, start: int, *, context: str) -> tuple[str, int] | None:
+    """An answer with the place in its context that is nearest to the given one, for files of others count their
+    characters otherwise, and are off by a few; None where it stands nowhere near."""
     first = max(0, start - _NEAR)
-    near = question.context[first : start + len(text) + _NEAR]
+    near = context[first : start + len(text) + _NEAR]
     places = [first + found.start() for found in re.finditer(f"(?={re.escape(text)})", near)] if text else []
-    if not places:
-        raise UserError(
-            f"{source}: question {question.id}: the answer {text!r} is not at character {start} of its context, nor "
-            f"within {_NEAR} of it; mend it, or leave the question out"
-        )
-    return text, min(places, key=lambda place: abs(place - start))
+    return (text, min(places, key=lambda place: abs(place - start))) if places else None
 
 
 def _windows(

@@ -6,7 +6,7 @@ import hashlib
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,7 @@ class PictureSplit:
         channels: 1 (grey) or 3.
         size: height and width of the model's input in pixels, for a dataset whose pictures differ in size.
         interpolation: the way of resizing, for such a dataset.
+        found: numbers of all samples that ``rows`` was asked for.
     """
 
     split: str
@@ -112,9 +113,11 @@ class PictureSplit:
     channels: int
     size: int
     interpolation: str
+    found: list[int] = field(default_factory=list, compare=False)
 
     def rows(self, num_samples: int) -> np.ndarray:
         """The rows to read of all, int64, ascending. The only draw of pictures: a reader reads no others."""
+        self.found.append(num_samples)
         return drawn(num_samples, max_samples=self.max_samples)
 
 

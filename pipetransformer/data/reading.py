@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,19 +17,59 @@ from pipetransformer.config import DataConfig
 from pipetransformer.errors import UserError
 
 
+class Extent(NamedTuple):
+    """How much of a split was read.
+
+    Attributes:
+        taken: number of samples that the job takes (of SQuAD: questions).
+        found: number of samples of the source.
+        lines: number of lines of its file; -1 where a sample is no line.
+        left_out: number of samples that cannot be used.
+        mended: number of samples that were put right.
+    """
+
+    taken: int
+    found: int
+    lines: int = -1
+    left_out: int = 0
+    mended: int = 0
+
+    def __str__(self) -> str:
+        told = f"{self.taken:,}" if self.taken == self.found else f"{self.taken:,} of {self.found:,}"
+        notes = [f"{self.lines:,} lines"] if self.lines >= 0 else []
+        notes += [f"{self.left_out:,} left out"] if self.left_out else []
+        notes += [f"{self.mended:,} with an answer moved to where it stands"] if self.mended else []
+        return f"{told} ({', '.join(notes)})" if notes else told
+
+
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """A split of texts as read: labels int64 of classes or float32, one or two texts a sample (``second`` None)."""
+    """A split of texts as read: labels int64 of classes or float32, one or two texts a sample (``second`` None).
+
+    Attributes:
+        lines: number of lines of the file; -1 where there is none.
+        left_out: number of lines that are known to be torn, and are no samples.
+        found: number of samples before some were drawn; None for all of these.
+    """
 
     labels: np.ndarray
     first: list[str]
     second: list[str] | None = None
+    _: KW_ONLY
+    lines: int = -1
+    left_out: int = 0
+    found: int | None = None
 
     def rows(self, rows: np.ndarray) -> Texts:
         """Some of the samples."""
         first, second = (None if texts is None else [texts[row] for row in rows] for texts in (self.first, self.second))
         assert first is not None
-        return Texts(self.labels[rows], first, second)
+        return replace(self, labels=self.labels[rows], first=first, second=second, found=len(self.labels))
+
+    @property
+    def extent(self) -> Extent:
+        taken = len(self.labels)
+        return Extent(taken, taken if self.found is None else self.found, self.lines, self.left_out)
 
     def digest(self) -> str:
         """SHA-256 of everything, in hex."""
@@ -111,6 +151,16 @@ def plain_values(column: pa.ChunkedArray, *, name: str, source: object) -> list[
     except UnicodeDecodeError as error:
         raise UserError(f"{source}: column {name} holds a text that is not UTF-8 ({error.reason}); mend it") from error
     return values
+
+
+def count_lines(path: Path) -> int:
+    """The lines of a file, an unfinished last one too."""
+    count, last = 0, b""
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            count += block.count(b"\n")
+            last = block[-1:]
+    return count + (last not in (b"", b"\n"))
 
 
 def decoded(file: Path | IO[bytes], *, channels: int, source: object) -> Image.Image:

@@ -27,6 +27,7 @@ class Part(Dataset):
         self.kind, self.labels, self.lengths = source.kind, source.labels[torch.from_numpy(ids)], source.lengths[ids]
         self.num_tokens = None if source.num_tokens is None else source.num_tokens[ids]
         self.groups = None if source.groups is None else source.groups[ids]
+        self.extent, self.place = source.extent, source.place
         self.views = source.views if trains else 1
         self.fingerprint = hashlib.sha256(repr((source.fingerprint, trains)).encode() + ids.tobytes()).hexdigest()
 

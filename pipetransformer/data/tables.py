@@ -13,10 +13,12 @@ import pyarrow.json
 import pyarrow.parquet
 
 from pipetransformer.data.reader import TextReader
-from pipetransformer.data.reading import Texts, one_line, plain_values, require_columns, table_texts
+from pipetransformer.data.reading import Texts, count_lines, one_line, plain_values, require_columns, table_texts
 from pipetransformer.errors import UserError
 
 _SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+_LINES = (".csv", ".tsv", ".jsonl")  # of which a line is a row, but for texts of several lines
+_MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 _NAMES = {"train": (("train",),), "eval": (("dev", "validation", "valid", "eval"), ("test",))}
 """What a split's file may be called; the first group that has a file counts."""
 
@@ -41,7 +43,9 @@ class TableReader(TextReader):
             if value not in numbers:
                 raise UserError(f"{source}: row {row}: label {value!r} is not in the training split")
             labels.append(numbers[value])
-        return Texts(np.array(labels, dtype=np.int64), *texts)
+        path = self.file(split)
+        lines = count_lines(path) if path is not None and path.suffix in _LINES else -1
+        return Texts(np.array(labels, dtype=np.int64), *texts, lines=lines)
 
     def file(self, split: str) -> Path | None:
         """None where ``data.path`` is a hub id. Raises UserError where there is no file or two."""
@@ -65,9 +69,14 @@ class TableReader(TextReader):
         if path is None:
             return self.hub_table(split, columns)
         try:
+            _check_encoding(path)
             table = _read(path)
         except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
             raise UserError(f"{path}: cannot be read as {path.suffix[1:]} ({one_line(error)})") from error
+        if (only := table.column_names)[1:] == [] and only and ";" in only[0] and columns[0] not in only:
+            raise UserError(
+                f"{path}: its columns are separated by semicolons ({only[0]}); save it with commas, or tabs"
+            )
         require_columns(table.column_names, columns, source=path)
         if not len(table):
             raise UserError(f"{path}: holds no samples; at least 1 is needed")
@@ -86,6 +95,23 @@ class TableReader(TextReader):
             if value in (None, ""):
                 raise UserError(f"{source}: row {row}: there is no label in column {name}")
         return [str(value) for value in values]
+
+
+def _check_encoding(path: Path) -> None:
+    """Raises UserError for a file of text in another encoding than UTF-8."""
+    if path.suffix == ".parquet":
+        return
+    number = 0
+    with path.open("rb") as file:
+        known = _MARKS.get(file.read(2))
+        file.seek(0)
+        try:
+            for line in file:
+                number += 1
+                line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            found = f"it is {known}" if known else f"line {number} is not ({error.reason}); it may be Latin-1"
+            raise UserError(f"{path}: is no UTF-8 text: {found}; save it as UTF-8") from error
 
 
 def _read(path: Path) -> pa.Table:

@@ -45,6 +45,7 @@ def load_text_data(
             lead=lead,
         )
         splits[split] = TokenDataset(arrays, reader, tokenizer)
+        splits[split].place = reader.place(split)
     return splits
 
 
@@ -57,4 +58,5 @@ def _tokenized(texts: Texts, tokenizer: PreTrainedTokenizerFast, *, max_length: 
         return_token_type_ids=True,
         return_attention_mask=False,
     )
-    return {**ragged(encoded["input_ids"], encoded["token_type_ids"]), "labels": texts.labels}
+    tokens = ragged(encoded["input_ids"], encoded["token_type_ids"])
+    return {**tokens, "labels": texts.labels, "extent": np.array(texts.extent)}

@@ -17,6 +17,7 @@ from pipetransformer.data.batches import bucket_edges
 from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.prepared import Lead, Prepared, prepared
 from pipetransformer.data.reader import TokenReader
+from pipetransformer.data.reading import Extent
 from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class TokenDataset(Dataset):
 
     Args:
         source: arrays ``num_tokens`` int64 [samples], ``token_ids`` int32 and ``token_types`` int8 [all tokens],
-            ``labels``.
+            ``labels``, ``extent``.
     """
 
     num_tokens: np.ndarray
@@ -42,6 +43,7 @@ class TokenDataset(Dataset):
         # Of what a checkpoint or a cache depends on: inputs, padding and labels.
         self.fingerprint = hashlib.sha256(repr((source.digest, self._padding_id, max_length)).encode()).hexdigest()
         self.labels = torch.from_numpy(arrays["labels"].copy())
+        self.extent = Extent(*arrays["extent"].tolist())
         self.num_tokens = np.array(arrays["num_tokens"])
         self.lengths = bucket_edges(self.num_tokens, max_length=max_length)
         self._starts = np.concatenate([[0], np.cumsum(self.num_tokens)[:-1]])

@@ -276,7 +276,7 @@ class Engine:
 
     def _in_order(self, dataset: Dataset) -> Sequence[Batch]:
         """Global batches of all samples."""
-        batch_size, num_nodes = self._config.train.batch_size, self._world.num_nodes
+        batch_size, num_nodes = self._config.train.batch_size, self._world.sample_nodes
         return epoch_batches(
             dataset.lengths, batch_size=batch_size, seed=0, epoch=0, shuffle=False, num_nodes=num_nodes
         )

@@ -164,6 +164,20 @@ class AutoPipe:
         """
         return self._planner.first_plan(self.profile.job, self.lines())
 
+    def resumed_plan(self, old: ParallelPlan, *, step: int, untouched: int) -> Choice:
+        """The plan for ranks that go on where others were under ``old``: with the same blocks frozen.
+
+        Args:
+            step: number of steps done.
+            untouched: number of leading units that no step had trained.
+
+        Raises:
+            UserError: if no plan fits.
+        """
+        costs = self.profile.job.trained_from(untouched)
+        outlook = Outlook(costs, max(1, self._calendar.total_steps - step), self.lines())
+        return self._planner.resumed_plan(old.frozen, cached=old.cached, outlook=outlook)
+
     def settle(
         self,
         wanted: int,

@@ -27,6 +27,7 @@ class World:
         local_size: ranks of its node.
         device: device of this rank.
         timeout: longest time of a collective; give it to every group made later (torch's default is another).
+        first_nodes: number of nodes that the run began on; None for those of now.
     """
 
     rank: int
@@ -35,10 +36,22 @@ class World:
     local_size: int
     device: torch.device
     timeout: timedelta = timedelta(minutes=5)
+    first_nodes: int | None = None
 
     @property
     def num_nodes(self) -> int:
         return self.size // self.local_size
+
+    @property
+    def began_on(self) -> int:
+        """The number of nodes that the run began on: each gives its own samples to every global batch, for good."""
+        return self.num_nodes if self.first_nodes is None else self.first_nodes
+
+    @property
+    def sample_nodes(self) -> int:
+        """The number of nodes that samples are tied to, each to one; 1 where every node may read any sample, because
+        the run began on another number of nodes."""
+        return self.num_nodes if self.began_on == self.num_nodes else 1
 
 
 def init_world(*, timeout_seconds: float) -> World:

@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from pipetransformer.run.job import Job
 
 
+_VERSION = 2
 _OLDER = {"model.dtype": "float32"}  # what is not noted in checkpoints of older versions
-_SAME = "give the same model, data, seed, batch size, epochs, optimizer, nodes, freeze.guard and cache.views"
+_SAME = "give the same model, data, seed, batch size, optimizer, freeze.guard, freeze.guard_samples and cache.views"
 
 
 class CheckpointStore:
@@ -56,17 +57,17 @@ class CheckpointStore:
     """
 
     def __init__(self, config: Config, *, run_dir: Path, job: Job, calendar: Calendar, world: World) -> None:
-        train = config.train
+        train, self._calendar = config.train, calendar
         self.folder, self.damaged = run_dir / "checkpoints", list[str]()
         self._world, self._keep, self._stem = world, config.checkpoint.keep, config.freezes_stem
         # Facts that must not change before a resumption: samples would be skipped or seen twice, or the optimizer's
         # state would have no meaning.
         self._identity: dict[str, object] = {
-            "steps": calendar.total_steps,
+            "batches of an epoch": calendar.batches_per_epoch,
             "train.seed": train.seed,
             "train.batch_size": train.batch_size,
             "train.optimizer": train.optimizer,
-            "nodes": world.num_nodes,
+            "nodes": world.began_on,
             "model.dtype": config.model.dtype,
             "model.lora": None if config.model.lora is None else config.model.lora.model_dump(mode="json"),
             "training data": job.datasets["train"].fingerprint,
@@ -108,6 +109,7 @@ class CheckpointStore:
                 raise UserError(f"checkpoint: {part} could not be written ({_first_failure(error)})") from error
             if rank == 0:
                 record = {
+                    "version": _VERSION,
                     "plan": engine.plan.as_dict(),
                     "state_ranges": {str(unit): _ends(ranks) for unit, ranks in engine.state_holders().items()},
                     "identity": self._identity,
@@ -147,30 +149,39 @@ class CheckpointStore:
     def resumable(self, *, numbering: Numbering) -> tuple[Path, dict[str, Any]]:
         """Collective. The last complete checkpoint whose files are as they were written, and its JSON part.
 
-        Its plan and holders are in the units of ``numbering``.
+        Its plan and holders are in the units of ``numbering``; they may be those of another number of ranks.
 
         Raises:
             UserError: if there is none; if it belongs to another job (by its saved identity), or to another
-                number of ranks or blocks; or if its plan cuts blocks that are whole in ``numbering``.
+                number of blocks, or lies behind the last step; or if its plan cuts blocks that are whole in
+                ``numbering``.
         """
         path = self._latest_whole()
         try:
             state = dict(json.loads((path / "state.json").read_text()))
+            if (version := state.get("version", 1)) != _VERSION:
+                raise UserError(
+                    f"run.resume: {path} is a checkpoint of version {version} and this one reads {_VERSION}; finish "
+                    "the run with the release of pipetransformer that began it"
+                )
             plan, saved = ParallelPlan.from_dict(state["plan"]), dict(state["identity"])
             holders = {int(unit): range(*ends) for unit, ends in state["state_ranges"].items()}
-            for key in ("step", "freeze", "cache", "report"):
+            for key in ("freeze", "cache", "report"):
                 state[key]
+            step = int(state["step"])
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
             said = f"{type(error).__name__}: {error}"
             raise UserError(f"run.resume: {path / 'state.json'} cannot be read ({said}); delete {path}") from error
         for given, here, what, remedy in (
-            (plan.world_size, self._world.size, "ranks", f"start it with {plan.world_size}"),
             (plan.num_blocks, numbering.num_blocks, "blocks", "give the same model"),
             *((saved.get(key, _OLDER.get(key)), value, key, _SAME) for key, value in self._identity.items()),
             (plan.stem_frozen, self._stem, "freeze.stem", f"give freeze.stem={str(plan.stem_frozen).lower()}"),
         ):
             if given != here:
                 raise UserError(f"run.resume: {path} is of a run with {what} {given} and this one has {here}; {remedy}")
+        if step > self._calendar.total_steps:
+            epochs = -(-step // self._calendar.batches_per_epoch)
+            raise UserError(f"train.epochs: {path} has {step} steps behind it; give at least {epochs}")
         renumbered = plan.renumbered(numbering.units_per_block)
         if renumbered is None:
             raise UserError(f"run.resume: the plan of {path} cuts blocks in halves; give pipe.units=half")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipetransformer.cache import Advance
+from pipetransformer.data import Dataset
 from pipetransformer.engine import Move, StepInput
 from pipetransformer.freeze import FreezeDecision, Verdict
 from pipetransformer.pipe.measure.profile_file import Profile
@@ -142,6 +143,30 @@ class Probed(Event):
     scores: tuple[float, ...] | None
     free: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class NothingToDo(Event):
+    """The run that is resumed has ended already.
+
+    Attributes:
+        steps: number of its steps.
+    """
+
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataRead(Event):
+    """The data are there.
+
+    Attributes:
+        datasets: the datasets by split.
+        label_names: names of the classes; none for scores and spans.
+    """
+
+    datasets: Mapping[str, Dataset]
+    label_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import secrets
 import shutil
@@ -16,11 +17,13 @@ from pipetransformer.config import Config, load_config
 from pipetransformer.errors import UserError, writing
 from pipetransformer.process.collectives import led_by, patiently, values_of_ranks
 from pipetransformer.process.files import write_whole
+from pipetransformer.process.world import World
 
 PART = ".part"
 """The end of the name of what is not whole yet."""
 _LOCK = ".lock"
 _SEEN_WITHIN_SECONDS = 5.0
+_FOLLOWS = {"train.epochs": ": the learning rate goes on as if the run had been planned so"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,14 @@ class RunFolder:
         path: the folder.
         changes: one text for each setting that affects the weights and has changed since the run's start.
         is_shared: whether all nodes see the same files there.
+        ended_at: number of steps of the run that has ended there and is resumed; None for none.
     """
 
     run_id: str
     path: Path
     changes: tuple[str, ...]
     is_shared: bool = True
+    ended_at: int | None = None
 
 
 def with_resumption(config: Config) -> Config:
@@ -60,6 +65,24 @@ def _resumption(config: Config) -> dict[str, object]:
         return {"run.resume": True}
     # Note: what has ended without checkpoints is a result, which no restart may delete.
     return {"run.resume": False, "run.overwrite": path.exists() and not (path / "summary.json").exists()}
+
+
+def with_first_nodes(world: World, config: Config) -> World:
+    """Collective. ``world`` with the number of nodes that a run that is resumed began on."""
+    if not config.run.resume or config.run.id is None:
+        return world
+    run_dir = Path(config.run.dir).expanduser() / config.run.id
+    return replace(world, first_nodes=led_by(0, lambda: _first_nodes(run_dir)))
+
+
+def _first_nodes(run_dir: Path) -> int | None:
+    """As the last checkpoint tells; None where none can be read."""
+    for path in reversed(complete_checkpoints(run_dir)):
+        try:
+            return int(json.loads((path / "state.json").read_text(encoding="utf-8"))["identity"]["nodes"])
+        except (OSError, ValueError, KeyError, TypeError):  # damaged: another may be whole
+            continue
+    return None
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:
@@ -146,7 +169,17 @@ def _find_run_folder(config: Config) -> RunFolder:
         raise UserError(f"run.dir: {path} cannot be read ({error.strerror})") from error
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         raise UserError(f"run.dir: {path} cannot be made, because {there} is no folder that this user may write to")
-    return RunFolder(run_id, path, changes=_changes(path, config) if run.resume else ())
+    if not run.resume:
+        return RunFolder(run_id, path, changes=())
+    return RunFolder(run_id, path, changes=_changes(path, config), ended_at=_ended_at(path))
+
+
+def _ended_at(path: Path) -> int | None:
+    """The number of steps that the summary in ``path`` tells of."""
+    try:
+        return int(json.loads((path / "summary.json").read_text(encoding="utf-8"))["steps"])
+    except (OSError, ValueError, KeyError, TypeError):  # not ended, or damaged
+        return None
 
 
 def _changes(path: Path, config: Config) -> tuple[str, ...]:
@@ -158,7 +191,7 @@ def _changes(path: Path, config: Config) -> tuple[str, ...]:
     except UserError as error:
         return (f"which one is not known: config.yaml, as it was before, cannot be read ({error})",)
     return tuple(
-        f"{section}.{key} was {old[section][key]} and is {value} now"
+        f"{section}.{key} was {old[section][key]} and is {value} now{_FOLLOWS.get(f'{section}.{key}', '')}"
         for section in ("model", "data", "train", "freeze", "cache")
         for key, value in new[section].items()
         if value != old[section][key]

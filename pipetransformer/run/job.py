@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -47,8 +47,9 @@ class Job:
             where the guard on accuracy is on.
         config: the configuration, its precision settled.
         precision: the precision, with its reason.
-        num_nodes: number of nodes that share out the samples.
+        world: the ranks that train it.
         guard: the work of the guard on accuracy; None for none.
+        label_names: names of the classes; none for scores and spans.
     """
 
     built: BuiltModel
@@ -57,8 +58,9 @@ class Job:
     datasets: dict[str, Dataset]
     config: Config
     precision: Precision
-    num_nodes: int
+    world: World
     guard: GuardSize | None
+    label_names: tuple[str, ...]
 
     @property
     def best_by(self) -> str:
@@ -73,13 +75,15 @@ class Job:
         return self.chain.model
 
     def train_batches(self, epoch: int) -> Sequence[Batch]:
-        """The global batches of an epoch, in order: a pure function of seed, epoch and number of nodes."""
+        """The global batches of an epoch, in order: a pure function of seed, epoch and the number of nodes that the run
+        began on."""
         return epoch_batches(
             self.datasets["train"].lengths,
             batch_size=self.config.train.batch_size,
             seed=self.config.train.seed,
             epoch=epoch,
-            num_nodes=self.num_nodes,
+            num_nodes=self.world.began_on,
+            is_tied=self.world.sample_nodes == self.world.began_on,
         )
 
     def train_digest(self, epoch: int) -> str:
@@ -146,9 +150,14 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     views = _settle_views(datasets, config, chain=chain, world=world)
     guard = _set_aside(datasets, config)
     settled = config.with_overrides(
-        {"train.precision": precision.name, "train.wide_attention": precision.wide_attention, "cache.views": views}
+        {
+            "train.precision": precision.name,
+            "train.wide_attention": precision.wide_attention,
+            "cache.views": views,
+            "freeze.guard_samples": config.freeze.guard_samples if guard is None else guard.num_samples,
+        }
     )
-    return Job(built, values, chain, dict(datasets), settled, precision, world.num_nodes, guard)
+    return Job(built, values, chain, dict(datasets), settled, precision, world, guard, info.label_names)
 
 
 def _check_base(config: Config, values: Values) -> None:
@@ -194,6 +203,8 @@ def _set_aside(datasets: dict[str, Dataset], config: Config) -> GuardSize | None
         return None
     train = config.train
     size = guard_size(len(datasets["train"]), batch_size=train.batch_size, epochs=train.epochs)
+    if size is not None and isinstance(config.freeze.guard_samples, int):
+        size = replace(size, num_samples=config.freeze.guard_samples)
     parts = None if size is None else set_aside(datasets["train"], most=size.num_samples)
     if parts is None:
         return None

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from pipetransformer.data import SET_ASIDE, Dataset
 from pipetransformer.freeze import NOISE, FreezeDecision, Verdict, transfer
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.run.events import Advanced, Freezing
 
-__all__ = ["of_advance", "of_decision", "of_freezing", "of_layouts", "of_probe", "of_verdict"]
+__all__ = ["of_advance", "of_data", "of_decision", "of_ended", "of_freezing", "of_layouts", "of_probe", "of_verdict"]
 
 _EARLY = 2 / 3  # of a run
+_MOST_NAMES = 5  # of classes
+
+
+def of_ended(run_id: str, *, steps: int) -> str:
+    """A run to be resumed that has ended."""
+    return (
+        f"run {run_id} has ended: its {steps} steps are done; give more train.epochs to go on from its last "
+        "checkpoint, or another run.id"
+    )
+
+
+def of_data(datasets: Mapping[str, Dataset], *, label_names: Sequence[str]) -> str:
+    """How much of each split was read, and from where; and the classes."""
+    splits = {split: data for split, data in datasets.items() if split != SET_ASIDE}
+    told = [f"{split} {data.extent or len(data)} from {data.place}" for split, data in splits.items()]
+    if SET_ASIDE in datasets:
+        told[0] += f", {len(datasets[SET_ASIDE]):,} of them set aside for the guard"
+    names = [*label_names[:_MOST_NAMES], *(["..."] if len(label_names) > _MOST_NAMES else [])]
+    classes = f"; {len(label_names)} classes: {', '.join(names)}" if label_names else ""
+    return f"data: {', '.join(told)}{classes}"
 
 
 def of_layouts(layouts: StaticLayouts) -> str:

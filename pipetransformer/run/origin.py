@@ -35,7 +35,7 @@ class Origin:
         self, config: Config, *, job: Job, checkpoints: CheckpointStore, calendar: Calendar, world: World
     ) -> None:
         run, numbering = config.run, job.chain.numbering
-        self._checkpoints, self._shard = checkpoints, config.dp.shard
+        self._checkpoints, self._shard, self._world = checkpoints, config.dp.shard, world
         self.checkpoint: Path | None = None
         self.state: Mapping[str, Any] = {}
         self.replayed: Mapping[int, ParallelPlan] = {}
@@ -51,18 +51,42 @@ class Origin:
             The number of steps done, and AutoPipe's choice of the plan; None where it has made none.
         """
         if self.checkpoint is not None:
+            step, choice = int(self.state["step"]), self._fit(autopipe)
             engine.forget()
             optimizer_state = self._checkpoints.load(self.checkpoint, state=self.state, engine=engine)
             autofreeze.load_state_dict(self.state["freeze"])
-            plan: ParallelPlan = self.state["plan"]
-            engine.enter(plan.sharing(self._shard), state=optimizer_state)
-            return int(self.state["step"]), None
+            engine.enter(self._plan.sharing(self._shard), state=optimizer_state)
+            return step, choice
         if self.replayed:
             engine.enter(self.replayed[0])
             return 0, None
         choice = autopipe.first_plan()
         engine.enter(choice.plan)
         return 0, choice
+
+    @property
+    def _plan(self) -> ParallelPlan:
+        """The plan of the checkpoint."""
+        plan: ParallelPlan = self.state["plan"]
+        return plan
+
+    def _fit(self, autopipe: AutoPipe) -> Choice | None:
+        """Where the checkpoint is of another number of ranks: gives it a plan for those of now, and takes them for the
+        holders of its optimizer state. They read what others wrote, by name. Returns the choice; None where there is
+        none."""
+        old, size, choice = self._plan, self._world.size, None
+        if old.world_size == size and self._world.local_size % old.pp == 0:
+            return None
+        step = int(self.state["step"])
+        if self.replayed:
+            plan = self.replayed[max(at for at in self.replayed if at < step or at == 0)]
+        else:
+            choice = autopipe.resumed_plan(old, step=step, untouched=self.state["untouched"])
+            plan = choice.plan
+        active = plan.state_ranks()
+        holders = {unit: active.get(unit, range(unit % size, unit % size + 1)) for unit in self.state["state_holders"]}
+        self.state = {**self.state, "plan": plan, "state_holders": holders}
+        return choice
 
     def refill_path(self, cached: int | None) -> Sequence[int]:
         """The boundaries of the advance passes that fill the cache as it was at the checkpoint, in order.

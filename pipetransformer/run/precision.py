@@ -63,9 +63,9 @@ class Precision:
 
 
 def with_past_choices(config: Config) -> Config:
-    """Collective. What is ``auto`` in ``train.precision``, ``train.wide_attention`` and ``cache.views`` becomes what
-    the run that is resumed or replayed was trained with, if there is one, and ``freeze.stem`` what was replayed: a
-    replay's plans hold it. (A checkpoint refuses another stem.)
+    """Collective. What is ``auto`` in ``train.precision``, ``train.wide_attention``, ``cache.views`` and
+    ``freeze.guard_samples`` becomes what the run that is resumed or replayed was trained with, if there is one, and
+    ``freeze.stem`` what was replayed: a replay's plans hold it. (A checkpoint refuses another stem.)
     """
     if not (config.run.resume or config.run.replay):
         return config
@@ -74,6 +74,7 @@ def with_past_choices(config: Config) -> Config:
         "train.precision": config.train.precision,
         "train.wide_attention": config.train.wide_attention,
         "cache.views": config.cache.views,
+        "freeze.guard_samples": config.freeze.guard_samples,
     }
     found = {key: value for key, value in found.items() if given.get(key, "auto") == "auto"}
     return config.with_overrides(found) if found else config
@@ -94,7 +95,8 @@ def _past(config: Config) -> dict[str, object]:
         # There were none before these were keys.
         views = past.cache.views if "views" in (written.get("cache") or {}) else None
         wide = past.train.wide_attention if "wide_attention" in written["train"] else 0
-        return {"train.precision": past.train.precision, "train.wide_attention": wide, "cache.views": views}
+        choices = {"train.precision": past.train.precision, "train.wide_attention": wide, "cache.views": views}
+        return {**choices, "freeze.guard_samples": past.freeze.guard_samples}
     return {} if run.replay is None else _told(Path(run.replay))
 
 

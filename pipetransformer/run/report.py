@@ -72,6 +72,16 @@ class Report:
     # ---- set-up ----------------------------------------------------------------------------------------------------
 
     @hear.register
+    def _nothing_to_do(self, event: events.NothingToDo) -> None:
+        if self._world.rank == 0:
+            say(lines.of_ended(self.folder.run_id, steps=event.steps))
+
+    @hear.register
+    def _data_read(self, event: events.DataRead) -> None:
+        if self._world.rank == 0:
+            say(lines.of_data(event.datasets, label_names=event.label_names))
+
+    @hear.register
     def _precision_settled(self, event: events.PrecisionSettled) -> None:
         for line in event.precision.lines() if self._world.rank == 0 else ():
             say(line)

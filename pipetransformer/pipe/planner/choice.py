@@ -144,6 +144,23 @@ class Planner:
             raise UserError(self._obstacle(costs))
         return choice
 
+    def resumed_plan(self, frozen: int, *, cached: int | None, outlook: Outlook) -> Choice:
+        """The plan to go on with where ``frozen`` blocks are frozen, on ranks that had no plan before.
+
+        Args:
+            cached: boundary of the cache; None for no cache.
+
+        Raises:
+            UserError: if no plan fits.
+        """
+        is_freed = frozen > self.least_frozen and not (self.keeps_length or self.keeps_cut)
+        allowed = replace(self.first, pipeline_lengths=divisors(self.local_size)) if is_freed else self.first
+        for option in dict.fromkeys((cached, None)):
+            choice = self._choose(frozen, {option: 0.0}, allowed, outlook)
+            if choice is not None:
+                return choice
+        raise UserError(self._obstacle(outlook.costs))
+
     def _obstacle(self, costs: JobCosts) -> str:
         def fits(limit: int | None, microbatches: int | None, shard: str | None = None) -> bool:
             freed = replace(self.first, memory_limit=limit, num_microbatches=microbatches)
