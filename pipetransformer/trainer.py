@@ -11,7 +11,9 @@ The engine does the work between two decisions. Listeners are told every event, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
+from signal import SIGTERM
 from time import perf_counter
 
 from torch import Tensor
@@ -23,6 +25,7 @@ from pipetransformer.data import SET_ASIDE
 from pipetransformer.dp import AutoDP
 from pipetransformer.engine import Engine, Probe
 from pipetransformer.engine.linear_probe import boundary_scores
+from pipetransformer.errors import UserError
 from pipetransformer.freeze import AutoFreeze, Payoff, free_blocks
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.planner.answers import Choice
@@ -30,6 +33,8 @@ from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.agreement import agree
 from pipetransformer.process.collectives import given_to, led_by
 from pipetransformer.process.device import reset_peak_memory
+from pipetransformer.process.shutdown import Interrupted, is_told, noted
+from pipetransformer.process.whereabouts import HERE
 from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.run.checkpoint import CheckpointStore
@@ -38,6 +43,7 @@ from pipetransformer.run.guards import Guards
 from pipetransformer.run.job import build_job
 from pipetransformer.run.origin import Origin
 from pipetransformer.run.precision import with_past_choices
+from pipetransformer.run.pulse import Pulse
 from pipetransformer.run.report import Report
 from pipetransformer.run.saved_model import save_model
 from pipetransformer.run.steps import StepRunner
@@ -66,6 +72,8 @@ class Trainer:
         listeners: Sequence[events.Listener] = (),
     ) -> None:
         started = perf_counter()
+        HERE.step = 0
+        HERE.enter("set-up")
         self.timed, self.step = timed, 0
         config = with_past_choices(with_resumption(config))
         self.world = world = with_first_nodes(world, config)
@@ -99,10 +107,12 @@ class Trainer:
             needs_norms=self.autofreeze.needs_norms,
         )
         self.guards = Guards(self.engine, world.rank, self.checkpoints)
+        self.pulse = Pulse(is_told) if config.run.on_sigterm == "save" else None
         self.steps = StepRunner(
             *(config, self.engine, calendar, self.autofreeze, self.autopipe, self.autocache),
             guards=self.guards,
             tell=self._tell,
+            pulse=self.pulse,
         )
         self.report = Report(
             config, world, folder=folder, total_steps=calendar.total_steps, started=started, best_by=job.best_by
@@ -118,26 +128,37 @@ class Trainer:
                 exit_code = 0
                 return
             self._start()
-            while self.step < self.calendar.total_steps:
-                self._decide()
-                self._train(stop=self.calendar.next_pause(self.step, self._decision_is_due))
-                if self.calendar.verification_is_due(self.step):
-                    self.guards.compare_replicas(step=self.step)
-                if self.calendar.evaluation_is_due(self.step):
-                    self._evaluate()
-                if self.calendar.checkpoint_is_due(self.step):
-                    self._save_checkpoint()
-            self._save_model("final")
-            self._tell(events.TrainingEnds(self.engine.cached_bytes))
-            if self.timed:
-                self._tell(events.TimedAgain(self.autopipe.time_again(self.engine)))
-            self._tell(events.Finished(self.step))
-            self.engine.close()
+            with noted(self.config.run.grace) if self.pulse is not None else nullcontext():
+                self._run_steps()
+                self._end()
             exit_code = 0
         finally:
             self.engine.close_feeds()
             self.autocache.close(is_interrupted=exit_code != 0)
             self._tell(events.Closed(exit_code))
+
+    def _run_steps(self) -> None:
+        """Takes all steps, with what is due between them."""
+        calendar = self.calendar
+        while self.step < calendar.total_steps:
+            self._decide()
+            self._train(stop=calendar.next_pause(self.step, self._decision_is_due))
+            if self.pulse is not None and self.pulse.ends and self.step < calendar.total_steps:
+                self._end_early()
+            if calendar.verification_is_due(self.step):
+                self.guards.compare_replicas(step=self.step)
+            if calendar.evaluation_is_due(self.step):
+                self._evaluate()
+            if calendar.checkpoint_is_due(self.step):
+                self._save_checkpoint()
+
+    def _end(self) -> None:
+        self._save_model("final")
+        self._tell(events.TrainingEnds(self.engine.cached_bytes))
+        if self.timed:
+            self._tell(events.TimedAgain(self.autopipe.time_again(self.engine)))
+        self._tell(events.Finished(self.step))
+        self.engine.close()
 
     # ---- the controllers -------------------------------------------------------------------------------------------
 
@@ -199,6 +220,7 @@ class Trainer:
 
     def _enter(self, plan: ParallelPlan, *, reason: str, choice: Choice | None = None) -> None:
         """Takes the job to ``plan`` (AutoDP moves weights and state) and the cache to its boundary (AutoCache)."""
+        HERE.enter("transition")
         old = self.engine.plan
         self.autocache.follow(plan.frozen)
         plan = self._with_cache(plan, at_start=self.step == 0)
@@ -220,6 +242,7 @@ class Trainer:
         return plan
 
     def _advance(self, boundary: int, *, at_start: bool, is_refill: bool = False) -> None:
+        HERE.enter("cache advance")
         cache, lent = self.autocache, self.engine.autodp.lent
         advance = cache.advance(boundary, lent=lent, by_block=self.engine.plan.prefix == "streamed", at_start=at_start)
         self._tell(events.Advanced(self.step, boundary, advance, cache.num_bytes, cache.tier, is_refill))
@@ -230,24 +253,28 @@ class Trainer:
         """Runs the optimizer steps up to ``stop``, all in one epoch."""
         position = self.step % self.calendar.batches_per_epoch
         batches = self.job.train_batches(self.epoch)[position:]
-        self.steps.run(batches, first_step=self.step, num_steps=stop - self.step)
-        self.step = stop
+        self.step = self.steps.run(batches, first_step=self.step, num_steps=stop - self.step)
 
     def _evaluate(self) -> None:
         """Evaluates every split but ``train``. Saves the model if it is the best so far."""
+        HERE.enter("evaluation")
         start = perf_counter()
         metrics = self.guards.evaluate(last_step=self.step - 1)
         seconds, epoch = perf_counter() - start, self.calendar.epoch(self.step - 1)
         predictions = self.job.datasets["eval"].predictions
         self._tell(events.Evaluated(self.step, epoch, metrics, seconds, predictions))
         if self.report.totals.best_metrics is metrics:
-            self._save_model("best")
+            try:
+                self._save_model("best")
+            except UserError as error:
+                self._tell_unsaved("the best model", error)
 
     # ---- beginning and saving --------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         """Enters the first plan, or the plan of the resumed checkpoint. A refused job leaves no trace."""
         self._tell(events.DataRead(self.job.datasets, self.job.label_names))
+        HERE.enter("measuring")
         self._tell(events.PrecisionSettled(self.job.precision))
         probed = self._probe()
         if self.timed:
@@ -300,7 +327,8 @@ class Trainer:
         free = free_blocks(scores, num_blocks=self.job.chain.num_blocks, is_pretrained=is_pretrained)
         return events.Probed(scores, free, perf_counter() - began)
 
-    def _save_checkpoint(self) -> None:
+    def _save_checkpoint(self) -> bool:
+        """Returns whether it could be written."""
         start = perf_counter()
         agree("checkpoint", (self.step, self.engine.plan))
         state = {
@@ -310,10 +338,31 @@ class Trainer:
             "precision": self.config.train.precision,
             "report": self.report.state_dict(),
         }
-        path = self.checkpoints.save(self.step, engine=self.engine, state=state)
+        try:
+            path = self.checkpoints.save(self.step, engine=self.engine, state=state)
+        except UserError as error:
+            self._tell_unsaved("the checkpoint", error)
+            return False
         self._tell(events.Saved(self.step, str(path), perf_counter() - start))
+        return True
+
+    def _tell_unsaved(self, what: str, error: UserError) -> None:
+        good = self.checkpoints.latest()
+        self._tell(events.NotSaved(self.step, what, str(error), None if good is None else good.name))
+
+    def _end_early(self) -> None:
+        """Saves, and ends the job as the signal that a rank has got would."""
+        if self.config.checkpoint.every is None:
+            outcome = "nothing is saved, because checkpoint.every is null"
+        elif self._save_checkpoint():
+            outcome = f"step {self.step} is saved; go on with run.resume=true"
+        else:
+            outcome = f"step {self.step} could not be saved"
+        self._tell(events.EndsEarly(self.step, outcome))
+        raise Interrupted(SIGTERM, outcome, is_ours=is_told())
 
     def _save_model(self, name: str) -> None:
+        HERE.enter("model save")
         folder = self.report.folder.path / "model" / name
         given_to(0, self.engine.weights(), lambda units: save_model(self.job.built, folder, _pairs(units)))
 

@@ -104,6 +104,13 @@ def test_later_override_wins_and_a_mapping_replaces(minimal: Path) -> None:
         ("dp.zzz=1", "dp.zzz: no such key; dp has enabled, shard"),
         ("train.lr.x=1", "train.lr.x: no such key; train.lr is not a mapping"),
         ("train.epochs=0", "train.epochs: 0 is not allowed; give a whole number of at least 1"),
+        (
+            f"train.epochs={10**24}",
+            f"train.epochs: {10**24} is not allowed; give a whole number of at least 1, at most",
+        ),
+        ("run.timeout=1e300", "run.timeout: 1e+300 is not allowed; give a number above 0, at most 2147483647"),
+        ("pipe.memory_limit=1000000000000 TB", 'pipe.memory_limit: "1000000000000 TB" is not allowed; give a size of'),
+        ('run.dir="a\\0b"', 'run.dir: "a\\u0000b" is not allowed; give text'),
         ("train.epochs='3'", 'train.epochs: "3" is not allowed; give a whole number of at least 1'),
         ("train.epochs=1.0", "train.epochs: 1.0 is not allowed; give a whole number of at least 1"),
         ("train.epochs=true", "train.epochs: true is not allowed; give a whole number of at least 1"),

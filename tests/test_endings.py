@@ -290,7 +290,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_cause(folder: Path) -> None:
         begin = time.monotonic()
         _, err = process.communicate(timeout=30)
     assert time.monotonic() - begin < 10
-    assert err.splitlines()[-1] == "rank 1: ValueError: the cause"
+    assert err.splitlines()[-1] == "rank 1: ValueError: the cause (step 5, optimizer)"
     assert err.count("Traceback") == 1
     assert process.returncode == 1
     assert_nothing_is_left(folder, family=family, shared_memory=shared_memory)

@@ -170,6 +170,21 @@ def test_a_signal_ends_ranks_that_wait_in_a_collective(tmp_path: Path, number: s
     assert left_behind(tmp_path) == []
 
 
+def test_a_job_of_one_node_listens_to_no_other_machine(tmp_path: Path) -> None:
+    """torchrun's store and every socket of gloo."""
+    with start(tmp_path, "all_wait_for_each_other") as process:
+        ranks = [psutil.Process(_await_pid(tmp_path / f"ready_{rank}")) for rank in (0, 1)]
+        listening = [
+            connection.laddr.ip
+            for each in (psutil.Process(process.pid), *ranks)
+            for connection in each.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert len(listening) >= 3 and set(listening) <= {"127.0.0.1", "::1"}
+
+
 def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
     with start(tmp_path, "all_wait_for_each_other") as process:
         ranks = [psutil.Process(_await_pid(tmp_path / f"ready_{rank}")) for rank in (0, 1)]
@@ -254,6 +269,41 @@ def _report(line: str, *, time: float, followed: bool = False) -> Failure:
 )
 def test_the_first_cause_is_no_consequence(ends: dict[int, RankEnd], line: str) -> None:
     assert first_cause(ends).line.startswith(line)
+
+
+def _interrupted(line: str, *, time: float, by: int, place: str = "", waits: bool = False) -> Failure:
+    return Failure(line, "", False, time, by, place, waits)
+
+
+@pytest.mark.parametrize(
+    ("ends", "line"),
+    [
+        (  # SIGTERM came to rank 1 alone: the others lost it
+            {
+                0: RankEnd(1, 6.0, _report("rank 0: lost 1", time=5.1, followed=True)),
+                1: RankEnd(143, 5.0, _interrupted("rank 1: ended by SIGTERM", time=5.0, by=15)),
+            },
+            "rank 1: ended by SIGTERM",
+        ),
+        (  # rank 2 hung in a loop of its own, rank 1 still waited for it
+            {
+                0: RankEnd(1, 9.0, _report("rank 0: Timed out waiting", time=7.0, followed=True)),
+                1: RankEnd(131, 9.5, _interrupted("rank 1", time=9.2, by=3, place="reducer.py:9", waits=True)),
+                2: RankEnd(131, 9.1, _interrupted("rank 2", time=9.1, by=3, place="step 4, forward, stage.py:7")),
+            },
+            "rank 2: no answer within run.timeout; it was at step 4, forward, stage.py:7",
+        ),
+        (
+            {
+                0: RankEnd(1, 9.0, _report("rank 0: the cause", time=7.0)),
+                1: RankEnd(131, 9.5, _interrupted("rank 1", time=9.2, by=3, place="reducer.py:9")),
+            },
+            "rank 0: the cause",
+        ),
+    ],
+)
+def test_who_was_silent_is_told_from_who_waited(ends: dict[int, RankEnd], line: str) -> None:
+    assert first_cause(ends).line == line
 
 
 def test_a_timeout_is_a_peers_doing() -> None:

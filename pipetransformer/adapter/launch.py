@@ -6,19 +6,22 @@ import contextlib
 import fcntl
 import functools
 import logging
+import math
 import os
 import re
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipetransformer.process.failure import RankEnd, is_timeout, read_report
-from pipetransformer.process.shutdown import Interrupted, cleaned_up
+from pipetransformer.process.shutdown import AT_ONCE, Interrupted, cleaned_up
 
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FOLDER, _LOCK = "pipetransformer_", ".lock"
+_LOOPBACK, _RENDEZVOUS = "127.0.0.1", "loopback"
 _PEER_FAILURES = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket closed|remote process exited|communicator was aborted"
     r"|failed to recv, got 0 bytes",
@@ -49,19 +52,21 @@ def run_ranks(
     node_rank: int,
     address: str,
     port: int,
-    stop_seconds: int,
+    stop_seconds: float,
+    saving_seconds: float,
 ) -> dict[int, RankEnd]:
     """Run this node's share of a job under torchrun, in this process, until all its ranks have ended.
 
     Returns how each rank of this node ended if any failed (by its global number), or else nothing.
-    Raises ``Interrupted`` on a signal. Ranks that do not end within ``stop_seconds`` of being told to are killed.
+    Raises ``Interrupted`` on a signal. Ranks that do not end within ``stop_seconds`` of being told to are killed, or,
+    where a SIGTERM has come to this process, within ``saving_seconds``.
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
     logging.disable(logging.CRITICAL)  # torchrun logs what the last line of a failed job says better
-    _limit_stop_seconds(stop_seconds)
+    _limit_stop_seconds(stop_seconds, saving_seconds=saving_seconds)
     _sweep()
     folder = tempfile.mkdtemp(prefix=_FOLDER)  # torchrun leaves its own behind
     with cleaned_up(functools.partial(shutil.rmtree, folder, ignore_errors=True)), _locked(Path(folder)):
@@ -70,11 +75,10 @@ def run_ranks(
         if len(folder) < 70:
             os.environ["TMPDIR"] = folder
         flags = {
+            **(_loopback(port) if num_nodes == 1 else {"--master-addr": address, "--master-port": port}),
             "--nnodes": num_nodes,
             "--nproc-per-node": num_ranks,
             "--node-rank": node_rank,
-            "--master-addr": address,
-            "--master-port": port,
             "--max-restarts": 0,
             "--monitor-interval": 0.1,
             "--log-dir": folder,
@@ -99,6 +103,37 @@ def run_ranks(
     return {}
 
 
+def _loopback(port: int) -> dict[str, object]:
+    """The flags of a rendezvous that no other machine can reach.
+
+    Note: the store of torchrun's own listens on all interfaces, whatever address it is given.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
+    from torch.distributed.elastic.rendezvous.registry import handler_registry  # type: ignore[attr-defined]
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+    class OnLoopback(StaticTCPRendezvous):
+        def get_backend(self) -> str:
+            return _RENDEZVOUS
+
+        def next_rendezvous(self) -> RendezvousInfo:
+            if not self._store:
+                listener = socket.create_server((_LOOPBACK, self.master_port))
+                self._store = TCPStore(
+                    *(_LOOPBACK, self.master_port, self.world_size, True, self.timeout),
+                    multi_tenant=True,
+                    master_listen_fd=listener.detach(),
+                )
+            return super().next_rendezvous()
+
+    def made(parameters: RendezvousParameters) -> RendezvousHandler:
+        return OnLoopback(_LOOPBACK, port, 0, 1, parameters.run_id, 600)
+
+    handler_registry._registry[_RENDEZVOUS] = made  # Note: ``register`` refuses a second job in this process.
+    return {"--rdzv-backend": _RENDEZVOUS, "--rdzv-endpoint": f"{_LOOPBACK}:{port}"}
+
+
 def _sweep() -> None:
     """Deletes the temporary folders of this user's launchers that were killed: the kernel has freed their locks."""
     for lock in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/{_LOCK}"):
@@ -116,21 +151,23 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _limit_stop_seconds(stop_seconds: int) -> None:
-    """Bound torchrun's wait between telling its ranks to end and killing them.
+def _limit_stop_seconds(stop_seconds: float, *, saving_seconds: float) -> None:
+    """Bound torchrun's wait between telling its ranks to end and killing them. Where one has failed, the others are
+    told to end at once, by SIGQUIT: with it, none can save.
 
     Note: 30 s are fixed where a rank failed, and before torch 2.12 everywhere. A second signal during that wait would
-    make torchrun abandon its ranks, so signals are ignored meanwhile.
+    make torchrun abandon its ranks, so signals are ignored meanwhile. torchrun gives no signal where a rank has failed.
     """
     from torch.distributed.elastic.multiprocessing import PContext
 
     close = getattr(PContext.close, "__wrapped__", PContext.close)  # of a process that has run ranks before
 
     @functools.wraps(close)
-    def close_soon(self: PContext, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+    def close_soon(self: PContext, death_sig: signal.Signals | None = None, timeout: float = 30) -> None:
         handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            close(self, death_sig, min(timeout, stop_seconds))
+            seconds = saving_seconds if death_sig == signal.SIGTERM else stop_seconds
+            close(self, death_sig or AT_ONCE, math.ceil(seconds))
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from pipetransformer.adapter.split import alias, splits_exactly
+from pipetransformer.process.whereabouts import HERE
 
 if TYPE_CHECKING:
     from pipetransformer.adapter.recomputation import Recompute
@@ -58,6 +59,8 @@ class TimedStage(PipelineStage):
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         if self.recompute is not None:
             self.recompute.is_last_microbatch = fwd_chunk_id == self.last_microbatch
+        if self.has_backward:
+            HERE.enter("forward")
         start = perf_counter()
         try:
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
@@ -105,6 +108,7 @@ class TimedStage(PipelineStage):
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: Any = False
     ) -> None:
         full_backward = full_backward or bwd_chunk_id in self._whole
+        HERE.enter("backward")
         start = perf_counter()
         try:
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)

@@ -43,6 +43,7 @@ def run_script(name: str, arguments: Sequence[str], *, num_ranks: int, read: Cal
             address="127.0.0.1",
             port=free_port(),
             stop_seconds=_STOP_SECONDS,
+            saving_seconds=_STOP_SECONDS,
         )
         if ends:
             raise UserError(failure.first_cause(ends).line)

@@ -29,6 +29,7 @@ from pipetransformer.config.types import (
     NotNegative,
     NumBytes,
     Positive,
+    Seconds,
     Section,
     Share,
     Text,
@@ -249,9 +250,15 @@ class RunConfig(Section):
     replay: Text | None = Field(
         default=None, description="An `events.jsonl` whose decisions are taken instead of new ones; null decides live."
     )
-    timeout: Positive = Field(
+    timeout: Seconds = Field(
         default=300.0, description="Seconds that ranks may wait for each other before the job ends."
     )
+    on_sigterm: Literal["save", "end"] = Field(
+        default="save",
+        description="After a SIGTERM during training, as schedulers send it before they kill: `save` a checkpoint "
+        "within `grace` and end, or `end` at once.",
+    )
+    grace: Seconds = Field(default=25.0, description="Seconds from a SIGTERM to the end at the latest, saved or not.")
     verify_every: Every | None = Field(
         default=Interval(1, "epoch"),
         description="How often the weights of replicas are compared, bit by bit; null: never.",
@@ -309,7 +316,7 @@ class Config(Section):
         if info.context != _OF_THE_PAST:
             chosen_policy(self.freeze)
         if dataset.kind == "scores" and self.train.label_smoothing:
-            raise UserError(f"train.label_smoothing: {self.data.name} has scores, no classes; leave it out")
+            raise UserError(f"train.label_smoothing: {self.data.name} has scores, no classes; give 0")
         check_pipe(self.pipe)
         if self.run.resume and self.run.overwrite:
             raise UserError("run.resume: cannot go with run.overwrite; set one of them to false")

@@ -8,7 +8,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BaseModel, ConfigDict, PlainSerializer, PlainValidator, StringConstraints
 
 from pipetransformer.config.quantities import Interval, parse_num_bytes
-from pipetransformer.config.words import Allowed
+from pipetransformer.config.words import Allowed, Roof
 
 
 def _interval(value: object) -> Interval:
@@ -26,20 +26,23 @@ def _positive(interval: Interval) -> Interval:
 
 def _num_bytes(value: object) -> int:
     num_bytes = parse_num_bytes(value) if isinstance(value, str) else value
-    if not isinstance(num_bytes, int) or isinstance(num_bytes, bool) or num_bytes < 1:
+    if not isinstance(num_bytes, int) or isinstance(num_bytes, bool) or not 0 < num_bytes < 2**63:
         raise ValueError
     return num_bytes
 
 
-Text = Annotated[str, StringConstraints(min_length=1)]
+_MOST = 2**31 - 1
+
+Text = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\x00]*$")]
 FolderName = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"),
     Allowed("letters, digits and . _ - (not . at the start)"),
 ]
-Count = Annotated[int, Ge(1)]
-CountOrZero = Annotated[int, Ge(0)]
+Count = Annotated[int, Ge(1), Le(_MOST), Roof]
+CountOrZero = Annotated[int, Ge(0), Le(_MOST), Roof]
 Positive = Annotated[float, Gt(0)]
+Seconds = Annotated[float, Gt(0), Le(_MOST), Roof]
 NotNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Ge(0), Lt(1)]
 Decay = Annotated[float, Gt(0), Le(1)]

@@ -26,6 +26,10 @@ _NOUNS = {
 _BOUNDS = ((Gt, "gt", "above"), (Ge, "ge", "of at least"), (Lt, "lt", "below"), (Le, "le", "at most"))
 
 
+class Roof:
+    """Says of an upper bound that it is so far up that nobody needs to be told of it who is below."""
+
+
 @dataclass(frozen=True, slots=True)
 class Allowed:
     """Words for a type whose annotation alone does not tell what may be written. Goes into ``Annotated``."""
@@ -55,7 +59,10 @@ def allowed(hint: Any, metadata: Sequence[object] = ()) -> str:
         required = [name for name, field in hint.model_fields.items() if field.is_required()]
         return f"a section with {', '.join(required)}" if required else "a section of keys"
     bounds = [
-        f"{word} {getattr(mark, name)}" for mark in metadata for kind, name, word in _BOUNDS if isinstance(mark, kind)
+        f"{word} {getattr(mark, name)}"
+        for mark in metadata
+        for kind, name, word in _BOUNDS
+        if isinstance(mark, kind) and not (name == "le" and Roof in metadata)
     ]
     # A user's own policy may have options of any type.
     noun = str(_NOUNS.get(origin or hint) or getattr(hint, "__name__", hint))
@@ -82,6 +89,8 @@ def explain(error: ValidationError, *, schema: type[BaseModel], values: Mapping[
     given: Any = values
     for part in path:
         given = given[part]
+    if first["type"] == "less_than_equal" and " at most " not in expected:
+        expected += f", at most {first['ctx']['le']}"
     near = next((mark.near(given) for mark in field.metadata if isinstance(mark, Registry)), "")
     return f"{key}: {_quote(given)} is not allowed; give {expected}{near}"
 

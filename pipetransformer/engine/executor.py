@@ -21,6 +21,7 @@ from pipetransformer.dp import LentWeights
 from pipetransformer.engine.objective import Objective
 from pipetransformer.models import Chain, Stage
 from pipetransformer.plan import ParallelPlan
+from pipetransformer.process.whereabouts import HERE
 
 
 @dataclass(slots=True)
@@ -99,8 +100,10 @@ class _PlainExecutor:
         for number, (hidden, inputs, labels) in enumerate(self._microbatches(batch), start=1):
             if self._recompute is not None:
                 self._recompute.is_last_microbatch = number == self._num_microbatches
+            HERE.enter("forward")
             start = perf_counter()
             loss = self._objective(self._stage(hidden, **inputs), labels)
+            HERE.enter("backward")
             middle = perf_counter()
             torch.autograd.backward(loss)
             self.times.forward += middle - start

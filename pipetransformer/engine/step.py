@@ -20,6 +20,7 @@ from pipetransformer.engine.objective import Objective
 from pipetransformer.engine.optim import clip_scale, set_learning_rate
 from pipetransformer.models import Chain
 from pipetransformer.process.device import seed
+from pipetransformer.process.whereabouts import HERE
 
 _STEPS_TOGETHER = 64  # steps whose norms are summed at once: few collectives, little memory
 _SAMPLED = 16  # a step in so many has norms where nothing but the dashboard wants them
@@ -119,8 +120,10 @@ class Stepper:
         executor.times.clear()
         executor.train(batch)
         computed = clock()
+        HERE.enter("reduction")
         layout.reducer.finish()
         reduced = clock()
+        HERE.enter("optimizer")
         if self._probe is not None and probed:
             self._probe(step, {n: p.grad for n, p in layout.parameters.items() if p.grad is not None})
         scale = self._norms_and_scale(layout, step)

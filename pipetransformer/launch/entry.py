@@ -7,6 +7,7 @@ which shows the one of the rank that failed first.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -38,12 +39,14 @@ def run_guarded(body: Callable[[], None]) -> int:
     """
     launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
     try:
-        with shutdown.installed(parent=launcher) as signals:
+        with shutdown.installed(parent=launcher, before_leaving=_tell_interruption) as signals:
             exit_code = _attempt(body, signals=signals)
     except shutdown.Interrupted as interrupted:
         exit_code = interrupted.exit_code
         if launcher is None:
             print(f"interrupted by {interrupted.signal.name}", file=sys.stderr)
+        else:
+            _tell_interruption(interrupted.signal, interrupted)
     if exit_code and _has_peers():
         sys.stdout.flush()
         sys.stderr.flush()
@@ -95,11 +98,24 @@ def _attempt(body: Callable[[], None], *, signals: shutdown.Signals) -> int:
 
 
 def _tell(report: failure.Failure) -> None:
+    if not _left(report):
+        print(f"{report.details}error: {report.line}", file=sys.stderr)
+
+
+def _tell_interruption(number: signal.Signals, error: shutdown.Interrupted | None = None) -> None:
+    """To the launcher, if there is one."""
+    if error is None:
+        _left(failure.interrupted(number))
+    elif error.is_ours:
+        _left(failure.interrupted(number, trace=error.__traceback__, outcome=error.outcome))
+
+
+def _left(report: failure.Failure) -> bool:
+    """Leaves the report to the launcher. Returns whether there is one."""
     error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if error_file:
         failure.write_report(Path(error_file), rank=int(os.environ["RANK"]), report=report)
-    else:
-        print(f"{report.details}error: {report.line}", file=sys.stderr)
+    return bool(error_file)
 
 
 def _is_peer_failure(error: Exception) -> bool:

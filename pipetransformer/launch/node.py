@@ -57,7 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         job = parse_job(sys.argv[1:] if argv is None else argv)
         config = load_config(job.config, job.overrides)
         entry = Path(__file__).resolve().parents[2] / ENTRIES[config.task]
-        return launch(job, entry=entry, settings=common_settings(config), timeout_seconds=config.run.timeout)
+        grace = config.run.grace if config.run.on_sigterm == "save" else None
+        return launch(
+            job,
+            entry=entry,
+            settings=common_settings(config),
+            timeout_seconds=config.run.timeout,
+            saving_seconds=grace,
+        )
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -94,7 +101,12 @@ def common_settings(config: Config) -> dict[str, object]:
 
 
 def launch(
-    job: NodeJob, *, entry: Path, settings: Mapping[str, object] | None = None, timeout_seconds: float = 300.0
+    job: NodeJob,
+    *,
+    entry: Path,
+    settings: Mapping[str, object] | None = None,
+    timeout_seconds: float = 300.0,
+    saving_seconds: float | None = None,
 ) -> int:
     """Run ``entry CONFIG [key=value ...]`` as the ranks of this node; a failed job's last line is its first cause.
 
@@ -102,14 +114,16 @@ def launch(
         entry: script of the ranks.
         settings: settings that are the same on all nodes (``common_settings``).
         timeout_seconds: longest wait of nodes for each other before ranks start.
+        saving_seconds: time that ranks have to save after a SIGTERM; None where they do not save.
     """
     _check_address(job)
     prepare_ranks(job.num_ranks)
+    saving_seconds = _STOP_SECONDS if saving_seconds is None else saving_seconds + _STOP_SECONDS
     try:
-        with shutdown.installed(grace_seconds=_STOP_SECONDS + 1):
+        with shutdown.installed(grace_seconds=saving_seconds + 1):
             if job.num_nodes > 1:
                 call_the_roll(job, settings=settings or {}, timeout_seconds=timeout_seconds)
-            return _run(job, entry=entry)
+            return _run(job, entry=entry, saving_seconds=saving_seconds)
     except shutdown.Interrupted as interrupted:
         print(f"interrupted by {interrupted.signal.name}", file=sys.stderr)
         return interrupted.exit_code
@@ -128,7 +142,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _run(job: NodeJob, *, entry: Path) -> int:
+def _run(job: NodeJob, *, entry: Path, saving_seconds: float) -> int:
     from pipetransformer.adapter import run_ranks  # imports torch: only once the configuration is known to be sound
 
     ends = run_ranks(
@@ -140,6 +154,7 @@ def _run(job: NodeJob, *, entry: Path) -> int:
         address=job.address,
         port=job.port,
         stop_seconds=_STOP_SECONDS,
+        saving_seconds=saving_seconds,
     )
     if not ends:
         return 0
@@ -162,10 +177,10 @@ def _check_address(job: NodeJob) -> None:
         raise UserError(f"MASTER_ADDR: {job.address} is not a known host; give node 0's name or address") from None
     if job.node_rank > 0:
         return
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
+    both = socket.has_dualstack_ipv6() and job.num_nodes > 1
+    family, host = socket.AF_INET6 if both else socket.AF_INET, "" if job.num_nodes > 1 else "127.0.0.1"
     try:
-        socket.create_server(("", job.port), family=family, dualstack_ipv6=both).close()
+        socket.create_server((host, job.port), family=family, dualstack_ipv6=both).close()
     except PermissionError:
         raise UserError(f"MASTER_PORT: {job.port} is not open to this user; give one above 1023") from None
     except OSError:

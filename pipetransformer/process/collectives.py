@@ -86,6 +86,20 @@ def patiently(action: Callable[[], Result]) -> Result:
     return answer.result()
 
 
+def by_all(action: Callable[[], Result]) -> list[Result]:
+    """Collective. The results of every rank's own action, by rank; it may take longer than a collective may, as in
+    ``led_by``.
+
+    Raises:
+        UserError: on every rank, if any rank's action raises one.
+    """
+    if dist.get_world_size() == 1:
+        return [action()]
+    answer = _begun(action)
+    _until_all(partial(_is_done, answer))
+    return cast(list[Result], _outcomes(answer))
+
+
 def given_to(leader: int, items: Iterable[Item], consumer: Callable[[Iterator[Item]], None]) -> None:
     """Collective. The leader's ``consumer`` takes one of the leader's ``items`` after the other, and may take as long
     as it will with each: the ranks wait as in ``led_by``. No item is asked for before the consumer is done with the one

@@ -7,17 +7,26 @@ that waited for it. The launcher gathers all ends and ``first_cause`` tells whic
 from __future__ import annotations
 
 import json
+import linecache
+import re
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time as now
+from types import TracebackType
 
 from pipetransformer.errors import UserError
+from pipetransformer.process import shutdown
+from pipetransformer.process.shutdown import AT_ONCE
+from pipetransformer.process.whereabouts import HERE
 
-_INTERRUPTED = frozenset({-signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT})
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, AT_ONCE)
+_INTERRUPTED = frozenset({code for number in _ENDING for code in (-number, 128 + number)})
+_WAITING = re.compile(r"\.wait\(|\bdist\.|all_reduce|all_gather|barrier|broadcast|\brecv|\bsend")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +38,18 @@ class Failure:
         details: the traceback; empty for a user's mistake.
         followed: whether it is only the consequence of another rank's end.
         time: seconds since the epoch.
+        ended_by: the signal that ended it; 0 for none.
+        place: where it was then, in words.
+        waits: whether it waited for other ranks then.
     """
 
     line: str
     details: str
     followed: bool
     time: float
+    ended_by: int = 0
+    place: str = ""
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +68,36 @@ class RankEnd:
 
 
 def describe(error: Exception, *, followed: bool) -> Failure:
-    details = "" if isinstance(_root(error), UserError) else "".join(traceback.format_exception(error))
-    return Failure(line=cause_line(error), details=details, followed=followed, time=now())
+    is_mistake = isinstance(_root(error), UserError)
+    details = "" if is_mistake else "".join(traceback.format_exception(error))
+    where = "" if is_mistake or followed or not (here := str(HERE)) else f" ({here})"
+    return Failure(line=f"{cause_line(error)}{where}", details=details, followed=followed, time=now())
+
+
+def interrupted(number: signal.Signals, *, trace: TracebackType | None = None, outcome: str = "") -> Failure:
+    """The report of a rank that a signal ends.
+
+    Args:
+        trace: the way of the exception that the signal's handler raised; None where it could not, because the main
+            thread sits in a call.
+        outcome: what was done before the end, in words.
+    """
+    file, number_of_line = _spot_of_main_thread() if trace is None else _spot_of(trace)
+    code = linecache.getline(file, number_of_line)
+    place = ", ".join(filter(None, (str(HERE), f"{Path(file).name}:{number_of_line}")))
+    line = f"ended by {number.name}{f'; {outcome}' if outcome else f' ({HERE})' if str(HERE) else ''}"
+    return Failure(line, "", False, now(), int(number), place, waits=bool(_WAITING.search(code)))
+
+
+def _spot_of(trace: TracebackType) -> tuple[str, int]:
+    """File and line of the code that a signal interrupted."""
+    spots = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace)]
+    return next((spot for spot in reversed(spots) if spot[0] != shutdown.__file__), spots[0])
+
+
+def _spot_of_main_thread() -> tuple[str, int]:
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def cause_line(error: BaseException) -> str:
@@ -81,6 +124,7 @@ def write_report(path: Path, *, rank: int, report: Failure) -> None:
         "details": report.details,
         "followed": report.followed,
         "time": report.time,
+        "interrupted": {"ended_by": report.ended_by, "place": report.place, "waits": report.waits},
     }
     try:
         path.write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}))
@@ -91,8 +135,11 @@ def write_report(path: Path, *, rank: int, report: Failure) -> None:
 def read_report(message: object) -> Failure | None:
     """The report in the ``message`` of an error file; None where the file is not by ``write_report``."""
     match message:
-        case {"message": str(line), "extraInfo": {"details": details, "followed": followed, "time": time}}:
-            return Failure(line=line, details=details, followed=followed, time=time)
+        case {
+            "message": str(line),
+            "extraInfo": {"details": details, "followed": followed, "time": time, "interrupted": dict(interruption)},
+        }:
+            return Failure(line, details, followed, time, **interruption)
     return None
 
 
@@ -100,12 +147,24 @@ def first_cause(ends: Mapping[int, RankEnd]) -> Failure:
     """The report of the rank whose end brought down the others, made up for a rank that could not write one."""
     rank = min(ends, key=lambda rank: (_precedence(ends[rank]), _time(ends[rank]), rank))
     end = ends[rank]
+    if _waited(end) and (silent := _silent(ends)):
+        first = ends[silent[0]].report
+        assert first is not None
+        names = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
+        return replace(first, line=f"{names}: no answer within run.timeout; it was at {first.place}")
     if end.report is not None:
         return end.report
     line = _exit_line(end.exit_code)
     if end.exit_code == -signal.SIGKILL and any(_waited(other) for other in ends.values()):
         line = "it did not answer within run.timeout, nor end when it was told to: it hung, or was stopped"
     return Failure(f"rank {rank}: {line}", "", False, end.time)
+
+
+def _silent(ends: Mapping[int, RankEnd]) -> list[int]:
+    """Of ranks that the launcher had to end while others had waited in vain, those that did not wait themselves, or all
+    where none can be told from the others."""
+    ended = {rank: end.report for rank, end in ends.items() if end.report and end.report.ended_by == AT_ONCE}
+    return [rank for rank, report in ended.items() if not report.waits] or list(ended)
 
 
 def _waited(end: RankEnd) -> bool:
@@ -119,10 +178,14 @@ def is_timeout(text: str) -> bool:
 
 
 def _precedence(end: RankEnd) -> int:
-    """0 for a rank with a cause of its own, 1 for one that lost a peer, 2 for one that the launcher ended."""
-    if end.report is not None:
-        return 1 if end.report.followed else 0
-    return 2 if end.exit_code in _INTERRUPTED else 0
+    """0 for a rank with a cause of its own, 1 for one that lost a peer or was told to end, 2 for one that the launcher
+    ended."""
+    report = end.report
+    if report is None:
+        return 2 if end.exit_code in _INTERRUPTED else 0
+    if report.ended_by:
+        return 2 if report.ended_by == AT_ONCE else 1
+    return 1 if report.followed else 0
 
 
 def _time(end: RankEnd) -> float:

@@ -7,38 +7,48 @@ a collective. So a signal opens two ways out, and the faster one wins:
     watcher (daemon thread)   woken in C through the wakeup descriptor; after a grace time runs the registered clean-ups
                               and ends the process
 
-A rank whose launcher is gone treats that as a SIGTERM, so that none outlives its job.
+A rank whose launcher is gone treats that as a SIGQUIT, so that none outlives its job. SIGTERM alone can be ``noted``: a
+scheduler gives time to save before it kills.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import select
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from time import monotonic
 from types import FrameType
 from typing import NoReturn
 
 GRACE_SECONDS = 4.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+AT_ONCE = signal.SIGQUIT
+"""The signal of a launcher whose job has failed: nothing can be saved any more."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, AT_ONCE)
 _PARENT_POLL_SECONDS = 1.0
 _cleanups: list[Callable[[], None]] = []
 
 
 class Interrupted(SystemExit):
-    """The exception of the first signal, in the main thread. Uncaught, it ends the process with 128 + signal."""
+    """The exception of the first signal, in the main thread. Uncaught, it ends the process with 128 + signal.
 
-    def __init__(self, signum: int) -> None:
-        self.signal = signal.Signals(signum)
+    Attributes:
+        outcome: what was done before the end, in words.
+        is_ours: whether the signal came to this process; else to another rank, which ends with this one.
+    """
+
+    def __init__(self, signum: int, outcome: str = "", is_ours: bool = True) -> None:
+        self.signal, self.outcome, self.is_ours = signal.Signals(signum), outcome, is_ours
         self.exit_code = 128 + signum
         super().__init__(self.exit_code)
 
-    def __reduce__(self) -> tuple[type[Interrupted], tuple[int]]:
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[int, str, bool]]:
         """Pickling: libraries that catch everything send it to other ranks."""
-        return Interrupted, (int(self.signal),)
+        return Interrupted, (int(self.signal), self.outcome, self.is_ours)
 
 
 class Signals:
@@ -47,14 +57,22 @@ class Signals:
     Attributes:
         interruption: the raised exception, should a library have made another of it.
         is_held: whether it only notes the exception, which ``held`` raises later.
+        grace_seconds: longest time for the main thread to unwind.
+        noting_seconds: longest time to the end after a first SIGTERM, which is only noted; None to raise it too.
+        is_told: whether a SIGTERM was noted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace_seconds: float = GRACE_SECONDS) -> None:
         self.interruption: Interrupted | None = None
         self.is_held = False
+        self.grace_seconds = grace_seconds
+        self.noting_seconds: float | None = None
+        self.is_told = False
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
-        if self.interruption is None:
+        if signum == signal.SIGTERM and self.noting_seconds is not None and not self.is_told:
+            self.is_told = True
+        elif self.interruption is None:
             self.interruption = Interrupted(signum)
             if not self.is_held:
                 raise self.interruption
@@ -77,6 +95,26 @@ def held() -> Iterator[None]:
         handler.is_held = False
     if handler.interruption is not None:
         raise handler.interruption
+
+
+@contextlib.contextmanager
+def noted(seconds: float) -> Iterator[None]:
+    """Has a first SIGTERM in the block be noted and no more; the process ends ``seconds`` later at the latest."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if not isinstance(handler, Signals):
+        yield
+        return
+    handler.noting_seconds = seconds
+    try:
+        yield
+    finally:
+        handler.noting_seconds = None
+
+
+def is_told() -> bool:
+    """Whether a SIGTERM was ``noted``."""
+    handler = signal.getsignal(signal.SIGTERM)
+    return isinstance(handler, Signals) and handler.is_told
 
 
 @contextlib.contextmanager
@@ -107,8 +145,13 @@ def leave(exit_code: int) -> NoReturn:
 
 
 @contextlib.contextmanager
-def installed(*, grace_seconds: float = GRACE_SECONDS, parent: int | None = None) -> Iterator[Signals]:
-    """Let SIGINT, SIGTERM and SIGHUP end this process as the module says. For the main thread only.
+def installed(
+    *,
+    grace_seconds: float = GRACE_SECONDS,
+    parent: int | None = None,
+    before_leaving: Callable[[signal.Signals], None] = lambda number: None,
+) -> Iterator[Signals]:
+    """Let SIGINT, SIGTERM, SIGHUP and SIGQUIT end this process as the module says. For the main thread only.
 
     Where ``Interrupted`` passes through, the process is ending: further signals are ignored, and the watcher stays
     until the interpreter is gone.
@@ -116,18 +159,19 @@ def installed(*, grace_seconds: float = GRACE_SECONDS, parent: int | None = None
     Args:
         grace_seconds: longest time for the main thread to unwind.
         parent: process without which this one must not go on; None: no such process.
+        before_leaving: called with the signal, in the watcher's thread, where the main thread has not unwound in time.
     """
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     stopped = threading.Event()
     # Note: what the caller has this process ignore (nohup: SIGHUP) stays ignored, here and in child processes.
     previous_handlers = {n: h for n in _SIGNALS if (h := signal.getsignal(n)) is not signal.SIG_IGN}
-    handler = Signals()
+    handler = Signals(grace_seconds)
     for number in previous_handlers:
         signal.signal(number, handler)
     previous_descriptor = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     watcher = threading.Thread(
-        target=_watch, args=(read_end, stopped, grace_seconds, parent), name="shutdown", daemon=True
+        target=_watch, args=(read_end, stopped, handler, parent, before_leaving), name="shutdown", daemon=True
     )
     watcher.start()
     ending = False
@@ -145,16 +189,30 @@ def installed(*, grace_seconds: float = GRACE_SECONDS, parent: int | None = None
             os.close(write_end)
 
 
-def _watch(read_end: int, stopped: threading.Event, grace_seconds: float, parent: int | None) -> None:
+def _watch(
+    read_end: int,
+    stopped: threading.Event,
+    handler: Signals,
+    parent: int | None,
+    before_leaving: Callable[[signal.Signals], None],
+) -> None:
+    first, until = 0, math.inf
     while not stopped.is_set():
-        ready, _, _ = select.select([read_end], [], [], _PARENT_POLL_SECONDS)
-        signum = next((number for number in os.read(read_end, 64) if number in _SIGNALS), None) if ready else None
-        if signum is not None:
-            if not stopped.wait(grace_seconds):
-                leave(128 + signum)
-        elif parent is not None and os.getppid() != parent:
+        wait = min(_PARENT_POLL_SECONDS, max(0.0, until - monotonic()))
+        ready, _, _ = select.select([read_end], [], [], wait)
+        for number in os.read(read_end, 64) if ready else ():
+            if number not in _SIGNALS:
+                continue
+            noting = handler.noting_seconds
+            has_time = noting is not None and number == signal.SIGTERM and not first
+            first, until = number, min(until, monotonic() + (noting if has_time and noting else handler.grace_seconds))
+        if parent is not None and os.getppid() != parent:
             parent = None
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), AT_ONCE)
+        if monotonic() >= until and not stopped.is_set():
+            with contextlib.suppress(Exception):
+                before_leaving(signal.Signals(first))
+            leave(128 + first)
     os.close(read_end)
 
 

@@ -6,6 +6,7 @@ Ranks come from torchrun (see ``launch/node.py``); an entry that runs alone is a
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -69,6 +70,8 @@ def init_world(*, timeout_seconds: float) -> World:
     on_cuda = device.type == "cuda"
     if not on_cuda:
         keep_freed_memory()
+    if size == local_size:  # else gloo would listen where other machines can reach it
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_cuda else "gloo",

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.adapter import CheckpointException, load_tensors, save_tensors
@@ -27,9 +26,10 @@ from pipetransformer.engine import Engine
 from pipetransformer.errors import UserError, writing
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.units import Numbering
-from pipetransformer.process.collectives import led_by, patiently, values_of_ranks
+from pipetransformer.process.collectives import by_all, led_by, patiently, values_of_ranks
 from pipetransformer.process.files import write_whole
 from pipetransformer.process.shutdown import cleaned_up
+from pipetransformer.process.whereabouts import HERE
 from pipetransformer.process.world import World
 from pipetransformer.run.checksums import damage_of, digests_of, files_of, write_digests
 from pipetransformer.run.folder import PART, complete_checkpoints
@@ -91,38 +91,42 @@ class CheckpointStore:
             The folder of the checkpoint.
 
         Raises:
-            UserError: if it cannot be written.
+            UserError: on every rank, if it cannot be written. The one before is there then.
         """
         rank = self._world.rank
+        HERE.enter("checkpoint write")
         final = self.folder / f"step-{step:08d}"
         part = final.with_name(final.name + PART)
         with cleaned_up(lambda: _discard(part)):
-            if rank == 0:
-                for left_behind in self.folder.glob(f"*{PART}"):
-                    shutil.rmtree(left_behind, ignore_errors=True)
-                with writing(part):
-                    part.mkdir(parents=True)
-            dist.barrier()
+            led_by(0, lambda: self._begin(part))
             try:
                 save_tensors(self._owned_tensors(engine), part, is_alone=self._world.size == 1)
             except CheckpointException as error:
                 raise UserError(f"checkpoint: {part} could not be written ({_first_failure(error)})") from error
-            if rank == 0:
-                record = {
-                    "version": _VERSION,
-                    "plan": engine.plan.as_dict(),
-                    "state_ranges": {str(unit): _ends(ranks) for unit, ranks in engine.state_holders().items()},
-                    "identity": self._identity,
-                    "untouched": engine.untouched,
-                    "step": step,
-                    **state,
-                }
-                write_whole(part / "state.json", json.dumps(record))
-            everyone = values_of_ranks(patiently(lambda: _digests(part, f"__{rank}_*")))
-            led_by(0, lambda: self._publish(part, final, digests=everyone))
+            record = {
+                "version": _VERSION,
+                "plan": engine.plan.as_dict(),
+                "state_ranges": {str(unit): _ends(ranks) for unit, ranks in engine.state_holders().items()},
+                "identity": self._identity,
+                "untouched": engine.untouched,
+                "step": step,
+                **state,
+            }
+            everyone = by_all(lambda: _digests(part, f"__{rank}_*"))
+            HERE.enter("checkpoint publish")
+            led_by(0, lambda: self._publish(part, final, record=record, digests=everyone))
         return final
 
-    def _publish(self, part: Path, final: Path, *, digests: Sequence[Mapping[str, str]]) -> None:
+    def _begin(self, part: Path) -> None:
+        for left_behind in self.folder.glob(f"*{PART}"):
+            shutil.rmtree(left_behind, ignore_errors=True)
+        with writing(part):
+            part.mkdir(parents=True)
+
+    def _publish(
+        self, part: Path, final: Path, *, record: Mapping[str, Any], digests: Sequence[Mapping[str, str]]
+    ) -> None:
+        write_whole(part / "state.json", json.dumps(record))
         own = {**_digests(part, "state.json"), **_digests(part, ".metadata")}
         write_digests(part, {name: digest for each in (own, *digests) for name, digest in each.items()})
         _discard(final)

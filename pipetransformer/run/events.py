@@ -364,6 +364,36 @@ class Saved(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class NotSaved(Event):
+    """Something could not be written, as to a full disk; training goes on.
+
+    Attributes:
+        step: number of steps done.
+        what: a checkpoint, or a model.
+        reason: the obstacle, in words.
+        good: the last good checkpoint; None for none.
+    """
+
+    step: int
+    what: str
+    reason: str
+    good: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EndsEarly(Event):
+    """The job ends, because a rank was told to.
+
+    Attributes:
+        step: number of steps done.
+        outcome: what was saved, in words.
+    """
+
+    step: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingEnds(Event):
     """The last step is done, and the model is saved.
 

@@ -8,9 +8,19 @@ from pipetransformer.data import SET_ASIDE, Dataset
 from pipetransformer.freeze import NOISE, FreezeDecision, Verdict, transfer
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.run.events import Advanced, Freezing
+from pipetransformer.run.events import Advanced, Freezing, NotSaved
 
-__all__ = ["of_advance", "of_data", "of_decision", "of_ended", "of_freezing", "of_layouts", "of_probe", "of_verdict"]
+__all__ = [
+    "of_advance",
+    "of_data",
+    "of_decision",
+    "of_ended",
+    "of_freezing",
+    "of_layouts",
+    "of_not_saved",
+    "of_probe",
+    "of_verdict",
+]
 
 _EARLY = 2 / 3  # of a run
 _MOST_NAMES = 5  # of classes
@@ -105,6 +115,12 @@ def of_verdict(verdict: Verdict) -> str:
         f"step {verdict.step}: the freeze is {what}: loss of the samples set aside {verdict.loss:.4f}, "
         f"predicted {verdict.predicted:.4f} ± {verdict.error:.4f}"
     )
+
+
+def of_not_saved(event: NotSaved) -> str:
+    """A warning: what was to be written is not there."""
+    good = f"the last good checkpoint is {event.good}" if event.good else "there is no good checkpoint"
+    return f"warning: step {event.step}: {event.what} is not saved ({event.reason}); training goes on; {good}"
 
 
 def of_advance(event: Advanced, *, dtype: str) -> str:

@@ -362,7 +362,17 @@ class Report:
         self.totals.save_s += event.seconds
         self._tracker.event("checkpoint", **asdict(event))
 
+    @hear.register
+    def _not_saved(self, event: events.NotSaved) -> None:
+        self._tracker.event("not_saved", **asdict(event))
+        self._tracker.line(lines.of_not_saved(event))
+
     # ---- the end ---------------------------------------------------------------------------------------------------
+
+    @hear.register
+    def _ends_early(self, event: events.EndsEarly) -> None:
+        self._tracker.event("ends_early", **asdict(event))
+        self._tracker.line(f"step {event.step}: told to end: {event.outcome}")
 
     @hear.register
     def _training_ends(self, event: events.TrainingEnds) -> None:

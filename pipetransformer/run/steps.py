@@ -15,8 +15,10 @@ from pipetransformer.data import Batch
 from pipetransformer.engine import Engine, PhaseSeconds
 from pipetransformer.freeze import AutoFreeze
 from pipetransformer.pipe.controller import AutoPipe
+from pipetransformer.process.whereabouts import HERE
 from pipetransformer.run import events
 from pipetransformer.run.guards import Guards
+from pipetransformer.run.pulse import Pulse
 from pipetransformer.run.step_figures import StepFigures
 
 
@@ -27,6 +29,7 @@ class StepRunner:
 
     Attributes:
         tell: gives an event to all listeners.
+        pulse: the ranks' agreement to end early; None where they do not ask.
     """
 
     config: Config
@@ -37,13 +40,18 @@ class StepRunner:
     autocache: AutoCache
     guards: Guards
     tell: events.Listener
+    pulse: Pulse | None = None
 
-    def run(self, batches: Sequence[Batch], *, first_step: int, num_steps: int) -> None:
-        """Collective. Runs one step on each of the first ``num_steps`` batches; later ones are read ahead.
+    def run(self, batches: Sequence[Batch], *, first_step: int, num_steps: int) -> int:
+        """Collective. Runs one step on each of the first ``num_steps`` batches; later ones are read ahead. Fewer where
+        the ranks agree to end.
 
         Args:
             batches: global batches of one epoch, in order, to its end.
             first_step: number of the first step, from 0.
+
+        Returns:
+            The number of steps done, those before included.
 
         Raises:
             UserError: if a loss or a weight is not finite.
@@ -54,6 +62,7 @@ class StepRunner:
         incoming, batches = engine.incoming(batches, epoch=epoch), batches[:num_steps]
         engine.chain.train()
         on_cpu = engine.chain.device.type == "cpu"
+        HERE.step = step
         paused = start = clock()
         counts: Counter[str] = Counter()
         for batch_plan in batches:
@@ -63,6 +72,9 @@ class StepRunner:
             lr = learning_rate(self.config.train, step=step, total_steps=calendar.total_steps)
             engine.step(batch, step=step, lr=lr)
             step += 1
+            HERE.step = step
+            if self.pulse is not None and self.pulse.beat():
+                stop = step
             counts["num_steps"] += 1
             counts["sent_bytes"] += engine.layout.reducer.sent_bytes
             if batch.hidden is not None and plan.cached is not None:
@@ -85,7 +97,10 @@ class StepRunner:
                 engine.objective.clear()
                 counts.clear()
                 paused = clock()
-        self.autopipe.trained(plan, batches, seconds=clock() - start)
+            if step == stop:
+                break
+        self.autopipe.trained(plan, batches[: step - first_step], seconds=clock() - start)
         self.guards.check_weights(last_step=stop - 1)
         epoch_samples = len(engine.datasets["train"]) if calendar.ends_epoch(stop) else None
         self.tell(events.Trained(clock() - start, epoch_samples))
+        return step

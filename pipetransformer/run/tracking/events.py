@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import time
@@ -18,25 +20,36 @@ class EventLog:
     """Appends events to ``path``.
 
     Each event is with the kernel before ``write`` returns, so that a killed process loses none. A resumed run appends
-    to its old file. A half-written last line is cut off first, because it would spoil the next event.
+    to its old file. A half-written last line is cut off first, because it would spoil the next event. An event that the
+    disk has no room for is lost, and the next one is tried: a log is no reason to end a job.
+
+    Attributes:
+        num_lost: number of events that could not be written.
+        reason: why the last of these could not.
 
     Raises:
-        UserError: from all methods, if the file cannot be written.
+        UserError: if the file cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
+        self.num_lost, self.reason = 0, ""
         with writing(path):
             _mend_last_line(path)
-            self._file = path.open("a", encoding="ascii")
+            self._file = path.open("ab", buffering=0)
 
     def write(self, kind: str, /, **fields: Any) -> None:
         """Appends ``{"event": kind, "time": seconds since 1970, **fields}``."""
         assert not {"event", "time"} & fields.keys(), fields
         event = {"event": kind, "time": time.time(), **to_plain(fields)}
-        line = json.dumps(event, allow_nan=False) + "\n"
-        with writing(Path(self._file.name)):
-            self._file.write(line)
-            self._file.flush()
+        line, before = (json.dumps(event, allow_nan=False) + "\n").encode("ascii"), 0
+        try:
+            before = self._file.tell()
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self.num_lost, self.reason = self.num_lost + 1, error.strerror or str(error)
+            with contextlib.suppress(OSError):  # of a half-written one
+                os.ftruncate(self._file.fileno(), before)
 
     def close(self) -> None:
         """Closes the file."""

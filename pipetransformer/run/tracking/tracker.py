@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pipetransformer.config import Config
+from pipetransformer.errors import UserError
 from pipetransformer.run.tracking.events import EventLog
 from pipetransformer.run.tracking.progress import Progress
 from pipetransformer.run.tracking.render import render
@@ -23,7 +25,6 @@ class Tracker:
         run_id: id of the run.
 
     Attributes:
-        event: appends to ``events.jsonl``; see ``EventLog.write``.
         line: prints a fact with its figures, above the bar.
         step: moves the bar; see ``Progress.update``. The first call needs ``total_steps``.
         metrics: logs to the dashboard; see ``WandbRun.log``. Its ``step`` must never be less than in the call before.
@@ -34,15 +35,26 @@ class Tracker:
         self._run_dir = run_dir if is_first else None
         self._events = EventLog(run_dir / "events.jsonl" if is_first else Path(os.devnull))
         self._progress = Progress(quiet=not is_first)
-        self.event, self.line, self.step = self._events.write, self._progress.line, self._progress.update
+        self.line, self.step = self._progress.line, self._progress.update
         mode = config.log.wandb if is_first else "disabled"
         self._wandb_run = WandbRun(config, run_dir=run_dir, run_id=run_id, mode=mode, report=self.line)
         self.metrics = self._wandb_run.log
 
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Appends to ``events.jsonl``; see ``EventLog.write``. A first event that is lost is told."""
+        before = self._events.num_lost
+        self._events.write(kind, **fields)
+        if self._events.num_lost > before == 0:
+            self.line(f"warning: events.jsonl cannot be written ({self._events.reason}); some events are missing there")
+
     def predictions(self, answers: Mapping[str, str]) -> None:
         """Writes ``predictions.json``: answers by question id, in the format of SQuAD's official scorer."""
-        if self._run_dir is not None:
+        if self._run_dir is None:
+            return
+        try:
             write_json(self._run_dir / "predictions.json", answers)
+        except UserError as error:
+            self.line(f"warning: {error}; the answers are those of an evaluation before")
 
     def summarise(self, summary: Summary) -> None:
         """Writes ``summary.json`` and shows it; the bar ends."""

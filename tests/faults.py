@@ -1,0 +1,128 @@
+"""Faults at a place and a moment of a run: ``fail_at(rank=1, step=7, phase="backward", how="kill")``.
+
+It gives a function that a rank calls before it trains, and that a process can be sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+from unittest import mock
+
+from pipetransformer.process.whereabouts import HERE, Phase, Whereabouts
+
+How = Literal["raise", "kill", "stop", "hang", "sigterm", "slow disk", "full disk", "out of memory"]
+HOWS: tuple[How, ...] = get_args(How)
+WRITING: tuple[Phase, ...] = ("checkpoint write", "checkpoint publish", "model save")
+"""The phases that write to the run's folder."""
+SLOW = 4.0  # seconds of a slow disk's write
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault that happens once.
+
+    Attributes:
+        rank: the rank that it happens to.
+        step: number of steps done at the earliest.
+        phase: the phase at whose beginning it happens; what concerns the disk lasts to its end.
+        how: its kind.
+    """
+
+    rank: int
+    step: int
+    phase: Phase
+    how: How
+
+    def __call__(self, rank: int) -> None:
+        """Lies in wait on ``rank``."""
+        if self.how == "sigterm":  # ranks ask each other behind every step
+            from pipetransformer.run import pulse
+
+            pulse._SECONDS = 0.0
+        if rank == self.rank:
+            HERE.listener = _Ambush(self)
+
+
+def fail_at(*, rank: int, step: int, phase: Phase, how: How) -> Fault:
+    assert phase in get_args(Phase) and how in HOWS, (phase, how)
+    return Fault(rank, step, phase, how)
+
+
+class _Ambush:
+    def __init__(self, fault: Fault) -> None:
+        self._fault, self._is_over = fault, False
+        self._disk = contextlib.ExitStack()
+
+    def __call__(self, here: Whereabouts) -> None:
+        fault = self._fault
+        if here.phase != fault.phase:
+            self._disk.close()
+        elif not self._is_over and here.step >= fault.step:
+            self._is_over = True
+            _HAPPENS[fault.how](self._disk)
+
+
+def _raise(disk: contextlib.ExitStack) -> None:
+    raise RuntimeError("planted")
+
+
+def _signal(number: signal.Signals, disk: contextlib.ExitStack) -> None:
+    os.kill(os.getpid(), number)
+
+
+def _hang(disk: contextlib.ExitStack) -> None:
+    while True:
+        time.sleep(0.1)
+
+
+def _out_of_memory(disk: contextlib.ExitStack) -> None:
+    import torch
+
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+def _slow_disk(disk: contextlib.ExitStack) -> None:
+    from pipetransformer.run import saved_model
+
+    def slowly(action: Callable[..., object]) -> Callable[..., object]:
+        def later(*args: object, **kwargs: object) -> object:
+            time.sleep(SLOW)
+            return action(*args, **kwargs)
+
+        return later
+
+    disk.enter_context(mock.patch.object(os, "fsync", slowly(os.fsync)))
+    usual = saved_model._give_usual_permissions
+    disk.enter_context(mock.patch.object(saved_model, "_give_usual_permissions", slowly(usual)))
+
+
+@contextlib.contextmanager
+def _no_room() -> Iterator[None]:
+    """No file grows beyond a few bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+_HAPPENS: dict[How, Callable[[contextlib.ExitStack], None]] = {
+    "raise": _raise,
+    "kill": partial(_signal, signal.SIGKILL),
+    "stop": partial(_signal, signal.SIGSTOP),
+    "sigterm": partial(_signal, signal.SIGTERM),
+    "hang": _hang,
+    "slow disk": _slow_disk,
+    "full disk": lambda disk: disk.enter_context(_no_room()),
+    "out of memory": _out_of_memory,
+}
