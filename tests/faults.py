@@ -6,11 +6,11 @@ It gives a function that a rank calls before it trains, and that a process can b
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, get_args
@@ -89,31 +89,23 @@ def _out_of_memory(disk: contextlib.ExitStack) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
 
-def _slow_disk(disk: contextlib.ExitStack) -> None:
+def _disk(disk: contextlib.ExitStack, *, before: Callable[[], None]) -> None:
+    """Calls ``before`` at the end of each write of a checkpoint, which is where a disk tells that it is full, and at
+    that of a model."""
     from pipetransformer.run import saved_model
 
-    def slowly(action: Callable[..., object]) -> Callable[..., object]:
-        def later(*args: object, **kwargs: object) -> object:
-            time.sleep(SLOW)
-            return action(*args, **kwargs)
+    for place, name in ((os, "fsync"), (saved_model, "_give_usual_permissions")):
+        usual: Callable[..., object] = getattr(place, name)
 
-        return later
+        def later(*args: object, usual: Callable[..., object] = usual) -> object:
+            before()
+            return usual(*args)
 
-    disk.enter_context(mock.patch.object(os, "fsync", slowly(os.fsync)))
-    usual = saved_model._give_usual_permissions
-    disk.enter_context(mock.patch.object(saved_model, "_give_usual_permissions", slowly(usual)))
+        disk.enter_context(mock.patch.object(place, name, later))
 
 
-@contextlib.contextmanager
-def _no_room() -> Iterator[None]:
-    """No file grows beyond a few bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def _no_room() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 _HAPPENS: dict[How, Callable[[contextlib.ExitStack], None]] = {
@@ -122,7 +114,7 @@ _HAPPENS: dict[How, Callable[[contextlib.ExitStack], None]] = {
     "stop": partial(_signal, signal.SIGSTOP),
     "sigterm": partial(_signal, signal.SIGTERM),
     "hang": _hang,
-    "slow disk": _slow_disk,
-    "full disk": lambda disk: disk.enter_context(_no_room()),
+    "slow disk": partial(_disk, before=partial(time.sleep, SLOW)),
+    "full disk": partial(_disk, before=_no_room),
     "out of memory": _out_of_memory,
 }

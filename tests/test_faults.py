@@ -115,8 +115,10 @@ def test_a_fault_is_named_and_nothing_is_lost(
             (warning,) = [line for line in ended.out.splitlines() if "the checkpoint is not saved" in line]
             assert warning.startswith("warning: step 9: the checkpoint is not saved (")
             assert warning.endswith("; training goes on; the last good checkpoint is step-00000006")
+            assert "No space left on device" in warning
             assert not list((tmp_path / "x" / "checkpoints").glob("*.part"))
-            read_events(tmp_path / "x" / "events.jsonl")  # what did not fit is not there, and spoils nothing
+            (event,) = [e for e in read_events(tmp_path / "x" / "events.jsonl") if e["event"] == "not_saved"]
+            assert event["good"] == "step-00000006"
         return
     if how == "sigterm" and ended.exit_code == 0:  # the last step was done
         assert phase == "model save" and final_model(tmp_path) == undisturbed[1]
