@@ -26,7 +26,7 @@ from pipetransformer.dp import AutoDP
 from pipetransformer.engine import Engine, Probe
 from pipetransformer.engine.linear_probe import boundary_scores
 from pipetransformer.errors import UserError
-from pipetransformer.freeze import AutoFreeze, Payoff, free_blocks
+from pipetransformer.freeze import AutoFreeze, Freezing, Payoff, free_blocks
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.planner.answers import Choice
 from pipetransformer.plan import ParallelPlan
@@ -36,7 +36,7 @@ from pipetransformer.process.device import reset_peak_memory
 from pipetransformer.process.shutdown import Interrupted, is_told, noted
 from pipetransformer.process.whereabouts import HERE
 from pipetransformer.process.world import World
-from pipetransformer.run import events
+from pipetransformer.run import events, lines
 from pipetransformer.run.checkpoint import CheckpointStore
 from pipetransformer.run.folder import find_run_folder, with_first_nodes, with_resumption
 from pipetransformer.run.guards import Guards
@@ -124,7 +124,7 @@ class Trainer:
         exit_code = 1
         try:
             if self.report.folder.ended_at == self.calendar.total_steps:
-                self._tell(events.NothingToDo(self.calendar.total_steps))
+                self._announce(lines.of_ended(self.report.folder.run_id, steps=self.calendar.total_steps))
                 exit_code = 0
                 return
             self._start()
@@ -273,13 +273,13 @@ class Trainer:
 
     def _start(self) -> None:
         """Enters the first plan, or the plan of the resumed checkpoint. A refused job leaves no trace."""
-        self._tell(events.DataRead(self.job.datasets, self.job.label_names))
+        self._announce(lines.of_data(self.job.datasets, label_names=self.job.label_names))
         HERE.enter("measuring")
-        self._tell(events.PrecisionSettled(self.job.precision))
+        self._announce(*self.job.precision.lines())
         probed = self._probe()
         if self.timed:
             if self.config.pipe.measure:
-                self._tell(events.MeasuringStarts())
+                self._announce("measuring the model's units and the step time of every static layout ...")
             self.autopipe.measure(
                 self.engine,
                 self.job.train_batches(0),
@@ -306,14 +306,14 @@ class Trainer:
         reset_peak_memory(self.world.device)
         self._tell(events.TrainingStarts(plan, self._freezing()))
 
-    def _freezing(self) -> events.Freezing:
+    def _freezing(self) -> Freezing:
         """What AutoFreeze will do, as far as it is known."""
         autofreeze = self.autofreeze
         if self.origin.replayed:
-            return events.Freezing()
+            return Freezing()
         is_watched = autofreeze.guard is not None
         lacks_guard = self.config.freeze.is_guarded and not is_watched
-        return events.Freezing(autofreeze.never_freezes(), autofreeze.schedule(), is_watched, lacks_guard)
+        return Freezing(autofreeze.never_freezes(), autofreeze.schedule(), is_watched, lacks_guard)
 
     def _probe(self) -> events.Probed | None:
         """Fits linear heads at every boundary, where AutoFreeze or the user wants them, while all weights are here."""
@@ -367,6 +367,9 @@ class Trainer:
         given_to(0, self.engine.weights(), lambda units: save_model(self.job.built, folder, _pairs(units)))
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
+
+    def _announce(self, *told: str) -> None:
+        self._tell(events.Announced(told))
 
     def _tell(self, event: events.Event) -> None:
         for listener in self.listeners:

@@ -107,7 +107,7 @@ def ended_run(world: World, folder: str, epochs: int) -> list[str]:
 def test_a_run_that_has_ended_says_so_and_does_nothing(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(2, live_run, str(tmp_path), [], None)
     before = {path: path.read_bytes() for path in (tmp_path / "x").rglob("*") if path.is_file()}
-    assert ranks.run(2, ended_run, str(tmp_path), 4) == [["NothingToDo", "Closed"]] * 2
+    assert ranks.run(2, ended_run, str(tmp_path), 4) == [["Announced", "Closed"]] * 2
     assert before == {path: path.read_bytes() for path in (tmp_path / "x").rglob("*") if path.is_file()}
     assert "Finished" in ranks.run(2, ended_run, str(tmp_path), 5)[0], "more epochs are something to do"
 

@@ -89,12 +89,13 @@ def test_a_resumed_run_tells_of_a_changed_option_and_of_no_renamed_key(job: Path
     assert kept.read_text().count("  recompute: never\n") == 1 and "  checkpoint:" not in kept.read_text()
     past = kept.read_text().replace("  recompute: never\n", "  checkpoint: never\n").replace("my_policies", "gone")
     kept.write_text(past)
-    changed = ("train.epochs=2", "freeze.options.step=1", "pipe.checkpoint=never", "run.resume=true")
+    changed = ("train.epochs=3", "freeze.options.step=1", "pipe.checkpoint=never", "run.resume=true")
     ended = entries.run(task, path, *changed, cwd=job)
     assert ended.exit_code == 0, ended
     told = [line for line in ended.out.splitlines() if "resumed with another setting" in line]
     assert "freeze.options was {'step': 2, 'ratio': 10.0} and is {'step': 1, 'ratio': 10.0} now" in told[-1]
-    assert [re.findall(r"(\S+) was", line) for line in told] == [["freeze.policy"], ["freeze.options"]]
+    keys = [re.findall(r"(\S+) was", line) for line in told]
+    assert keys == [["train.epochs"], ["freeze.policy"], ["freeze.options"]]
 
 
 def test_a_wrong_option_is_told_before_ranks_start(job: Path, entries: EntryServer) -> None:

@@ -1,6 +1,7 @@
 """AutoFreeze: gradient norms in, the number of frozen leading blocks out."""
 
 from pipetransformer.freeze.controller import AutoFreeze, FreezeDecision
+from pipetransformer.freeze.freezing import Freezing
 from pipetransformer.freeze.guard import Guard, GuardSize, Verdict, guard_size
 from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy
 from pipetransformer.freeze.probe import NOISE, free_blocks, transfer
@@ -9,6 +10,7 @@ __all__ = [
     "NOISE",
     "AutoFreeze",
     "FreezeDecision",
+    "Freezing",
     "Guard",
     "GuardSize",
     "Payoff",

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipetransformer.cache import Advance
-from pipetransformer.data import Dataset
 from pipetransformer.engine import Move, StepInput
-from pipetransformer.freeze import FreezeDecision, Verdict
+from pipetransformer.freeze import FreezeDecision, Freezing, Verdict
 from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.pipe.planner.answers import Choice
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.run.precision import Precision
 from pipetransformer.run.step_figures import StepFigures
 
 
@@ -38,19 +36,14 @@ Listener = Callable[[Event], None]
 
 
 @dataclass(frozen=True, slots=True)
-class PrecisionSettled(Event):
-    """Model and data are built, and the precision of the computation is known.
+class Announced(Event):
+    """Something to be told before the run has a folder.
 
     Attributes:
-        precision: the precision, with its reason.
+        lines: it, in words.
     """
 
-    precision: Precision
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuringStarts(Event):
-    """The measurements before training begin: the longest part of set-up."""
+    lines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +79,6 @@ class Resumed(Event):
     checkpoint: str
     totals: Mapping[str, Any]
     damaged: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Freezing:
-    """What a freeze policy will do, as far as it is known before training.
-
-    Attributes:
-        never: whether it takes too few decisions to freeze anything.
-        schedule: (step, frozen blocks) of each change; None where it is not known.
-        is_watched: whether the guard may decide otherwise.
-        lacks_guard: whether the configuration wants a guard, and the run is too short for one.
-    """
-
-    never: bool = False
-    schedule: tuple[tuple[int, int], ...] | None = None
-    is_watched: bool = False
-    lacks_guard: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,30 +119,6 @@ class Probed(Event):
     scores: tuple[float, ...] | None
     free: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class NothingToDo(Event):
-    """The run that is resumed has ended already.
-
-    Attributes:
-        steps: number of its steps.
-    """
-
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
-class DataRead(Event):
-    """The data are there.
-
-    Attributes:
-        datasets: the datasets by split.
-        label_names: names of the classes; none for scores and spans.
-    """
-
-    datasets: Mapping[str, Dataset]
-    label_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,15 +149,15 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     torch.set_float32_matmul_precision(config.train.float32_matmul)  # Note: the proofs above want the whole one.
     views = _settle_views(datasets, config, chain=chain, world=world)
     guard = _set_aside(datasets, config)
-    settled = config.with_overrides(
-        {
-            "train.precision": precision.name,
-            "train.wide_attention": precision.wide_attention,
-            "cache.views": views,
-            "freeze.guard_samples": config.freeze.guard_samples if guard is None else guard.num_samples,
-        }
-    )
+    settled = _settled(config, precision=precision, views=views, guard=guard)
     return Job(built, values, chain, dict(datasets), settled, precision, world, guard, info.label_names)
+
+
+def _settled(config: Config, *, precision: Precision, views: object, guard: GuardSize | None) -> Config:
+    """The configuration with what is decided in place of ``auto``."""
+    samples = {} if guard is None else {"freeze.guard_samples": guard.num_samples}
+    names = {"train.precision": precision.name, "train.wide_attention": precision.wide_attention, "cache.views": views}
+    return config.with_overrides({**names, **samples})
 
 
 def _check_base(config: Config, values: Values) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from pipetransformer.config import Config
 from pipetransformer.data import SET_ASIDE, Dataset
-from pipetransformer.freeze import NOISE, FreezeDecision, Verdict, transfer
+from pipetransformer.freeze import NOISE, FreezeDecision, Freezing, Verdict, transfer
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.run.events import Advanced, Freezing, NotSaved
+from pipetransformer.run.events import Advanced, NotSaved
 
 __all__ = [
     "of_advance",
@@ -19,6 +20,7 @@ __all__ = [
     "of_layouts",
     "of_not_saved",
     "of_probe",
+    "of_start",
     "of_verdict",
 ]
 
@@ -69,6 +71,17 @@ def of_probe(scores: Sequence[float] | None, *, free: int, seconds: float) -> st
     return (
         f"linear probe: a linear head behind the stem and each block explains {each} of the labels' variance; the "
         f"blocks compute {transfer(scores):.2f} of what the stem leaves open: {advice} ({seconds:.1f} s)"
+    )
+
+
+def of_start(run_id: str, config: Config, plan: ParallelPlan, *, total_steps: int, resumed_from: str | None) -> str:
+    """The job, and its first plan."""
+    come_from = f"from {resumed_from}" if resumed_from else "from the start"
+    return (
+        f"run {run_id}: {config.model.name} ({plan.num_blocks} blocks) on {config.data.name}, "
+        f"{total_steps} steps {come_from} with pp {plan.pp} x dp {plan.dp}, M {plan.num_microbatches}"
+        f"{' (pipe.initial_length)' if isinstance(config.pipe.initial_length, int) else ''}, "
+        f"{'the stem and ' if plan.stem_frozen else ''}{plan.frozen} blocks frozen"
     )
 
 

@@ -72,24 +72,9 @@ class Report:
     # ---- set-up ----------------------------------------------------------------------------------------------------
 
     @hear.register
-    def _nothing_to_do(self, event: events.NothingToDo) -> None:
-        if self._world.rank == 0:
-            say(lines.of_ended(self.folder.run_id, steps=event.steps))
-
-    @hear.register
-    def _data_read(self, event: events.DataRead) -> None:
-        if self._world.rank == 0:
-            say(lines.of_data(event.datasets, label_names=event.label_names))
-
-    @hear.register
-    def _precision_settled(self, event: events.PrecisionSettled) -> None:
-        for line in event.precision.lines() if self._world.rank == 0 else ():
+    def _announced(self, event: events.Announced) -> None:
+        for line in event.lines if self._world.rank == 0 else ():
             say(line)
-
-    @hear.register
-    def _measuring_starts(self, event: events.MeasuringStarts) -> None:
-        if self._world.rank == 0:
-            say("measuring the model's units and the step time of every static layout ...")
 
     @hear.register
     def _opened(self, event: events.Opened) -> None:
@@ -146,25 +131,19 @@ class Report:
     def _training_starts(self, event: events.TrainingStarts) -> None:
         self.totals.setup_s += perf_counter() - self._started
         config, plan = self._config, event.plan
-        come_from = f"from {self.resumed_from}" if self.resumed_from else "from the start"
+        of_run: dict[str, Any] = {"total_steps": self._total_steps, "resumed_from": self.resumed_from}
         self._tracker.event(
             "run",
             run_id=self.folder.run_id,
             world_size=self._world.size,
             plan=plan,
-            total_steps=self._total_steps,
+            **of_run,
             precision=config.train.precision,
             wide_attention=config.train.wide_attention,
             views=config.cache.views,
-            resumed_from=self.resumed_from,
         )
-        self._tracker.line(
-            f"run {self.folder.run_id}: {config.model.name} ({plan.num_blocks} blocks) on {config.data.name}, "
-            f"{self._total_steps} steps {come_from} with pp {plan.pp} x dp {plan.dp}, M {plan.num_microbatches}"
-            f"{' (pipe.initial_length)' if isinstance(config.pipe.initial_length, int) else ''}, "
-            f"{'the stem and ' if plan.stem_frozen else ''}{plan.frozen} blocks frozen; "
-            f"set-up took {self.totals.setup_s:.1f} s"
-        )
+        start = lines.of_start(self.folder.run_id, config, plan, **of_run)
+        self._tracker.line(f"{start}; set-up took {self.totals.setup_s:.1f} s")
         if config.data.augment != "none" and isinstance(config.cache.views, int):
             self._tracker.line(f"augmented pictures: {config.cache.views} views of each in turn (cache.views)")
         for line in lines.of_freezing(event.freezing, plan=plan, total_steps=self._total_steps):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -84,17 +84,7 @@ class StepRunner:
             if on_cpu:  # on a GPU, the check would wait for the device after every step
                 self.guards.check_loss()
             if step % self.config.log.every == 0 or step == stop:
-                self.guards.check_losses()
-                norms = engine.take_norms()
-                self.autofreeze.observe(norms.sums, num_steps=norms.num_steps)
-                figures = StepFigures.gather(
-                    engine.objective, engine.stepper.seconds, norms, seconds=clock() - paused, **counts
-                )
-                self.autofreeze.trained(figures.loss, num_steps=figures.num_steps)
-                self.tell(events.Logged(step, plan, figures))
-                self.autopipe.spent(engine.stepper.seconds)
-                engine.stepper.seconds = PhaseSeconds()
-                engine.objective.clear()
+                self._log(step, seconds=clock() - paused, counts=counts)
                 counts.clear()
                 paused = clock()
             if step == stop:
@@ -104,3 +94,16 @@ class StepRunner:
         epoch_samples = len(engine.datasets["train"]) if calendar.ends_epoch(stop) else None
         self.tell(events.Trained(clock() - start, epoch_samples))
         return step
+
+    def _log(self, step: int, *, seconds: float, counts: Mapping[str, int]) -> None:
+        """Collective. Checks and tells the steps since the last call, and clears their figures."""
+        engine = self.engine
+        self.guards.check_losses()
+        norms = engine.take_norms()
+        self.autofreeze.observe(norms.sums, num_steps=norms.num_steps)
+        figures = StepFigures.gather(engine.objective, engine.stepper.seconds, norms, seconds=seconds, **counts)
+        self.autofreeze.trained(figures.loss, num_steps=figures.num_steps)
+        self.tell(events.Logged(step, engine.plan, figures))
+        self.autopipe.spent(engine.stepper.seconds)
+        engine.stepper.seconds = PhaseSeconds()
+        engine.objective.clear()
