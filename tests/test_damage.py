@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -13,9 +14,12 @@ import numpy as np
 import pytest
 from ranks import RankPool
 from test_live import live_run
+from test_simulation import LARGE, costs_of, load_simulation
 
 from pipetransformer.data.prepared import alone, file_digest, prepared
 from pipetransformer.data.tables import _read
+from pipetransformer.errors import UserError
+from pipetransformer.pipe.measure.profile_file import Profile, load_profile, save_profile
 from pipetransformer.run.checksums import NAME
 
 ARRAYS = {"pictures": np.arange(4000, dtype=np.uint8).reshape(40, 100), "labels": np.arange(40)}
@@ -105,6 +109,30 @@ def test_without_any_whole_checkpoint_nothing_is_resumed(checkpointed: Path, ran
         DAMAGES["a bit in the middle"](checkpoint / "__0_0.distcp")
     with pytest.raises(AssertionError, match="holds no checkpoint that is whole .*__0_0.distcp is damaged"):
         ranks.run(2, live_run, str(folder), SAVING, 8, True)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_costs_are_not_believed(damage: str, tmp_path: Path) -> None:
+    costs = costs_of(load_simulation(LARGE))
+    path = tmp_path / "profile.json"
+    save_profile(Profile({"model": "m"}, costs, dict(costs.by_rows), 1e9), path)
+    load_profile(path)
+    DAMAGES[damage](path)
+    with pytest.raises(UserError, match=r"profile.json: (is no profile that this version reads|cannot be read) \("):
+        load_profile(path)
+
+
+def test_any_changed_bit_of_costs_is_found(tmp_path: Path) -> None:
+    """Most are figures still."""
+    costs = costs_of(load_simulation(LARGE))
+    path = tmp_path / "profile.json"
+    save_profile(Profile({"model": "m"}, costs, dict(costs.by_rows), 1e9), path)
+    whole, found = path.read_bytes(), load_profile(path)
+    for at in np.linspace(0.0, 1.0, 60):
+        path.write_bytes(whole)
+        flip(path, float(at))
+        with contextlib.suppress(UserError):
+            assert load_profile(path) == found, "a space, at most"
 
 
 class Harm:

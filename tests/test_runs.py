@@ -153,7 +153,9 @@ def test_a_pair_is_trained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     runs.main()
     rows = json.loads((tmp_path / "runs-digits.json").read_text())["rows"]
     assert [row["summary"]["run_id"] for row in rows] == ["bench-digits-no_freeze", "bench-digits-all_in_one"]
-    assert rows[0]["frozen at step"] is None and rows[1]["frozen at step"] is not None
+    assert rows[0]["frozen at step"] is None
+    has_frozen = any(move["frozen"] for move in rows[1]["summary"]["transitions"])  # where it pays, by measured times
+    assert (rows[1]["frozen at step"] is not None) == has_frozen
 
 
 @pytest.mark.parametrize("moved", [True, False])

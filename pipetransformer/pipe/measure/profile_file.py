@@ -18,7 +18,7 @@ from pipetransformer.errors import UserError, writing
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts, at_length
 from pipetransformer.process.files import write_whole
 
-_VERSION = 7
+_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +72,33 @@ def write_profile(path: Path, fields: Mapping[str, object], *, key: str = "PIPET
     """
     with writing(path, key=key):
         path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps({"version": _VERSION, **fields}, indent=1), key=key)
+    head = {"version": _VERSION, "sha256": _digest(fields)}
+    write_whole(path, json.dumps({**head, **fields}, indent=1), key=key)
+
+
+def _digest(fields: Mapping[str, object]) -> str:
+    """SHA-256, in hex, of fields as JSON has them, but for the spaces: one changed figure would make other plans."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(fields)), sort_keys=True).encode()).hexdigest()
+
+
+def read_fields(path: Path) -> dict[str, object]:
+    """What ``write_profile`` wrote. Raises OSError, ValueError, KeyError or TypeError for anything else."""
+    fields: dict[str, object] = json.loads(path.read_text())
+    if (version := fields.pop("version")) != _VERSION:
+        raise ValueError(f"version {version}")
+    if fields.pop("sha256") != _digest(fields):
+        raise ValueError("it is not as it was written")
+    return fields
 
 
 def load_profile(path: Path) -> Profile:
     """Reads a profile.
 
     Raises:
-        UserError: if the file does not exist, or is not a profile of this version.
+        UserError: if the file does not exist, is not a profile of this version, or is not as it was written.
     """
     try:
-        fields = json.loads(path.read_text())
-        if fields["version"] != _VERSION:
-            raise ValueError(f"version {fields['version']}")
-        del fields["version"]
+        fields = read_fields(path)
         profile = TypeAdapter(Profile).validate_python(fields)
         if json.loads(json.dumps(asdict(profile))) != fields:  # a key too many, or too few
             raise ValueError("other keys than a profile has")
