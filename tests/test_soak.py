@@ -8,7 +8,6 @@ import pytest
 
 from benchmarks.soak.attempts import TASKS, Soak, Tally
 
-
 KILLS = {"digits": 18, "text": 12}
 
 

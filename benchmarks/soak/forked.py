@@ -14,8 +14,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from threading import Thread
 from time import monotonic, sleep
 from time import time as now
 
@@ -37,7 +39,7 @@ class Ended:
     Attributes:
         exit_code: 0, or the first one that is not.
         cause: the last line that torchrun's launcher would show; empty where all ended well.
-        out: standard output of rank 0.
+        out: standard output of all ranks.
         seconds: from the first end of a rank to the last.
     """
 
@@ -60,13 +62,17 @@ class ForkedJob:
         context = get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         self._folder = tempfile.TemporaryDirectory(prefix="forked_")
-        port, folder = free_port(), self._folder.name
+        port, folder, (reader, writer) = free_port(), self._folder.name, context.Pipe(duplex=False)
         self.ranks: list[BaseProcess] = [
-            context.Process(target=_rank, args=(rank, num_ranks, port, task, list(arguments), folder, setup))
+            context.Process(target=_rank, args=(rank, num_ranks, port, task, list(arguments), folder, writer, setup))
             for rank in range(num_ranks)
         ]
         for process in self.ranks:
             process.start()
+        writer.close()
+        self._out = list[bytes]()
+        self._reading = Thread(target=_read_all, args=(reader, self._out), daemon=True)
+        self._reading.start()
 
     def kill(self, ranks: Sequence[int]) -> None:
         self.signal(ranks, signal.SIGKILL)
@@ -98,10 +104,11 @@ class ForkedJob:
             for rank, process in enumerate(self.ranks)
         }
         bad = {rank: end for rank, end in ends.items() if end.exit_code}
-        out = Path(self._folder.name, "out_0").read_text()
+        self._reading.join(timeout=5.0)
         self._folder.cleanup()
         exit_code = next((end.exit_code for end in bad.values()), 0)
         seconds = max(ended.values()) - min(ended.values())
+        out = b"".join(self._out).decode(errors="replace")
         return Ended(exit_code, first_cause(bad).line if bad else "", out, seconds)
 
     def _report(self, rank: int) -> object:
@@ -119,9 +126,27 @@ def running(job: ForkedJob) -> Iterator[ForkedJob]:
         job.kill(range(len(job.ranks)))
 
 
-def _rank(rank: int, size: int, port: int, task: str, arguments: list[str], folder: str, setup: Setup | None) -> None:
-    for descriptor, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(f"{folder}/{name}_{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), descriptor)
+def _read_all(reader: Connection, out: list[bytes]) -> None:
+    """What the ranks print; of a pipe, for a file would be on the disk that a test has be full."""
+    with contextlib.suppress(OSError):
+        while block := os.read(reader.fileno(), 2**16):
+            out.append(block)
+    reader.close()
+
+
+def _rank(
+    rank: int,
+    size: int,
+    port: int,
+    task: str,
+    arguments: list[str],
+    folder: str,
+    out: Connection,
+    setup: Setup | None,
+) -> None:
+    os.dup2(out.fileno(), 1)
+    out.close()
+    os.dup2(os.open(f"{folder}/err_{rank}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), 2)
     os.environ |= {
         "TORCHELASTIC_RUN_ID": "forked",
         "TORCHELASTIC_ERROR_FILE": f"{folder}/error_{rank}.json",
