@@ -1,6 +1,6 @@
 #!/bin/sh
 # run_pipetransformer.sh                  sets up .venv and runs the demo: an elastic run on 2 ranks, on handwritten digits
-# run_pipetransformer.sh NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [key=value ...]
+# run_pipetransformer.sh NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [--max-restarts=N] [key=value ...]
 set -eu
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 

@@ -30,7 +30,7 @@ from pipetransformer.freeze import AutoFreeze, Freezing, Payoff, free_blocks
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.planner.answers import Choice
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.process.agreement import agree
+from pipetransformer.process.agreement import agree, agree_on_settings
 from pipetransformer.process.collectives import given_to, led_by
 from pipetransformer.process.device import reset_peak_memory
 from pipetransformer.process.shutdown import Interrupted, is_told, noted
@@ -75,6 +75,7 @@ class Trainer:
         HERE.step = 0
         HERE.enter("set-up")
         self.timed, self.step = timed, 0
+        agree_on_settings(config.of_all_nodes)
         config = with_past_choices(with_resumption(config))
         self.world = world = with_first_nodes(world, config)
         folder = find_run_folder(config, num_nodes=world.num_nodes)

@@ -11,6 +11,7 @@ from laws import STATIC, Case, configuration
 from ranks import RankPool
 
 from pipetransformer.data import alone
+from pipetransformer.errors import UserError
 from pipetransformer.process.agreement import Disagreement
 from pipetransformer.process.world import World
 from pipetransformer.run import events
@@ -51,6 +52,20 @@ def test_ranks_that_differ_are_named(how: str, ranks: RankPool, tmp_path: Path) 
         assert step == 3 and error.startswith("step 3: rank 1 has other weights of head.")
     else:
         assert not error and step > 3
+
+
+def refused(world: World, folder: str) -> str:
+    settings = (*Case("vit", 2, STATIC[1]).overrides(""), f"run.dir={folder}", f"train.lr={0.1 * (1 + world.rank)}")
+    with pytest.raises(UserError) as caught:
+        Trainer(configuration("vit", settings), world, timed=False)
+    return str(caught.value)
+
+
+def test_ranks_with_other_settings_are_told_which(ranks: RankPool, tmp_path: Path) -> None:
+    """Nodes that come and go have no roll call."""
+    told = "train.lr: rank 1 has 0.2 and rank 0 0.1; give all the same"
+    assert ranks.run(2, refused, str(tmp_path)) == [told] * 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_compared_where_it_is_off(ranks: RankPool, tmp_path: Path) -> None:

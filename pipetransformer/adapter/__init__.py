@@ -12,6 +12,7 @@ from pipetransformer.adapter.memory import LiveBytes, give_memory
 from pipetransformer.adapter.operators import aliases, has_random_tag, is_assertion, is_light, written
 from pipetransformer.adapter.pipelining import Schedule, StagePart, build_schedule, run_schedule
 from pipetransformer.adapter.recomputation import MODES, Recompute, kept_bytes, product_bytes
+from pipetransformer.adapter.rendezvous import Rendezvous
 from pipetransformer.adapter.split import bytes_between_halves
 from pipetransformer.adapter.stage import StageTimes
 from pipetransformer.adapter.tensors import belongs_to_parameter, gradient_norms, scaled_step, storage_of
@@ -48,6 +49,7 @@ __all__ = [
     "module_call",
     "product_bytes",
     "requires_grad",
+    "Rendezvous",
     "run_ranks",
     "run_schedule",
     "save_tensors",

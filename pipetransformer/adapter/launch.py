@@ -11,17 +11,17 @@ import os
 import re
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipetransformer.process.failure import RankEnd, is_timeout, read_report
+from pipetransformer.adapter.rendezvous import Rendezvous, ends_of, tell_restarts
+from pipetransformer.errors import UserError
+from pipetransformer.process.failure import RankEnd, is_timeout
 from pipetransformer.process.shutdown import AT_ONCE, Interrupted, cleaned_up
 
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _FOLDER, _LOCK = "pipetransformer_", ".lock"
-_LOOPBACK, _RENDEZVOUS = "127.0.0.1", "loopback"
 _PEER_FAILURES = re.compile(
     r"connection (was )?(closed|reset|refused)|broken pipe|socket closed|remote process exited|communicator was aborted"
     r"|failed to recv, got 0 bytes",
@@ -48,10 +48,8 @@ def run_ranks(
     arguments: Sequence[str],
     *,
     num_ranks: int,
-    num_nodes: int,
-    node_rank: int,
-    address: str,
-    port: int,
+    rendezvous: Rendezvous,
+    max_restarts: int = 0,
     stop_seconds: float,
     saving_seconds: float,
 ) -> dict[int, RankEnd]:
@@ -63,10 +61,12 @@ def run_ranks(
     """
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import parse_args, run
 
     logging.disable(logging.CRITICAL)  # torchrun logs what the last line of a failed job says better
     _limit_stop_seconds(stop_seconds, saving_seconds=saving_seconds)
+    tell_restarts(max_restarts)
     _sweep()
     folder = tempfile.mkdtemp(prefix=_FOLDER)  # torchrun leaves its own behind
     with cleaned_up(functools.partial(shutil.rmtree, folder, ignore_errors=True)), _locked(Path(folder)):
@@ -75,11 +75,9 @@ def run_ranks(
         if len(folder) < 70:
             os.environ["TMPDIR"] = folder
         flags = {
-            **(_loopback(port) if num_nodes == 1 else {"--master-addr": address, "--master-port": port}),
-            "--nnodes": num_nodes,
+            **rendezvous.flags,
             "--nproc-per-node": num_ranks,
-            "--node-rank": node_rank,
-            "--max-restarts": 0,
+            "--max-restarts": max_restarts,
             "--monitor-interval": 0.1,
             "--log-dir": folder,
         }
@@ -91,47 +89,15 @@ def run_ranks(
             options = [f"{flag}={value}" for flag, value in flags.items()]
             run(parse_args([*options, str(script), *arguments]))  # type: ignore[no-untyped-call]
         except ChildFailedError as error:
-            return {
-                rank: RankEnd(exit_code=failure.exitcode, time=failure.timestamp, report=read_report(failure.message))
-                for rank, failure in error.failures.items()
-            }
+            return ends_of(error.failures)
+        except RendezvousError as error:
+            raise UserError(rendezvous.obstacle) from error
         except SignalException as error:
             raise Interrupted(error.sigval) from None
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
     return {}
-
-
-def _loopback(port: int) -> dict[str, object]:
-    """The flags of a rendezvous that no other machine can reach.
-
-    Note: the store of torchrun's own listens on all interfaces, whatever address it is given.
-    """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-    from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import handler_registry  # type: ignore[attr-defined]
-    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
-
-    class OnLoopback(StaticTCPRendezvous):
-        def get_backend(self) -> str:
-            return _RENDEZVOUS
-
-        def next_rendezvous(self) -> RendezvousInfo:
-            if not self._store:
-                listener = socket.create_server((_LOOPBACK, self.master_port))
-                self._store = TCPStore(
-                    *(_LOOPBACK, self.master_port, self.world_size, True, self.timeout),
-                    multi_tenant=True,
-                    master_listen_fd=listener.detach(),
-                )
-            return super().next_rendezvous()
-
-    def made(parameters: RendezvousParameters) -> RendezvousHandler:
-        return OnLoopback(_LOOPBACK, port, 0, 1, parameters.run_id, 600)
-
-    handler_registry._registry[_RENDEZVOUS] = made  # Note: ``register`` refuses a second job in this process.
-    return {"--rdzv-backend": _RENDEZVOUS, "--rdzv-endpoint": f"{_LOOPBACK}:{port}"}
 
 
 def _sweep() -> None:

@@ -29,7 +29,7 @@ def local_ranks() -> int:
 
 def run_script(name: str, arguments: Sequence[str], *, num_ranks: int, read: Callable[[Path], Result]) -> Result:
     """The RESULT of rank 0 of ``rank_scripts/NAME.py RESULT ARGUMENTS``. Raises UserError if a rank fails."""
-    from pipetransformer.adapter import run_ranks  # imports torch
+    from pipetransformer.adapter import Rendezvous, run_ranks  # imports torch
 
     prepare_ranks(num_ranks)
     with tempfile.TemporaryDirectory(prefix="pipetransformer_") as folder:
@@ -38,10 +38,7 @@ def run_script(name: str, arguments: Sequence[str], *, num_ranks: int, read: Cal
             _FOLDER / f"{name}.py",
             [str(path), *arguments],
             num_ranks=num_ranks,
-            num_nodes=1,
-            node_rank=0,
-            address="127.0.0.1",
-            port=free_port(),
+            rendezvous=Rendezvous.on_loopback(free_port()),
             stop_seconds=_STOP_SECONDS,
             saving_seconds=_STOP_SECONDS,
         )

@@ -43,6 +43,7 @@ __all__ = ["Config", "Interval", "load_config"]
 
 _EPOCH = Interval(1, "epoch")
 _OF_THE_PAST = "of the past"
+_OF_A_NODE = {"model": {"name"}, "data": {"path", "num_workers"}, "cache": {"host_budget"}}
 
 
 def _as_tuple(value: object) -> object:
@@ -297,6 +298,16 @@ class Config(Section):
         """Whether blocks may be frozen at some time."""
         lora = self.model.lora
         return self.freeze.policy != "none" or self.run.replay is not None or (lora is not None and bool(lora.blocks))
+
+    @property
+    def of_all_nodes(self) -> dict[str, object]:
+        """Settings that are the same on all nodes, by key: all but names and places, which may differ."""
+        values = self.model_dump(mode="json", exclude=_OF_A_NODE)
+        return {
+            f"{section}.{key}": value
+            for section in ("model", "data", "train", "freeze", "pipe", "dp", "cache", "checkpoint")
+            for key, value in values[section].items()
+        }
 
     def to_yaml(self) -> str:
         """Every key, defaults included; ``load_config`` reads an equal configuration from it."""

@@ -3,6 +3,10 @@
     python -m pipetransformer.launch NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [key=value ...]
 
 The configuration is checked here, once, before any rank starts. Node 0's RUN_ID names the job.
+
+NNODES may be MIN:MAX, and ``--max-restarts=N`` may stand among the overrides: then torch's elastic agents start the
+ranks anew where one fails, on the nodes that are there, and where a node comes; the run goes on from its last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -13,18 +17,22 @@ import socket
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipetransformer.config import Config, load_config
+from pipetransformer.config import load_config
 from pipetransformer.errors import UserError
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import ENTRIES
 from pipetransformer.launch.rollcall import call_the_roll
 from pipetransformer.process import failure, shutdown
 
-USAGE = "NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [key=value ...]"
-_LOCAL_KEYS = {"model": {"name"}, "data": {"path", "num_workers"}, "cache": {"host_budget"}}
+if TYPE_CHECKING:
+    from pipetransformer.adapter import Rendezvous
+
+USAGE = "NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [--max-restarts=N] [key=value ...]"
+_RESTARTS = "--max-restarts"
 _STOP_SECONDS = 7  # more than ranks give themselves (process.shutdown.GRACE_SECONDS); the whole job has 10
 
 
@@ -34,12 +42,14 @@ class NodeJob:
 
     Attributes:
         num_ranks: ranks of this node.
-        num_nodes: nodes of the job.
+        num_nodes: nodes of the job, at most.
         node_rank: number of this node.
         address: name or address of node 0.
         port: port of node 0.
         config: path of the configuration.
         overrides: ``key=value`` texts, the run's id among them.
+        min_nodes: nodes of the job at least; None for all.
+        max_restarts: how often the ranks are started anew where one fails.
     """
 
     num_ranks: int
@@ -49,6 +59,17 @@ class NodeJob:
     port: int
     config: str
     overrides: tuple[str, ...]
+    min_nodes: int | None = None
+    max_restarts: int = 0
+
+    @property
+    def fewest_nodes(self) -> int:
+        return self.num_nodes if self.min_nodes is None else self.min_nodes
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether ranks may be started anew."""
+        return self.max_restarts > 0 or self.fewest_nodes < self.num_nodes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return launch(
             job,
             entry=entry,
-            settings=common_settings(config),
+            settings=config.of_all_nodes,
             timeout_seconds=config.run.timeout,
             saving_seconds=grace,
         )
@@ -76,28 +97,27 @@ def parse_job(arguments: Sequence[str]) -> NodeJob:
     num_ranks, num_nodes, node_rank, address, port, config, run_id, *overrides = arguments
     if not run_id:
         raise UserError("RUN_ID: it is empty; give the job a name")
-    if any(override.partition("=")[0].strip() == "run.id" for override in overrides):
+    given = {override.partition("=")[0].strip(): override.partition("=")[2] for override in overrides}
+    if "run.id" in given:
         raise UserError("run.id: RUN_ID names the run; leave run.id out")
-    nodes = _whole("NNODES", num_nodes, least=1)
-    return NodeJob(
+    fewest, colon, most = num_nodes.partition(":")
+    nodes = _whole("NNODES", most if colon else fewest, least=1)
+    restarts = _whole(_RESTARTS, given[_RESTARTS], least=0) if _RESTARTS in given else 0
+    job = NodeJob(
         num_ranks=_whole("NPROC", num_ranks, least=1),
         num_nodes=nodes,
         node_rank=_whole("NODE_RANK", node_rank, least=0, most=nodes - 1),
         address=address,
         port=_whole("MASTER_PORT", port, least=1, most=65535),
         config=config,
-        overrides=(*overrides, f"run.id={json.dumps(run_id)}"),  # quoted: the id 1000 is no number
+        overrides=(),
+        min_nodes=_whole("NNODES", fewest, least=1, most=nodes) if colon else None,
+        max_restarts=restarts,
     )
-
-
-def common_settings(config: Config) -> dict[str, object]:
-    """Settings that are the same on all nodes, by key: all but names and places, which may differ."""
-    values = config.model_dump(mode="json", exclude=_LOCAL_KEYS)
-    return {
-        f"{section}.{key}": value
-        for section in ("model", "data", "train", "freeze", "pipe", "dp", "cache", "checkpoint")
-        for key, value in values[section].items()
-    }
+    kept = [override for override in overrides if override.partition("=")[0].strip() != _RESTARTS]
+    resumes = ["run.resume=auto"] if job.is_elastic and "run.resume" not in given else []
+    # quoted: the id 1000 is no number
+    return replace(job, overrides=(*kept, *resumes, f"run.id={json.dumps(run_id)}"))
 
 
 def launch(
@@ -112,7 +132,7 @@ def launch(
 
     Args:
         entry: script of the ranks.
-        settings: settings that are the same on all nodes (``common_settings``).
+        settings: settings that are the same on all nodes (``Config.of_all_nodes``).
         timeout_seconds: longest wait of nodes for each other before ranks start.
         saving_seconds: time that ranks have to save after a SIGTERM; None where they do not save.
     """
@@ -121,9 +141,9 @@ def launch(
     saving_seconds = _STOP_SECONDS if saving_seconds is None else saving_seconds + _STOP_SECONDS
     try:
         with shutdown.installed(grace_seconds=saving_seconds + 1):
-            if job.num_nodes > 1:
+            if job.num_nodes > 1 and not job.is_elastic:  # else torch's rendezvous waits for nodes, as they come
                 call_the_roll(job, settings=settings or {}, timeout_seconds=timeout_seconds)
-            return _run(job, entry=entry, saving_seconds=saving_seconds)
+            return _run(job, entry=entry, saving_seconds=saving_seconds, timeout_seconds=timeout_seconds)
     except shutdown.Interrupted as interrupted:
         print(f"interrupted by {interrupted.signal.name}", file=sys.stderr)
         return interrupted.exit_code
@@ -142,17 +162,15 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _run(job: NodeJob, *, entry: Path, saving_seconds: float) -> int:
+def _run(job: NodeJob, *, entry: Path, saving_seconds: float, timeout_seconds: float) -> int:
     from pipetransformer.adapter import run_ranks  # imports torch: only once the configuration is known to be sound
 
     ends = run_ranks(
         entry,
         [job.config, *job.overrides],
         num_ranks=job.num_ranks,
-        num_nodes=job.num_nodes,
-        node_rank=job.node_rank,
-        address=job.address,
-        port=job.port,
+        rendezvous=_rendezvous(job, timeout_seconds=timeout_seconds),
+        max_restarts=job.max_restarts,
         stop_seconds=_STOP_SECONDS,
         saving_seconds=saving_seconds,
     )
@@ -161,6 +179,24 @@ def _run(job: NodeJob, *, entry: Path, saving_seconds: float) -> int:
     cause = failure.first_cause(ends)
     print(f"{cause.details}{cause.line}", file=sys.stderr)
     return 1
+
+
+def _rendezvous(job: NodeJob, *, timeout_seconds: float) -> Rendezvous:
+    from pipetransformer.adapter import Rendezvous
+
+    if job.num_nodes == 1:
+        return Rendezvous.on_loopback(job.port)
+    place = f"{job.address}:{job.port}"
+    if not job.is_elastic:
+        return Rendezvous.of_fixed_nodes(place, num_nodes=job.num_nodes, node_rank=job.node_rank)
+    return Rendezvous.of_nodes_that_come_and_go(
+        place,
+        name=json.loads(job.overrides[-1].partition("=")[2]),
+        fewest=job.fewest_nodes,
+        most=job.num_nodes,
+        is_host=job.node_rank == 0,
+        timeout_seconds=timeout_seconds,
+    )
 
 
 def _whole(name: str, text: str, *, least: int, most: int | None = None) -> int:

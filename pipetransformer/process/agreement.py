@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipetransformer.errors import UserError
 from pipetransformer.process.collectives import first_of_ranks, values_of_ranks
 
 _SHOWN = 300  # characters of a value
@@ -32,13 +33,8 @@ def agree(what: str, value: object) -> None:
     Raises:
         Disagreement: on every rank, unless all have the same.
     """
-    if dist.get_world_size() == 1:
-        return
     text = repr(value)
-    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-    most = torch.tensor([digest, -digest])
-    dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    if int(most[0]) == -int(most[1]):
+    if _is_same(text):
         return
     texts = values_of_ranks(text)
     usual, others = _dissenters(dict(enumerate(texts)))
@@ -47,6 +43,31 @@ def agree(what: str, value: object) -> None:
         f"{_named(others)} {'has' if len(others) == 1 else 'have'} another {what} than the other ranks: "
         f"{texts[first][:_SHOWN]} on rank {first}, {usual[:_SHOWN]} elsewhere"
     )
+
+
+def agree_on_settings(settings: Mapping[str, object]) -> None:
+    """Collective. Compares the settings that must be the same on all ranks, by key.
+
+    Raises:
+        UserError: on every rank, naming the first key that differs.
+    """
+    if _is_same(repr(settings)):
+        return
+    first, *others = values_of_ranks(dict(settings))
+    for rank, theirs in enumerate(others, start=1):
+        for key, value in first.items():
+            if theirs.get(key) != value:
+                raise UserError(f"{key}: rank {rank} has {theirs.get(key)} and rank 0 {value}; give all the same")
+
+
+def _is_same(text: str) -> bool:
+    """Collective. Whether all ranks give the same text."""
+    if dist.get_world_size() == 1:
+        return True
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    most = torch.tensor([digest, -digest])
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return int(most[0]) == -int(most[1])
 
 
 def agree_by_name(what: str, values: Mapping[str, int], *, group: dist.ProcessGroup | None, step: int) -> None:

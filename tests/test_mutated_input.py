@@ -1,0 +1,193 @@
+"""Configurations and data sets with random mistakes: a run, or one line; no traceback, no hang, no half-made folder.
+
+All are drawn from a seed, which a failure tells.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from test_readers import OFFICIAL, pictures, texts, write_archive, write_glue, write_table
+from test_squad import QUESTIONS, article, settings, write
+from tiny import tiny_tokenizer
+
+from pipetransformer.config import load_config
+from pipetransformer.data import load_squad
+from pipetransformer.errors import UserError
+
+CONFIGS = sorted((Path(__file__).parent.parent / "config").glob("train_config_*.yaml"))
+SECONDS = 3  # for one configuration, or one data set
+BYTES = (b"\x00", b"\xff", b"\t", b"\n", b'"', b":", b"-", b"{", b"[", b"&a ", b"*a", b"!!int ", b"%", b"9" * 30, b"\r")
+
+
+@contextmanager
+def in_time(seconds: int) -> Iterator[None]:
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"it took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def mutated(content: bytes, draws: random.Random) -> bytes:
+    """One to four mistakes: bytes deleted, doubled, put in, swapped or cut off."""
+    for _ in range(draws.randint(1, 4)):
+        if not content:
+            return b"\x00"
+        start = draws.randrange(len(content))
+        stop = min(len(content), start + draws.choice((1, 1, 2, 5, 20, 80)))
+        content = draws.choice(
+            (
+                content[:start] + content[stop:],
+                content[:stop] + content[start:],
+                content[:start] + draws.choice(BYTES) + content[start:],
+                content[:start] + bytes(reversed(content[start:stop])) + content[stop:],
+                content[:start] + bytes([content[start] ^ (1 << draws.randrange(8))]) + content[start + 1 :],
+                content[:start],
+            )
+        )
+    return content
+
+
+def judged(load: Callable[[], object], what: str) -> bool:
+    """Whether it is taken. Raises AssertionError unless what is refused is refused in one line."""
+    try:
+        with in_time(SECONDS):
+            load()
+    except UserError as error:
+        said = str(error)
+        assert said and "\n" not in said and len(said) < 1500, f"{what}: {said[:2000]!r}"
+        return False
+    except BaseException as error:
+        raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+    return True
+
+
+def share(count: int, *, quick: int) -> list[object]:
+    """Seeds: the first ``quick`` by default, the rest in the full grid; twenty a test."""
+    seeds = [range(first, min(first + 20, count)) for first in range(0, count, 20)]
+    return [
+        pytest.param(each, marks=() if each.start < quick else pytest.mark.full, id=f"{each.start}-{each.stop - 1}")
+        for each in seeds
+    ]
+
+
+@pytest.mark.parametrize("seeds", share(1000, quick=160))
+def test_a_configuration_with_mistakes(seeds: range, tmp_path: Path) -> None:
+    path, taken = tmp_path / "config.yaml", 0
+    for seed in seeds:
+        draws = random.Random(seed)
+        path.write_bytes(mutated(draws.choice(CONFIGS).read_bytes(), draws))
+        taken += judged(lambda: load_config(path), f"seed {seed}")
+    assert taken < len(seeds), "mistakes are found"
+
+
+# ---- data sets -------------------------------------------------------------------------------------------------------
+
+ROWS = [{"one": f"the film {n}", "two": "is good", "mood": "good" if n % 2 else "bad"} for n in range(6)]
+COLUMNS = {"text_columns": ("one", "two"), "label_column": "mood"}
+
+
+def table(suffix: str) -> Callable[[Path], Callable[[], object]]:
+    def made(folder: Path) -> Callable[[], object]:
+        for name in ("train", "dev"):
+            write_table(folder / f"{name}.{suffix}", ROWS)
+        return lambda: texts("table", folder, **COLUMNS)
+
+    return made
+
+
+def glue(name: str) -> Callable[[Path], Callable[[], object]]:
+    def made(folder: Path) -> Callable[[], object]:
+        write_glue(name, folder)
+        return lambda: texts(name, folder)
+
+    return made
+
+
+def squad(folder: Path) -> Callable[[], object]:
+    write(folder, [article(*QUESTIONS)])
+    return lambda: load_squad(settings(folder), tokenizer=tiny_tokenizer())
+
+
+def archive(packed: bool) -> Callable[[Path], Callable[[], object]]:
+    def made(folder: Path) -> Callable[[], object]:
+        write_archive(folder, "cifar10")
+        if packed:
+            import shutil
+            import tarfile
+
+            with tarfile.open(folder / "cifar-10-python.tar.gz", "w:gz") as file:
+                file.add(folder / "cifar-10-batches-py", arcname="cifar-10-batches-py")
+            shutil.rmtree(folder / "cifar-10-batches-py")
+        return lambda: pictures("cifar10", folder)
+
+    return made
+
+
+def parquet(folder: Path) -> Callable[[], object]:
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    encoded = []
+    for number, each in enumerate(pixels):
+        Image.fromarray(each).save(folder / f"{number}.png")
+        encoded.append({"bytes": (folder / f"{number}.png").read_bytes(), "path": None})
+        (folder / f"{number}.png").unlink()
+    for name in ("train", "test"):
+        pq.write_table(pa.table({"img": encoded, "fine_label": [0, 1, 2, 3]}), folder / f"{name}.parquet")
+    return lambda: pictures("cifar100", folder)
+
+
+def image_folder(folder: Path) -> Callable[[], object]:
+    for split, name, number in itertools.product(("train", "val"), ("cat", "dog"), range(2)):
+        path = folder / split / name / f"{number}.{'png' if number else 'jpg'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (9, 7), (number, 9, 99)).save(path)
+    return lambda: pictures("image_folder", folder)
+
+
+DATA: dict[str, Callable[[Path], Callable[[], object]]] = {
+    **{f"table.{suffix}": table(suffix) for suffix in ("csv", "tsv", "jsonl", "json", "parquet")},
+    **{name: glue(name) for name in OFFICIAL},
+    "squad": squad,
+    "cifar10": archive(packed=False),
+    "cifar10, packed": archive(packed=True),
+    "cifar100.parquet": parquet,
+    "image_folder": image_folder,
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("seeds", share(20, quick=5)[:1] + [pytest.param(range(5, 20), marks=pytest.mark.full)])
+def test_data_with_mistakes(name: str, seeds: range, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prepared data go to a folder of their own, which holds whole entries alone."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("PIPETRANSFORMER_CACHE", str(cache))
+    for seed in list(seeds)[:5] if seeds.start == 0 else seeds:
+        draws, folder = random.Random(f"{name} {seed}"), tmp_path / str(seed)
+        folder.mkdir()
+        load = DATA[name](folder)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        for path in draws.sample(files, draws.randint(1, min(2, len(files)))):
+            path.write_bytes(mutated(path.read_bytes(), draws))
+        judged(load, f"{name}, seed {seed}")
+        left = list(cache.iterdir()) if cache.exists() else []
+        assert not [path for path in left if path.suffix == ".part"], "a half-made folder"
+        for entry in left:
+            assert (entry / "digest").is_file(), json.dumps([str(path) for path in entry.iterdir()])
