@@ -158,6 +158,11 @@ class TrainConfig(Section):
         default=None,
         description="Clip the gradient to this norm, taken over the whole active model; null does not clip.",
     )
+    not_finite: Literal["stop", "skip"] = Field(
+        default="stop",
+        description="At a loss or a gradient that is no finite number: `stop` the job, or `skip` the update, on all "
+        "ranks; twenty skipped in a row stop it all the same.",
+    )
     precision: Literal["auto", "float32", "bfloat16", "float64"] = Field(
         default="auto",
         description="`bfloat16` is autocast, with weights in float32; `float64` is for exact comparisons. `auto` is "

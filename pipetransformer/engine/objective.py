@@ -51,6 +51,7 @@ class Objective:
         self._num_samples = torch.zeros((), dtype=torch.int64, device=self._device)
         # Of each micro-batch that is not in the sums: loss, batch size, answers, labels.
         self._seen: list[tuple[Tensor, int, Tensor | None, Tensor]] = []
+        self._before = 0, 0  # of these lists and of the losses to be checked, at the last ``begin``
 
     @property
     def loss_sum(self) -> Tensor:
@@ -88,8 +89,19 @@ class Objective:
             batch_size: number of samples, over all replicas, of a batch that is not short; of no matter where no
                 backward follows.
         """
-        self._batch_size = batch_size
-        self._step = step
+        if len(self._seen) >= _MOST_SEEN:
+            self._add_up()
+        self._batch_size, self._step = batch_size, step
+        self._before = len(self._seen), len(self._unchecked)
+
+    def is_finite(self) -> bool:
+        """Whether all losses since ``begin`` are finite. Waits for the device."""
+        losses = [loss for loss, *_ in self._seen[self._before[0] :]]
+        return not losses or bool(torch.stack(losses).isfinite().all())
+
+    def drop(self) -> None:
+        """Deletes all figures since ``begin``."""
+        del self._seen[self._before[0] :], self._unchecked[self._before[1] :]
 
     def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of one micro-batch, one number. Padding copies, with the label ``IGNORED``, add nothing to it."""
@@ -110,8 +122,6 @@ class Objective:
         if self._step >= 0:
             self._unchecked.append((self._step, told))
         self._seen.append((told, self._batch_size, answers, labels))
-        if len(self._seen) >= _MOST_SEEN:
-            self._add_up()
         return loss
 
     def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:

@@ -82,6 +82,7 @@ class Stepper:
 
     Attributes:
         seconds: seconds by phase since this attribute was last replaced.
+        skipped: number of updates in a row that were skipped, up to now.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Stepper:
         self._probe = probe
         self._needs_norms = needs_norms
         self._chain = chain
+        self.skipped = 0
         self.clear()
 
     def run(self, layout: Layout, feed: Feed, batch: StepInput, *, step: int, lr: float, probed: bool = True) -> None:
@@ -126,6 +128,10 @@ class Stepper:
         HERE.enter("optimizer")
         if self._probe is not None and probed:
             self._probe(step, {n: p.grad for n, p in layout.parameters.items() if p.grad is not None})
+        if self._train.not_finite == "skip" and self._is_skipped(layout):
+            self.skipped += 1
+            return
+        self.skipped = 0
         scale = self._norms_and_scale(layout, step)
         set_learning_rate(layout.optimizer, lr)
         if scale is None:
@@ -141,6 +147,17 @@ class Stepper:
         seconds.wait += max(0.0, computed - entered - busy)
         seconds.reduction += reduced - computed
         seconds.optimizer += clock() - reduced
+
+    def _is_skipped(self, layout: Layout) -> bool:
+        """Collective. Whether a loss or a gradient of any rank is not finite. Then the step leaves no figures."""
+        gradients = layout.gradients()
+        is_good = self._objective.is_finite() and all(bool(gradient.isfinite().all()) for gradient in gradients)
+        bad = torch.tensor(float(not is_good))
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+        if bad:
+            self._objective.drop()
+            layout.share()  # what was borrowed goes back
+        return bool(bad)
 
     def _norms_and_scale(self, layout: Layout, step: int) -> Tensor | None:
         """Notes the norms. Returns the scale that clips the gradients; None where nothing is clipped."""

@@ -254,6 +254,17 @@ class Stepped(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped(Event):
+    """The update of a step was skipped: a loss or a gradient was not finite.
+
+    Attributes:
+        step: number of steps done, this one included.
+    """
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Logged(Event):
     """Some steps are done, all under one plan, and their figures are to be recorded.
 

@@ -12,6 +12,8 @@ from pipetransformer.process.agreement import agree_by_name
 from pipetransformer.process.collectives import first_of_ranks
 from pipetransformer.run.checkpoint import CheckpointStore
 
+_MOST_SKIPPED = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Guards:
@@ -37,6 +39,11 @@ class Guards:
         """Collective. Stops all ranks if a loss was not finite on any rank: its gradients have reached all ranks."""
         bad = self.engine.objective.first_bad_step
         self._stop_all(bad if bad >= 0 else None, what="the loss is not finite")
+
+    def check_skipped(self, number: int, *, last_step: int) -> None:
+        """Stops this rank, as all others, if too many updates in a row were skipped."""
+        if number >= _MOST_SKIPPED:
+            raise self._diverged(last_step, rank=self.rank, what=f"{number} updates in a row were not finite")
 
     def check_weights(self, *, last_step: int) -> None:
         """Collective. Stops all ranks if weights are not finite, before they are used or saved.

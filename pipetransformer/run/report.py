@@ -49,8 +49,7 @@ class Report:
         self._floor = ComputeFloor()  # until the costs are measured
         self._wall_before = self._last_transition_s = 0.0
         self._is_open = self._has_declined = False
-        self._held = (0, 0)
-        self._last_decided = (0, "")
+        self._held, self._last_decided = (0, 0), (0, "")
         self._peak_bytes = self._cached_bytes = 0
         self._t0_start: tuple[float, ...] = ()
         self._t0_end: tuple[float, ...] = ()
@@ -291,6 +290,11 @@ class Report:
             )
 
     @hear.register
+    def _skipped(self, event: events.Skipped) -> None:
+        self._tracker.event("skipped", step=event.step)
+        self._tracker.line(f"step {event.step}: the update is skipped: a loss or a gradient is not finite")
+
+    @hear.register
     def _logged(self, event: events.Logged) -> None:
         """Records the steps since the last pause."""
         found = event.figures
@@ -322,16 +326,8 @@ class Report:
         totals.eval_s += event.seconds
         if event.predictions is not None:
             self._tracker.predictions(event.predictions)
-        best = totals.best_metrics
-        self._tracker.event(
-            "evaluation",
-            step=event.step,
-            epoch=event.epoch,
-            metrics=metrics,
-            best_metrics=best,
-            seconds=event.seconds,
-            train_s=totals.train_s,
-        )
+        best, of_event = totals.best_metrics, {"step": event.step, "epoch": event.epoch, "metrics": metrics}
+        self._tracker.event("evaluation", **of_event, best_metrics=best, seconds=event.seconds, train_s=totals.train_s)
         self._tracker.metrics(evaluation_metrics(self._config.task, metrics, best=best), step=event.step)
         told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self._tracker.line(f"step {event.step}: evaluation {told} (best {by} {best[by]:.4f}), {event.seconds:.1f} s")

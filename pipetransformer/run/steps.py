@@ -72,6 +72,9 @@ class StepRunner:
             lr = learning_rate(self.config.train, step=step, total_steps=calendar.total_steps)
             engine.step(batch, step=step, lr=lr)
             step += 1
+            if engine.stepper.skipped:
+                self.guards.check_skipped(engine.stepper.skipped, last_step=step - 1)
+                self.tell(events.Skipped(step))
             HERE.step = step
             if self.pulse is not None and self.pulse.beat():
                 stop = step

@@ -1,0 +1,60 @@
+"""An update that is not finite is skipped on all ranks, where the configuration says so: nothing changes by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from laws import Case, Weights, configuration, final_weights, write_replay
+from ranks import RankPool
+
+from pipetransformer.process.world import World
+from pipetransformer.trainer import Trainer
+
+PLANS = {
+    "replicas": Case("vit", 2, ((0, 0, 1),), 1),
+    "a pipeline": Case("vit", 2, ((0, 0, 2),), 2),
+    "all shared out": Case("vit", 2, ((0, 0, 1),), 1, shard="full"),
+    "in the first step of a plan": Case("vit", 2, ((0, 0, 2), (5, 3, 1))),
+}
+
+
+def run(world: World, case: Case, folder: str, bad: tuple[int, ...]) -> tuple[list[Weights], Weights | None, list[int]]:
+    """A run with gradients of rank 1 that are not numbers in the steps ``bad``: (this rank's weights after each step,
+    all final weights, the steps that were skipped)."""
+    replay, seen = Path(folder) / f"replay_{world.rank}.jsonl", list[Weights]()
+    write_replay(replay, case.plans())
+    settings = [*case.overrides(""), f"run.replay={replay}", f"run.dir={folder}", "run.id=x", "train.not_finite=skip"]
+
+    def probe(step: int, gradients: Mapping[str, torch.Tensor]) -> None:
+        held = trainer.engine.layout.updated
+        seen.append({name: parameter.detach().numpy().copy() for name, parameter in held.items()})
+        if step in bad and world.rank == 1:
+            next(reversed(gradients.values())).fill_(float("nan"))
+
+    trainer = Trainer(configuration("vit", settings), world, probe=probe, timed=False)
+    trainer.run()
+    told = [json.loads(line) for line in (Path(folder) / "x" / "events.jsonl").read_text().splitlines()]
+    return seen, final_weights(trainer), [event["step"] for event in told if event["event"] == "skipped"]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_bad_step_changes_nothing(name: str, ranks: RankPool, tmp_path: Path) -> None:
+    for rank, (seen, weights, skipped) in enumerate(ranks.run(2, run, PLANS[name], str(tmp_path), (5, 6))):
+        assert skipped == [6, 7]
+        for earlier, later, is_same in ((5, 6, True), (6, 7, True), (7, 8, False)):
+            common = seen[earlier].keys() & seen[later].keys()
+            same = [np.array_equal(seen[earlier][key], seen[later][key]) for key in common]
+            assert all(same) == is_same, (rank, earlier)
+        if weights is not None:
+            assert all(np.isfinite(value).all() for value in weights.values())
+
+
+def test_too_many_in_a_row_stop_the_job(ranks: RankPool, tmp_path: Path) -> None:
+    case = PLANS["replicas"]
+    with pytest.raises(AssertionError, match="step 19, rank 0: 20 updates in a row were not finite; there is no check"):
+        ranks.run(2, run, case, str(tmp_path), tuple(range(20)))
