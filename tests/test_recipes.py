@@ -23,6 +23,9 @@ TOOLS = {  # stand-ins for a cluster of two nodes
 }
 
 
+VARIABLES = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "pipetransformer-master-0", "MASTER_PORT": "23456"}
+
+
 def sbatch(folder: Path, *arguments: str, ended: int = 0) -> tuple[int, list[list[str]], str]:
     """(Exit code, the arguments of run_pipetransformer.sh on each node, what was asked of scontrol)."""
     for name, text in TOOLS.items():
@@ -88,8 +91,7 @@ def test_the_operator_of_kubernetes_gets_what_it_reads() -> None:
         assert container["name"] == "pytorch", "the operator looks for this name"
         assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
         (line,) = container["args"]
-        variables = {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "pipetransformer-master-0", "MASTER_PORT": "23456"}
-        words = shlex.split(re.sub(r"\$(\w+)", lambda found: variables[found[1]], line))
+        words = shlex.split(re.sub(r"\$(\w+)", lambda found: VARIABLES[found[1]], line))
         assert words[:3] == ["exec", "sh", "run_pipetransformer.sh"]
         launched = parse_job(words[3:])
         assert (launched.num_ranks, launched.num_nodes, launched.node_rank) == (8, 2, 1)
