@@ -28,7 +28,7 @@ PLANTED = (
     ),
     Planted(
         "ranks go on with plans that differ",
-        *("process/agreement.py", "if int(most[0]) == -int(most[1]):", "if True:"),
+        *("process/agreement.py", "return int(most[0]) == -int(most[1])", "return True"),
         ("tests/test_distributed.py::test_ranks_that_hold_another_plan_are_named",),
     ),
     Planted(

@@ -25,7 +25,10 @@ def case_on(num_ranks: int, **settings: object) -> Case:
     return Case("vit", num_ranks, moves, 4, cached=True, **settings)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("settings", [{}, {"shard": "full"}], ids=["all have all", "all shared out"])
+SHARED = pytest.param({"shard": "full"}, marks=pytest.mark.full, id="all shared out")
+
+
+@pytest.mark.parametrize("settings", [pytest.param({}, id="all have all"), SHARED])
 def test_ranks_come_and_go(settings: dict[str, object], ranks: RankPool, tmp_path: Path) -> None:
     """4, 2, 1, 3 and 4 ranks, with freezing, thawing and a cache, mid-epoch each time."""
     weights, _ = reference(case_on(4, **settings), "")

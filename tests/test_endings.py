@@ -296,6 +296,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_cause(folder: Path) -> None:
     assert_nothing_is_left(folder, family=family, shared_memory=shared_memory)
 
 
+@pytest.mark.full
 def test_a_loss_that_is_not_finite_names_the_rank_that_computed_it(folder: Path) -> None:
     with started(folder, "train_only", "train.lr=1e30") as process:
         _, err = process.communicate(timeout=60)

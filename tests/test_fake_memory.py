@@ -117,6 +117,7 @@ def test_the_planners_formula_is_near_what_cells_hold(setting: Setting) -> None:
     assert 0.8 < sum(predicted) / sum(ours) < 1.3
 
 
+@pytest.mark.full
 def test_the_allocators_bytes_of_a_long_run_grow_with_what_is_alive_in_it() -> None:
     """All of it is extended from the same short runs."""
     alive, reserved = list[int](), list[int]()

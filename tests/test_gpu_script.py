@@ -41,6 +41,7 @@ def test_a_check_can_fail(tmp_path: Path) -> None:
     assert a_raising_rank_ends_the_job(1).passed is None
 
 
+@pytest.mark.full
 def test_it_runs_alone_and_tells_all_that_a_gpu_would(tmp_path: Path) -> None:
     script = REPOSITORY / "benchmarks" / "gpu" / "run.py"
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}

@@ -183,6 +183,7 @@ def test_nodes_that_do_not_agree_are_named_on_all_of_them(
     assert not (config.parent / "runs").exists()
 
 
+@pytest.mark.full
 def test_a_node_that_nobody_counts_on_is_told_and_the_others_train(config: Path) -> None:
     ended = launched(config, free_port(), [(1, 2, 1, "b"), (1, 3, 2, "c"), (1, 2, 0, "a")])
     assert [code for code, _, _ in ended] == [0, 2, 0], ended
