@@ -145,7 +145,7 @@ class Soak:
             try:
                 if kills:
                     self._await_ranks(process.pid)
-                    sleep(self._draws.uniform(0.0, 1.5 * self._seconds))
+                    sleep(self._draws.uniform(0.0, 4.0 * self._seconds))  # imports take the first of them
                     began = monotonic()
                     for each in self._family(process.pid):
                         each.kill()
