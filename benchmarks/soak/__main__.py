@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=count, default=60, help="the most to take in this call (default 60)")
     add_output(parser)
     arguments = parser.parse_args()
-    path = arguments.output / "soak-tally.json"
+    path = arguments.output / "soak.tally"
     tallies = read_tallies(path)
     until = monotonic() + 60 * arguments.minutes
     with tempfile.TemporaryDirectory() as scratch:
