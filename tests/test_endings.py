@@ -263,7 +263,7 @@ def test_a_signal_inside_a_write_of_torch_waits_for_its_end(tmp_path: Path) -> N
     ("name", "rank"),
     [
         pytest.param("cache advance", 0, marks=pytest.mark.full),
-        ("steps at pp 2", 1),
+        pytest.param("steps at pp 2", 1, marks=pytest.mark.full),
         pytest.param("writing a checkpoint", 0, marks=pytest.mark.full),
         pytest.param("writing a checkpoint", 1, marks=pytest.mark.full),
     ],
