@@ -144,12 +144,12 @@ class Trainer:
         while self.step < calendar.total_steps:
             self._decide()
             self._train(stop=calendar.next_pause(self.step, self._decision_is_due))
-            if self.pulse is not None and self.pulse.ends and self.step < calendar.total_steps:
-                self._end_early()
             if calendar.verification_is_due(self.step):
                 self.guards.compare_replicas(step=self.step)
             if calendar.evaluation_is_due(self.step):
                 self._evaluate()
+            if self.pulse is not None and self.pulse.ends and self.step < calendar.total_steps:
+                self._end_early()  # what is due before a checkpoint is done: a resumed run does not do it again
             if calendar.checkpoint_is_due(self.step):
                 self._save_checkpoint()
 

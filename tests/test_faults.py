@@ -134,6 +134,15 @@ def test_a_fault_is_named_and_nothing_is_lost(
     goes_on(tmp_path, undisturbed)
 
 
+def test_an_end_where_an_evaluation_is_due_does_not_lose_it(undisturbed: tuple[Path, str], tmp_path: Path) -> None:
+    fault = fail_at(rank=1, step=11, phase="optimizer", how="sigterm")
+    ended = run(tmp_path, replayed(undisturbed[0]), fault=fault)
+    assert ended.cause.endswith("; step 12 is saved; go on with run.resume=true")
+    goes_on(tmp_path, undisturbed)
+    told = read_events(tmp_path / "x" / "events.jsonl")
+    assert [event["step"] for event in told if event["event"] == "evaluation"] == [12, 24]
+
+
 def test_sigterm_may_end_at_once(undisturbed: tuple[Path, str], tmp_path: Path) -> None:
     fault = fail_at(rank=1, step=8, phase="forward", how="sigterm")
     ended = run(tmp_path, replayed(undisturbed[0]), "run.on_sigterm=end", fault=fault)

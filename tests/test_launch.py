@@ -293,6 +293,13 @@ def _interrupted(line: str, *, time: float, by: int, place: str = "", waits: boo
             },
             "rank 2: no answer within run.timeout; it was at step 4, forward, stage.py:7",
         ),
+        (  # the launcher ended rank 0, which is no cause
+            {
+                0: RankEnd(131, 5.0, _interrupted("rank 0", time=5.0, by=3, place="reducer.py:9")),
+                1: RankEnd(1, 6.0, _report("rank 1: lost 2", time=6.0, followed=True)),
+            },
+            "rank 1: lost 2",
+        ),
         (
             {
                 0: RankEnd(1, 9.0, _report("rank 0: the cause", time=7.0)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from laws import Case, Weights, configuration, final_weights, write_replay
 from ranks import RankPool
 
+from pipetransformer.engine import Objective
 from pipetransformer.process.world import World
 from pipetransformer.trainer import Trainer
 
@@ -23,9 +25,11 @@ PLANS = {
 }
 
 
-def run(world: World, case: Case, folder: str, bad: tuple[int, ...]) -> tuple[list[Weights], Weights | None, list[int]]:
-    """A run with gradients of rank 1 that are not numbers in the steps ``bad``: (this rank's weights after each step,
-    all final weights, the steps that were skipped)."""
+def run(
+    world: World, case: Case, folder: str, bad: tuple[int, ...], what: str = "gradient"
+) -> tuple[list[Weights], Weights | None, list[int]]:
+    """A run with gradients, or a loss, of rank 1 that are not numbers in the steps ``bad``: (this rank's weights after
+    each step, all final weights, the steps that were skipped)."""
     replay, seen = Path(folder) / f"replay_{world.rank}.jsonl", list[Weights]()
     write_replay(replay, case.plans())
     settings = [*case.overrides(""), f"run.replay={replay}", f"run.dir={folder}", "run.id=x", "train.not_finite=skip"]
@@ -33,12 +37,19 @@ def run(world: World, case: Case, folder: str, bad: tuple[int, ...]) -> tuple[li
     def probe(step: int, gradients: Mapping[str, torch.Tensor]) -> None:
         held = trainer.engine.layout.updated
         seen.append({name: parameter.detach().numpy().copy() for name, parameter in held.items()})
-        if step in bad and world.rank == 1:
+        if step in bad and world.rank == 1 and what == "gradient":
             next(reversed(gradients.values())).fill_(float("nan"))
 
-    trainer = Trainer(configuration("vit", settings), world, probe=probe, timed=False)
-    trainer.run()
+    def spoilt(self: Objective, *arguments: torch.Tensor) -> torch.Tensor:
+        loss = usual(self, *arguments)
+        return loss * float("nan") if self._step in bad and world.rank == 1 and what == "loss" else loss
+
+    usual = Objective._cross_entropy
+    with mock.patch.object(Objective, "_cross_entropy", spoilt):
+        trainer = Trainer(configuration("vit", settings), world, probe=probe, timed=False)
+        trainer.run()
     told = [json.loads(line) for line in (Path(folder) / "x" / "events.jsonl").read_text().splitlines()]
+    assert all(np.isfinite(float(event["loss"])) for event in told if event["event"] == "steps")
     return seen, final_weights(trainer), [event["step"] for event in told if event["event"] == "skipped"]
 
 
@@ -52,6 +63,11 @@ def test_a_bad_step_changes_nothing(name: str, ranks: RankPool, tmp_path: Path) 
             assert all(same) == is_same, (rank, earlier)
         if weights is not None:
             assert all(np.isfinite(value).all() for value in weights.values())
+
+
+def test_a_bad_loss_leaves_no_figure(ranks: RankPool, tmp_path: Path) -> None:
+    answers = ranks.run(2, run, PLANS["replicas"], str(tmp_path), (5, 6), "loss")
+    assert [skipped for *_, skipped in answers] == [[6, 7]] * 2
 
 
 def test_too_many_in_a_row_stop_the_job(ranks: RankPool, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ writes most of them to ``events.jsonl``, under these names:
     Measured  calibration      Decided  freeze_decision    Moved          transition       Evaluated  evaluation
     Resumed   resume           Held     held               Advanced       advance          Saved      checkpoint
     TrainingStarts  run        Adopted  plan               CacheDeclined  cache_declined   Finished   end
-    Logged    steps            Watched  guard
+    Logged    steps            Watched  guard              NotSaved       not_saved        EndsEarly  ends_early
 """
 
 from __future__ import annotations
