@@ -135,6 +135,7 @@ class Trainer:
             exit_code = 0
         finally:
             self.engine.close_feeds()
+            self.checkpoints.writer.close()
             self.autocache.close(is_interrupted=exit_code != 0)
             self._tell(events.Closed(exit_code))
 
@@ -148,6 +149,7 @@ class Trainer:
                 self.guards.compare_replicas(step=self.step)
             if calendar.evaluation_is_due(self.step):
                 self._evaluate()
+            self._hear_of_checkpoint(wait=False)
             if self.pulse is not None and self.pulse.ends and self.step < calendar.total_steps:
                 self._end_early()  # what is due before a checkpoint is done: a resumed run does not do it again
             if calendar.checkpoint_is_due(self.step):
@@ -155,6 +157,7 @@ class Trainer:
 
     def _end(self) -> None:
         self._save_model("final")
+        self._hear_of_checkpoint(wait=True)
         self._tell(events.TrainingEnds(self.engine.cached_bytes))
         if self.timed:
             self._tell(events.TimedAgain(self.autopipe.time_again(self.engine)))
@@ -268,7 +271,7 @@ class Trainer:
             try:
                 self._save_model("best")
             except UserError as error:
-                self._tell_unsaved("the best model", error)
+                self._tell_unsaved("the best model", error, step=self.step)
 
     # ---- beginning and saving --------------------------------------------------------------------------------------
 
@@ -328,9 +331,9 @@ class Trainer:
         free = free_blocks(scores, num_blocks=self.job.chain.num_blocks, is_pretrained=is_pretrained)
         return events.Probed(scores, free, perf_counter() - began)
 
-    def _save_checkpoint(self) -> bool:
-        """Returns whether it could be written."""
-        start = perf_counter()
+    def _save_checkpoint(self, *, wait: bool = False) -> bool:
+        """Begins a checkpoint, when the one before is written. Returns whether it is written too, for whom waits."""
+        self._hear_of_checkpoint(wait=True)
         agree("checkpoint", (self.step, self.engine.plan))
         state = {
             "freeze": self.autofreeze.state_dict(),
@@ -339,23 +342,29 @@ class Trainer:
             "precision": self.config.train.precision,
             "report": self.report.state_dict(),
         }
-        try:
-            path = self.checkpoints.save(self.step, engine=self.engine, state=state)
-        except UserError as error:
-            self._tell_unsaved("the checkpoint", error)
+        self.checkpoints.begin(self.step, engine=self.engine, state=state)
+        return self._hear_of_checkpoint(wait=wait)
+
+    def _hear_of_checkpoint(self, *, wait: bool) -> bool:
+        """Tells the end of a checkpoint that was begun. Returns whether there was one, and it could be written."""
+        outcome = self.checkpoints.writer.outcome(wait=wait)
+        if outcome is None:
             return False
-        self._tell(events.Saved(self.step, str(path), perf_counter() - start))
+        if outcome.error is not None:
+            self._tell_unsaved("the checkpoint", outcome.error, step=outcome.step)
+            return False
+        self._tell(events.Saved(outcome.step, str(outcome.path), outcome.seconds, outcome.write_seconds))
         return True
 
-    def _tell_unsaved(self, what: str, error: UserError) -> None:
+    def _tell_unsaved(self, what: str, error: UserError, *, step: int) -> None:
         good = self.checkpoints.latest()
-        self._tell(events.NotSaved(self.step, what, str(error), None if good is None else good.name))
+        self._tell(events.NotSaved(step, what, str(error), None if good is None else good.name))
 
     def _end_early(self) -> None:
         """Saves, and ends the job as the signal that a rank has got would."""
         if self.config.checkpoint.every is None:
             outcome = "nothing is saved, because checkpoint.every is null"
-        elif self._save_checkpoint():
+        elif self._save_checkpoint(wait=True):
             outcome = f"step {self.step} is saved; go on with run.resume=true"
         else:
             outcome = f"step {self.step} could not be saved"

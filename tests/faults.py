@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from pipetransformer.process.whereabouts import HERE, Phase, Whereabouts
 
 How = Literal["raise", "kill", "stop", "hang", "sigterm", "slow disk", "full disk", "out of memory"]
 HOWS: tuple[How, ...] = get_args(How)
+BESIDE: tuple[Phase, ...] = ("checkpoint write", "checkpoint publish")
+"""The phases of a thread beside training."""
 WRITING: tuple[Phase, ...] = ("checkpoint write", "checkpoint publish", "model save")
 """The phases that write to the run's folder."""
 SLOW = 4.0  # seconds of a slow disk's write
@@ -63,6 +66,8 @@ class _Ambush:
 
     def __call__(self, here: Whereabouts) -> None:
         fault = self._fault
+        if here.is_beside != (fault.phase in BESIDE):
+            return
         if here.phase != fault.phase:
             self._disk.close()
         elif not self._is_over and here.step >= fault.step:
@@ -89,7 +94,7 @@ def _out_of_memory(disk: contextlib.ExitStack) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
 
-def _disk(disk: contextlib.ExitStack, *, before: Callable[[], None]) -> None:
+def _disk(disk: contextlib.ExitStack, *, before: Callable[[contextlib.ExitStack], None]) -> None:
     """Calls ``before`` at the end of each write of a checkpoint, which is where a disk tells that it is full, and at
     that of a model."""
     from pipetransformer.run import saved_model
@@ -98,13 +103,19 @@ def _disk(disk: contextlib.ExitStack, *, before: Callable[[], None]) -> None:
         usual: Callable[..., object] = getattr(place, name)
 
         def later(*args: object, usual: Callable[..., object] = usual) -> object:
-            before()
+            if threading.current_thread() is not threading.main_thread():  # as all of these writes
+                before(disk)
             return usual(*args)
 
         disk.enter_context(mock.patch.object(place, name, later))
 
 
-def _no_room() -> None:
+def _waits(disk: contextlib.ExitStack) -> None:
+    time.sleep(SLOW)
+
+
+def _no_room(disk: contextlib.ExitStack) -> None:
+    disk.close()  # a phase that fails has no other end
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
@@ -114,7 +125,7 @@ _HAPPENS: dict[How, Callable[[contextlib.ExitStack], None]] = {
     "stop": partial(_signal, signal.SIGSTOP),
     "sigterm": partial(_signal, signal.SIGTERM),
     "hang": _hang,
-    "slow disk": partial(_disk, before=partial(time.sleep, SLOW)),
+    "slow disk": partial(_disk, before=_waits),
     "full disk": partial(_disk, before=_no_room),
     "out of memory": _out_of_memory,
 }

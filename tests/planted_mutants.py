@@ -33,9 +33,9 @@ PLANTED = (
     ),
     Planted(
         "a checkpoint waits for a slow disk no longer than a collective may",
-        "adapter/checkpoints.py",
-        "writer = FileSystemWriter(folder) if is_alone else _PatientWriter(folder)",
-        "writer = FileSystemWriter(folder)",
+        "adapter/groups.py",
+        "_set_default_timeout(_WITHOUT_END)",
+        "_set_default_timeout(timeout)",
         ("tests/test_slow_disk.py",),
     ),
     Planted(

@@ -13,7 +13,7 @@ from time import sleep
 from typing import get_args
 
 import pytest
-from faults import HOWS, WRITING, Fault, How, fail_at
+from faults import BESIDE, HOWS, WRITING, Fault, How, fail_at
 from test_launch import ROOT
 
 from benchmarks.soak.forked import Ended, ForkedJob, running
@@ -98,6 +98,7 @@ CASES = [
     for how in HOWS
     if phase in WRITING or how not in ("slow disk", "full disk")  # the others write nothing that they wait for
     if (phase, how) != ("reduction", "sigterm")  # as in every phase of a step
+    if phase not in BESIDE or how != "hang"  # a disk that never answers is waited for like a slow one
 ]
 
 
@@ -130,7 +131,7 @@ def test_a_fault_is_named_and_nothing_is_lost(
     if how == "sigterm" and MOMENTS[phase] > 0:
         step = json.loads(next(Path(tmp_path, "x", "checkpoints").glob("step-*/state.json")).read_text())["step"]
         assert ended.cause.endswith(f"; step {step} is saved; go on with run.resume=true")
-        assert step in (MOMENTS[phase], MOMENTS[phase] + 1)
+        assert MOMENTS[phase] <= step <= MOMENTS[phase] + (5 if phase in BESIDE else 1)
     goes_on(tmp_path, undisturbed)
 
 

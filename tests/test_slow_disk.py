@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
@@ -15,7 +17,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from pipetransformer.models import timm_model
 from pipetransformer.process.world import World
-from pipetransformer.run import checkpoint, events
+from pipetransformer.run import events
+from pipetransformer.run import writing as checkpoint_writing
 from pipetransformer.run.checksums import damage_of, files_of
 from pipetransformer.trainer import Trainer
 
@@ -36,13 +39,14 @@ def slowed(world: World, folder: str, slow_rank: int | None) -> Weights | None:
     def note(event: events.Event) -> None:
         if isinstance(event, events.TrainingStarts):  # set-up may take longer on a busy machine
             hurry(world)
+            trainer.checkpoints.writer._world = replace(world, timeout=timedelta(seconds=2))
 
     settings = (f"run.dir={folder}", f"run.id=slow{slow_rank}", "train.epochs=1", "checkpoint.every=1 epoch")
     overrides = [*Case("vit", world.size, STATIC[2]).overrides(""), *settings]
     with (
         mock.patch.object(timm_model, "write_weights", slow(timm_model.write_weights)),
         mock.patch.object(FileSystemWriter, "write_data", slow(FileSystemWriter.write_data)),
-        mock.patch.object(checkpoint, "write_digests", slow(checkpoint.write_digests)),
+        mock.patch.object(checkpoint_writing, "write_digests", slow(checkpoint_writing.write_digests)),
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
         trainer.run()

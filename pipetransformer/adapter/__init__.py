@@ -6,7 +6,7 @@ from pipetransformer.adapter.checkpoints import CheckpointException, load_tensor
 from pipetransformer.adapter.deferred import Deferred, NotDeferred
 from pipetransformer.adapter.export import block_call, export, export_failure, module_call, requires_grad
 from pipetransformer.adapter.fake import shapes_alone
-from pipetransformer.adapter.groups import group_among
+from pipetransformer.adapter.groups import group_among, patient_group
 from pipetransformer.adapter.launch import is_peer_failure, run_ranks
 from pipetransformer.adapter.memory import LiveBytes, give_memory
 from pipetransformer.adapter.operators import aliases, has_random_tag, is_assertion, is_light, written
@@ -47,6 +47,7 @@ __all__ = [
     "kept_bytes",
     "load_tensors",
     "module_call",
+    "patient_group",
     "product_bytes",
     "requires_grad",
     "Rendezvous",

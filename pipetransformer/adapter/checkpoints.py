@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import metadata
 
@@ -19,9 +20,6 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
-
-from pipetransformer.process.collectives import patiently
-from pipetransformer.process.shutdown import held
 
 __all__ = ["CheckpointException", "load_tensors", "save_tensors"]
 
@@ -35,18 +33,22 @@ _PLAIN = {  # what a table of contents names beside torch's records and types of
 }
 
 
-def save_tensors(tensors: dict[str, Tensor], folder: Path, *, is_alone: bool) -> None:
-    """Collective, unless the process ``is_alone``. Writes with DCP; raises CheckpointException.
+def save_tensors(tensors: dict[str, Tensor], folder: Path, *, group: dist.ProcessGroup | None) -> None:
+    """Writes with DCP; for a thread beside the main one, whose signals torch's writer could not bear: where a write
+    raises, it aborts the process with a message of its own.
+
+    Args:
+        group: a group of all ranks that no other thread uses, with which they write together; None for one rank.
+
+    Raises:
+        CheckpointException: if a rank could not write.
 
     Note: a collective of many bytes has gloo's own thread start OpenMP threads, after which those of a process that
     computes alone no longer spin between operations: its steps took 1.7 times as long. Without one, DCP warns.
-
-    Note: a signal waits for its end. Where a write raises, torch's writer aborts the process with a message of its own.
     """
-    writer = FileSystemWriter(folder) if is_alone else _PatientWriter(folder)
-    with held(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp_save(tensors, storage_writer=writer, no_dist=is_alone)
+        dcp_save(tensors, storage_writer=FileSystemWriter(folder), process_group=group, no_dist=group is None)
 
 
 def load_tensors(tensors: dict[str, Tensor], folder: Path, *, is_alone: bool) -> None:
@@ -54,13 +56,6 @@ def load_tensors(tensors: dict[str, Tensor], folder: Path, *, is_alone: bool) ->
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp_load(tensors, storage_reader=_PlainReader(folder), no_dist=is_alone)
-
-
-class _PatientWriter(FileSystemWriter):
-    """Lets every rank write for as long as its disk takes: DCP's own collectives come before and after."""
-
-    def write_data(self, *args: Any, **kwargs: Any) -> Any:
-        return patiently(lambda: super(_PatientWriter, self).write_data(*args, **kwargs))
 
 
 class _PlainReader(FileSystemReader):

@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 from itertools import count
 
+import torch
 import torch.distributed as dist
 
 # Note: private; the source of the name of a group that not all ranks make.
 from torch.distributed import distributed_c10d
 
 _numbers = count()
+_WITHOUT_END = timedelta(days=365)
 
 
 def group_among(ranks: range, *, timeout: timedelta) -> dist.ProcessGroup:
@@ -30,4 +32,15 @@ def group_among(ranks: range, *, timeout: timedelta) -> dist.ProcessGroup:
     finally:
         distributed_c10d._hash_ranks_to_str = torch_s
     assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def patient_group(*, timeout: timedelta) -> dist.ProcessGroup:
+    """Collective, within ``timeout``. A group of all ranks, over gloo, in which they wait for each other without end:
+    for a thread beside the main one, whose own collectives tell that a rank is gone.
+    """
+    group = dist.new_group(timeout=timeout, backend="gloo")
+    assert isinstance(group, dist.ProcessGroup), "of all ranks"
+    # Note: private; a time-out that is given to ``new_group`` is that of the ranks' meeting, too.
+    group._get_backend(torch.device("cpu"))._set_default_timeout(_WITHOUT_END)
     return group

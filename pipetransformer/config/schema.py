@@ -234,6 +234,10 @@ class CheckpointConfig(Section):
         default=_EPOCH, description="How often to save, besides the end of each epoch; null saves no checkpoint at all."
     )
     keep: Count = Field(default=1, description="How many of the latest checkpoints to keep.")
+    asynchronous: bool = Field(
+        default=True,
+        description="Write beside training, from a copy in host memory of what a rank saves; false: training waits.",
+    )
 
 
 class LogConfig(Section):

@@ -31,12 +31,16 @@ def first_of_ranks(number: int | None) -> tuple[int, int] | None:
     return None if int(found) == nothing else divmod(int(found), size)
 
 
-def values_of_ranks(value: Result) -> list[Result]:
-    """Collective. The value that each rank gives, by rank; of a process without a group its own."""
+def values_of_ranks(value: Result, *, group: dist.ProcessGroup | None = None) -> list[Result]:
+    """Collective. The value that each rank gives, by rank; of a process without a group its own.
+
+    Args:
+        group: a group of all ranks; None for the default one.
+    """
     if not dist.is_initialized():
         return [value]
     values = [value] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=group)
     return values
 
 
@@ -70,7 +74,7 @@ def led_by(leader: int, action: Callable[[], Result]) -> Result:
     """
     if dist.get_world_size() == 1:
         return action()
-    answer = _begun(action) if dist.get_rank() == leader else None
+    answer = begun(action) if dist.get_rank() == leader else None
     _until_all(partial(_is_done, answer))
     return cast(Result, _outcomes(answer)[leader])
 
@@ -81,23 +85,37 @@ def patiently(action: Callable[[], Result]) -> Result:
     """
     if dist.get_world_size() == 1:
         return action()
-    answer = _begun(action)
-    _until_all(partial(_is_done, answer))
+    answer = begun(action)
+    waited_for(answer)
     return answer.result()
 
 
-def by_all(action: Callable[[], Result]) -> list[Result]:
-    """Collective. The results of every rank's own action, by rank; it may take longer than a collective may, as in
-    ``led_by``.
+def waited_for(answer: Future[Result] | None) -> None:
+    """Collective. Returns when every rank's own ``answer`` is there, which may take longer than a collective may.
+
+    Args:
+        answer: None for a rank that waits for the others'.
+    """
+    if dist.get_world_size() == 1:
+        wait([answer] if answer is not None else [])
+    else:
+        _until_all(partial(_is_done, answer))
+
+
+def by_all(action: Callable[[], Result], *, group: dist.ProcessGroup | None) -> list[Result]:
+    """Collective. The results of every rank's own action, by rank.
+
+    Args:
+        group: a group of all ranks, which wait for each other as long as it lets them; None for a single rank.
 
     Raises:
         UserError: on every rank, if any rank's action raises one.
     """
-    if dist.get_world_size() == 1:
+    if group is None:
         return [action()]
-    answer = _begun(action)
-    _until_all(partial(_is_done, answer))
-    return cast(list[Result], _outcomes(answer))
+    answer: Future[Result] = Future()
+    _fulfil(answer, action)
+    return cast(list[Result], _outcomes(answer, group=group))
 
 
 def given_to(leader: int, items: Iterable[Item], consumer: Callable[[Iterator[Item]], None]) -> None:
@@ -129,7 +147,7 @@ def given_to(leader: int, items: Iterable[Item], consumer: Callable[[Iterator[It
         return answer is None or wanted.wait(pause) or answer.done()
 
     if dist.get_rank() == leader:
-        answer = _begun(lambda: consumer(taken()))
+        answer = begun(lambda: consumer(taken()))
     _until_all(is_wanted)
     for item in items:
         if answer is not None and not answer.done():
@@ -142,7 +160,8 @@ def given_to(leader: int, items: Iterable[Item], consumer: Callable[[Iterator[It
     _outcomes(answer)
 
 
-def _begun(action: Callable[[], Result]) -> Future[Result]:
+def begun(action: Callable[[], Result]) -> Future[Result]:
+    """Calls ``action`` in a thread of its own."""
     answer: Future[Result] = Future()
     # A daemon: whoever is interrupted need not wait for its end.
     Thread(target=_fulfil, args=(answer, action), daemon=True).start()
@@ -170,7 +189,7 @@ def _until_all(is_ready: Callable[[float], bool]) -> None:
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _outcomes(answer: Future[Result] | None) -> list[object]:
+def _outcomes(answer: Future[Result] | None, *, group: dist.ProcessGroup | None = None) -> list[object]:
     """Collective. The results by rank, None of those without an action. Raises a UserError of any of them."""
     outcome: object = None
     if answer is not None:
@@ -178,7 +197,7 @@ def _outcomes(answer: Future[Result] | None) -> list[object]:
             outcome = answer.result()
         except UserError as error:
             outcome = error
-    gathered = values_of_ranks(outcome)
+    gathered = values_of_ranks(outcome, group=group)
     for told in gathered:
         if isinstance(told, UserError):
             raise told

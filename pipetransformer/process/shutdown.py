@@ -56,7 +56,6 @@ class Signals:
 
     Attributes:
         interruption: the raised exception, should a library have made another of it.
-        is_held: whether it only notes the exception, which ``held`` raises later.
         grace_seconds: longest time for the main thread to unwind.
         noting_seconds: longest time to the end after a first SIGTERM, which is only noted; None to raise it too.
         is_told: whether a SIGTERM was noted.
@@ -64,7 +63,6 @@ class Signals:
 
     def __init__(self, grace_seconds: float = GRACE_SECONDS) -> None:
         self.interruption: Interrupted | None = None
-        self.is_held = False
         self.grace_seconds = grace_seconds
         self.noting_seconds: float | None = None
         self.is_told = False
@@ -74,27 +72,7 @@ class Signals:
             self.is_told = True
         elif self.interruption is None:
             self.interruption = Interrupted(signum)
-            if not self.is_held:
-                raise self.interruption
-
-
-@contextlib.contextmanager
-def held() -> Iterator[None]:
-    """Holds a signal's exception back until the block ends. The watcher does not wait longer for that.
-
-    For C++ that calls Python and cannot bear an exception from it.
-    """
-    handler = signal.getsignal(signal.SIGTERM)
-    if not isinstance(handler, Signals):
-        yield
-        return
-    handler.is_held = True
-    try:
-        yield
-    finally:
-        handler.is_held = False
-    if handler.interruption is not None:
-        raise handler.interruption
+            raise self.interruption
 
 
 @contextlib.contextmanager

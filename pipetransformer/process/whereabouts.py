@@ -29,20 +29,27 @@ class Whereabouts:
     Attributes:
         step: number of steps done.
         phase: what it does; None before a job has begun.
+        is_beside: whether this is the place of a thread beside the main one.
         listener: called at every entry; None for none.
     """
 
-    __slots__ = ("listener", "phase", "step")
+    __slots__ = ("is_beside", "listener", "phase", "step")
 
-    def __init__(self) -> None:
-        self.step = 0
+    def __init__(self, step: int = 0, *, is_beside: bool = False) -> None:
+        self.step, self.is_beside = step, is_beside
         self.phase: Phase | None = None
         self.listener: Callable[[Whereabouts], None] | None = None
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: Phase | None) -> None:
         self.phase = phase
         if self.listener is not None:
             self.listener(self)
+
+    def beside(self) -> Whereabouts:
+        """Those of a thread that works beside the main one, on what was there now; its entries are heard too."""
+        place = Whereabouts(self.step, is_beside=True)
+        place.listener = self.listener
+        return place
 
     def __str__(self) -> str:
         """Empty before a job has begun. The host is told where there are several."""

@@ -1,38 +1,27 @@
-"""Checkpoints by parameter name. A checkpoint is complete or invisible.
-
-checkpoints/step-00000120/    weights and optimizer state, in the format of torch.distributed.checkpoint (DCP); one of
-                              its holders writes each tensor
-                state.json    everything else: plan, progress, state of the freeze policy, totals
-                sha256.json   digests of all files, which are compared before any is read
-checkpoints/step-00000120.part/   the name while it is written; renamed after the last write of all ranks
-"""
+"""Checkpoints by parameter name: what is in them, and back. ``writing.py`` brings them to the disk."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pipetransformer.adapter import CheckpointException, load_tensors, save_tensors
+from pipetransformer.adapter import CheckpointException, load_tensors
 from pipetransformer.dp import Holders, OptimizerState
 from pipetransformer.engine import Engine
-from pipetransformer.errors import UserError, writing
+from pipetransformer.errors import UserError
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.plan.units import Numbering
-from pipetransformer.process.collectives import by_all, led_by, patiently, values_of_ranks
-from pipetransformer.process.files import write_whole
-from pipetransformer.process.shutdown import cleaned_up
+from pipetransformer.process.collectives import led_by, patiently, values_of_ranks
 from pipetransformer.process.whereabouts import HERE
 from pipetransformer.process.world import World
-from pipetransformer.run.checksums import damage_of, digests_of, files_of, write_digests
-from pipetransformer.run.folder import PART, complete_checkpoints
+from pipetransformer.run.checksums import damage_of, files_of
+from pipetransformer.run.folder import complete_checkpoints
+from pipetransformer.run.writing import CheckpointWriter, first_failure
 
 if TYPE_CHECKING:
     from pipetransformer.config import Config
@@ -54,12 +43,15 @@ class CheckpointStore:
     Attributes:
         folder: the folder of all checkpoints of the run.
         damaged: those that ``resumable`` passed over, each with the reason.
+        writer: brings them to the disk.
     """
 
     def __init__(self, config: Config, *, run_dir: Path, job: Job, calendar: Calendar, world: World) -> None:
         train, self._calendar = config.train, calendar
         self.folder, self.damaged = run_dir / "checkpoints", list[str]()
-        self._world, self._keep, self._stem = world, config.checkpoint.keep, config.freezes_stem
+        self._world, self._stem = world, config.freezes_stem
+        options = config.checkpoint
+        self.writer = CheckpointWriter(self.folder, keep=options.keep, beside=options.asynchronous, world=world)
         # Facts that must not change before a resumption: samples would be skipped or seen twice, or the optimizer's
         # state would have no meaning.
         self._identity: dict[str, object] = {
@@ -80,60 +72,24 @@ class CheckpointStore:
     def _complete(self) -> list[Path]:
         return complete_checkpoints(self.folder.parent)
 
-    def save(self, step: int, *, engine: Engine, state: Mapping[str, Any]) -> Path:
-        """Writes one checkpoint, and deletes the oldest ones beyond the number to keep.
+    def begin(self, step: int, *, engine: Engine, state: Mapping[str, Any]) -> None:
+        """Begins to write one checkpoint; ``writer`` tells its end.
 
         Args:
             step: number of steps done.
             state: further values that JSON can hold, by name; ``resumable`` gives them back, with the step.
-
-        Returns:
-            The folder of the checkpoint.
-
-        Raises:
-            UserError: on every rank, if it cannot be written. The one before is there then.
         """
-        rank = self._world.rank
         HERE.enter("checkpoint write")
-        final = self.folder / f"step-{step:08d}"
-        part = final.with_name(final.name + PART)
-        with cleaned_up(lambda: _discard(part)):
-            led_by(0, lambda: self._begin(part))
-            try:
-                save_tensors(self._owned_tensors(engine), part, is_alone=self._world.size == 1)
-            except CheckpointException as error:
-                raise UserError(f"checkpoint: {part} could not be written ({_first_failure(error)})") from error
-            record = {
-                "version": _VERSION,
-                "plan": engine.plan.as_dict(),
-                "state_ranges": {str(unit): _ends(ranks) for unit, ranks in engine.state_holders().items()},
-                "identity": self._identity,
-                "untouched": engine.untouched,
-                "step": step,
-                **state,
-            }
-            everyone = by_all(lambda: _digests(part, f"__{rank}_*"))
-            HERE.enter("checkpoint publish")
-            led_by(0, lambda: self._publish(part, final, record=record, digests=everyone))
-        return final
-
-    def _begin(self, part: Path) -> None:
-        for left_behind in self.folder.glob(f"*{PART}"):
-            shutil.rmtree(left_behind, ignore_errors=True)
-        with writing(part):
-            part.mkdir(parents=True)
-
-    def _publish(
-        self, part: Path, final: Path, *, record: Mapping[str, Any], digests: Sequence[Mapping[str, str]]
-    ) -> None:
-        write_whole(part / "state.json", json.dumps(record))
-        own = {**_digests(part, "state.json"), **_digests(part, ".metadata")}
-        write_digests(part, {name: digest for each in (own, *digests) for name, digest in each.items()})
-        _discard(final)
-        with writing(final):
-            part.rename(final)
-        for old in self._complete()[: -self._keep]:
-            _discard(old)
+        record = {
+            "version": _VERSION,
+            "plan": engine.plan.as_dict(),
+            "state_ranges": {str(unit): _ends(ranks) for unit, ranks in engine.state_holders().items()},
+            "identity": self._identity,
+            "untouched": engine.untouched,
+            "step": step,
+            **state,
+        }
+        self.writer.begin(step, self._owned_tensors(engine), record)
 
     def _owned_tensors(self, engine: Engine) -> dict[str, Tensor]:
         """The tensors that this rank writes, by name. The lowest of its holders writes a tensor."""
@@ -243,16 +199,10 @@ class CheckpointStore:
             load_tensors(tensors, path, is_alone=self._world.size == 1)
         except CheckpointException as error:
             raise UserError(
-                f"run.resume: {path} does not fit this configuration, or is damaged ({_first_failure(error)}); "
+                f"run.resume: {path} does not fit this configuration, or is damaged ({first_failure(error)}); "
                 "give the same model, or delete it"
             ) from error
         return optimizer_state
-
-
-def _digests(folder: Path, names: str) -> dict[str, str]:
-    """Those of the files that fit a pattern. Raises UserError where one cannot be read."""
-    with writing(folder):
-        return digests_of(folder.glob(names))
 
 
 def _ends(ranks: range) -> tuple[int, int, int]:
@@ -269,24 +219,3 @@ def _renumbered(holders: Holders, *, old: Numbering, new: Numbering) -> dict[int
         of_part.setdefault(old.part_of(unit), ranks)
     parts = ((unit, new.part_of(unit)) for unit in range(new.num_units))
     return {unit: of_part[part] for unit, part in parts if part in of_part}
-
-
-def _discard(folder: Path) -> None:
-    """Deletes ``folder`` if it exists, safely against other ranks that use it at the same time.
-
-    It is renamed first: then no rank can write into it, and a half-deleted folder does not look like a checkpoint.
-    """
-    doomed = folder.with_name(f"{folder.stem}.{os.getpid()}{PART}")
-    with cleaned_up(partial(shutil.rmtree, doomed, ignore_errors=True)), contextlib.suppress(OSError):
-        folder.rename(doomed)
-        shutil.rmtree(doomed, ignore_errors=True)  # once more at the end: a signal may interrupt this one
-
-
-def _first_failure(error: CheckpointException) -> str:
-    """The first rank's failure in one line.
-
-    Note: torch makes this error a BaseException, so that ``except Exception`` does not catch it, with a text of many
-    lines.
-    """
-    rank, (cause, _) = min(error.failures.items())
-    return f"rank {rank}: {type(cause).__name__}: {' '.join(str(cause).split())[:200]}"

@@ -318,12 +318,14 @@ class Saved(Event):
     Attributes:
         step: number of steps done.
         path: the folder of the checkpoint.
-        seconds: of writing it.
+        seconds: those that training has waited for it.
+        write_seconds: those of the write, which is beside training with ``checkpoint.asynchronous``.
     """
 
     step: int
     path: str
     seconds: float
+    write_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
