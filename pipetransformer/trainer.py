@@ -10,13 +10,11 @@ The engine does the work between two decisions. Listeners are told every event, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from signal import SIGTERM
 from time import perf_counter
-
-from torch import Tensor
 
 from pipetransformer.cache import AutoCache
 from pipetransformer.config import Config
@@ -36,7 +34,7 @@ from pipetransformer.process.device import reset_peak_memory
 from pipetransformer.process.shutdown import Interrupted, is_told, noted
 from pipetransformer.process.whereabouts import HERE
 from pipetransformer.process.world import World
-from pipetransformer.run import events, lines
+from pipetransformer.run import events, lines, out_of_memory
 from pipetransformer.run.checkpoint import CheckpointStore
 from pipetransformer.run.folder import find_run_folder, with_first_nodes, with_resumption
 from pipetransformer.run.guards import Guards
@@ -76,9 +74,11 @@ class Trainer:
         HERE.enter("set-up")
         self.timed, self.step = timed, 0
         agree_on_settings(config.of_all_nodes)
-        config = with_past_choices(with_resumption(config))
+        goes_on, config = bool(config.run.resume), with_past_choices(with_resumption(config))
         self.world = world = with_first_nodes(world, config)
         folder = find_run_folder(config, num_nodes=world.num_nodes)
+        if goes_on:
+            config = led_by(0, lambda: out_of_memory.with_lowered_limit(config, folder.path))
         if not folder.is_shared:  # a resumption would need all files of a checkpoint on every node
             config = config.with_overrides({"checkpoint.every": None})
         self.job = job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
@@ -133,6 +133,11 @@ class Trainer:
                 self._run_steps()
                 self._end()
             exit_code = 0
+        except (RuntimeError, MemoryError) as error:
+            if not out_of_memory.in_training(error):
+                raise
+            run_dir, plan = self.report.folder.path, self.engine.plan
+            raise out_of_memory.told(error, run_dir=run_dir, autopipe=self.autopipe, plan=plan) from error
         finally:
             self.engine.close_feeds()
             self.checkpoints.writer.close()
@@ -374,7 +379,7 @@ class Trainer:
     def _save_model(self, name: str) -> None:
         HERE.enter("model save")
         folder = self.report.folder.path / "model" / name
-        given_to(0, self.engine.weights(), lambda units: save_model(self.job.built, folder, _pairs(units)))
+        given_to(0, self.engine.weights(), lambda units: save_model(self.job.built, folder, units))
 
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
@@ -393,9 +398,3 @@ class Trainer:
     def epoch(self) -> int:
         """The epoch that the next step belongs to, from 0."""
         return self.calendar.epoch(self.step)
-
-
-def _pairs(units: Iterator[Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    for of_unit in units:
-        yield from of_unit.items()
-        del of_unit  # while the next one is gathered

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import signal
 from pathlib import Path
 from time import sleep
 from typing import get_args
 
+import numpy as np
 import pytest
 from faults import BESIDE, HOWS, WRITING, Fault, How, fail_at
+from safetensors.numpy import load_file
 from test_launch import ROOT
 
 from benchmarks.soak.forked import Ended, ForkedJob, running
+from pipetransformer.config import load_config
 from pipetransformer.process.whereabouts import Phase
 from pipetransformer.run.tracking import read_events
 
@@ -52,8 +56,12 @@ def run(folder: Path, *settings: str, fault: Fault | None = None, timeout: float
         return job.supervise(stop_seconds=1.5)
 
 
+def final_file(folder: Path) -> Path:
+    return folder / "x" / "model" / "final" / "model.safetensors"
+
+
 def final_model(folder: Path) -> str:
-    return hashlib.sha256((folder / "x" / "model" / "final" / "model.safetensors").read_bytes()).hexdigest()
+    return hashlib.sha256(final_file(folder).read_bytes()).hexdigest()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +93,9 @@ def line_of(phase: Phase, how: How, rank: int) -> str:
         "kill": f"rank {rank}: ended by SIGKILL (out of memory?)",
         "stop": f"rank {rank}: it did not answer within run.timeout, nor end when it was told to: it hung, or was sto",
         "hang": f"rank {rank}: no answer within run.timeout; it was at step {MOMENTS[phase]}, {phase}",
-        "out of memory": f"rank {rank}: OutOfMemoryError: CUDA out of memory",
+        "out of memory": f"rank {rank}: out of memory at step {MOMENTS[phase]}, {phase} (CUDA out of memory. Tried"
+        if MOMENTS[phase]
+        else f"rank {rank}: OutOfMemoryError: CUDA out of memory",
         "sigterm": f"rank {rank}: ended by SIGTERM",
     }[how]
 
@@ -142,6 +152,24 @@ def test_an_end_where_an_evaluation_is_due_does_not_lose_it(undisturbed: tuple[P
     goes_on(tmp_path, undisturbed)
     told = read_events(tmp_path / "x" / "events.jsonl")
     assert [event["step"] for event in told if event["event"] == "evaluation"] == [12, 24]
+
+
+def test_out_of_memory_goes_on_with_a_smaller_plan(tmp_path: Path) -> None:
+    nothing_frozen = ("freeze.policy=none", "train.batch_size=24", "pipe.initial_length=1")
+    fault = fail_at(rank=1, step=8, phase="backward", how="out of memory")
+    assert run(tmp_path / "undisturbed", *nothing_frozen, timeout=60.0).exit_code == 0
+    ended = run(tmp_path, *nothing_frozen, fault=fault)
+    assert "pp 1 x dp 2, M 1 was to take " in ended.cause, "the fastest plan"
+    said = re.search(r"run.resume=true goes on with pp 1 x dp 2, M (\d+), for ([\d,]+) at most$", ended.cause)
+    assert said, ended.cause
+    assert run(tmp_path, *nothing_frozen, "run.resume=auto", timeout=60.0).exit_code == 0
+    told = read_events(tmp_path / "x" / "events.jsonl")
+    (resumed,) = [event for event in told if event["event"] == "plan" and event["reason"] == "resume"]
+    assert (resumed["step"], resumed["plan"]["num_microbatches"]) == (8, int(said[1])) and int(said[1]) > 1
+    settings = load_config(tmp_path / "x" / "config.yaml", is_past=True)
+    assert settings.pipe.memory_limit == int(said[2].replace(",", ""))
+    ours, usual = (load_file(final_file(folder)) for folder in (tmp_path, tmp_path / "undisturbed"))
+    assert all(np.allclose(ours[name], usual[name], rtol=1e-3, atol=1e-5) for name in usual)
 
 
 def test_sigterm_may_end_at_once(undisturbed: tuple[Path, str], tmp_path: Path) -> None:

@@ -114,7 +114,10 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
         events.Probed((0.1, 0.55, 0.5), 1, 0.0),
         {"event": "probe", "scores": [0.1, 0.55, 0.5], "free": 1, "seconds": 0.0},
     ),
-    (events.Saved(14, "a/b", 2.0), {"event": "checkpoint", "step": 14, "path": "a/b", "seconds": 2.0}),
+    (
+        events.Saved(14, "a/b", 2.0, 3.0),
+        {"event": "checkpoint", "step": 14, "path": "a/b", "seconds": 2.0, "write_seconds": 3.0},
+    ),
 )
 
 

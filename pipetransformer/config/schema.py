@@ -20,6 +20,7 @@ from pipetransformer.config.pipelines import PipeConfig, check_pipe
 from pipetransformer.config.policies import chosen_policy
 from pipetransformer.config.quantities import Interval
 from pipetransformer.config.renamed import new_keys, with_new_names
+from pipetransformer.config.secrets import key_of_secret
 from pipetransformer.config.types import (
     Count,
     CountOrZero,
@@ -257,6 +258,7 @@ class RunConfig(Section):
         description="Continue the run of this id from its last checkpoint; `auto`: if it has one, else start it anew.",
     )
     overwrite: bool = Field(default=False, description="Delete what an earlier run of this id left.")
+    private: bool = Field(default=False, description="No other user may read what the run writes (umask 077).")
     replay: Text | None = Field(
         default=None, description="An `events.jsonl` whose decisions are taken instead of new ones; null decides live."
     )
@@ -352,6 +354,11 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, is_past: boo
     values = read_yaml(path)
     for override in overrides:
         set_key(values, *parse_override(override, text_keys=text_keys(Config)))
+    if not is_past and (key := key_of_secret(values)):
+        raise UserError(
+            f"{key}: it holds a secret, which a run would write into its folder; leave it in the environment, where "
+            "libraries find it (HF_TOKEN, WANDB_API_KEY)"
+        )
     return _validated(values, context=_OF_THE_PAST if is_past else None)
 
 

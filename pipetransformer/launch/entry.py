@@ -59,6 +59,8 @@ def _train(config: Config) -> None:
     from pipetransformer.process.world import close_world, init_world
     from pipetransformer.trainer import Trainer
 
+    if config.run.private:
+        os.umask(0o077)
     world = init_world(timeout_seconds=config.run.timeout)
     try:
         Trainer(config, world).run()

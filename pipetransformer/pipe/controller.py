@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pipetransformer.config.calendar import Calendar
 from pipetransformer.data import Batch
+from pipetransformer.errors import UserError
 from pipetransformer.models import Chain
 from pipetransformer.pipe.measure.counted import counted_profile, predicted_layouts
 from pipetransformer.pipe.measure.profile import measure_profile
@@ -25,8 +26,9 @@ from pipetransformer.pipe.planner.calibration import Line, Observed, lines_of
 from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import LEAST_MARGIN, MOST_MARGIN, Planner
 from pipetransformer.pipe.planner.constraints import divisors
+from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.search import predict
-from pipetransformer.plan import ParallelPlan
+from pipetransformer.plan import PREFIXES, ParallelPlan
 from pipetransformer.plan.prefix import PrefixWork
 from pipetransformer.process.collectives import slowest, smallest
 from pipetransformer.process.device import device_memory
@@ -178,6 +180,32 @@ class AutoPipe:
         outlook = Outlook(costs, max(1, self._calendar.total_steps - step), self.lines())
         return self._planner.resumed_plan(old.frozen, cached=old.cached, outlook=outlook)
 
+    def exceeds(self, plan: ParallelPlan, *, untouched: int) -> bool:
+        """Whether ``plan`` is predicted to take more of a rank than the limit.
+
+        Args:
+            untouched: as for ``resumed_plan``.
+        """
+        limit = self._planner.first.memory_limit
+        return limit is not None and self._most_bytes(plan, self.profile.job.trained_from(untouched)) > limit
+
+    def smaller(self, current: ParallelPlan, *, step: int) -> tuple[int, Smaller | UserError]:
+        """The most bytes that ``current`` is predicted to take of a rank; and a plan that takes a tenth less, or the
+        reason for none. Not collective.
+        """
+        outlook = self._outlook(step, current)
+        taken = self._most_bytes(current, outlook.costs)
+        limit = taken * 9 // 10
+        planner = replace(self._planner, first=replace(self._planner.first, memory_limit=limit, prefixes=PREFIXES))
+        try:
+            choice = planner.resumed_plan(current.frozen, cached=current.cached, outlook=outlook)
+        except UserError as error:
+            return taken, error
+        return taken, Smaller(choice.plan, limit)
+
+    def _most_bytes(self, plan: ParallelPlan, costs: JobCosts) -> int:
+        return max(predict(plan, costs=costs, global_batch_size=self._config.train.batch_size).memory_bytes)
+
     def settle(
         self,
         wanted: int,
@@ -272,6 +300,19 @@ class AutoPipe:
         self._observed.pop(current, None)  # the latest plan comes last
         self._observed[current] = Observed(recent.work / recent.num_steps, seconds)
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class Smaller:
+    """A plan for less memory.
+
+    Attributes:
+        plan: the plan.
+        limit: bytes that it takes of a rank at most.
+    """
+
+    plan: ParallelPlan
+    limit: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from time import time as now
 from types import TracebackType
 
+from pipetransformer.config.secrets import masked
 from pipetransformer.errors import UserError
 from pipetransformer.process import shutdown
 from pipetransformer.process.shutdown import AT_ONCE
@@ -69,9 +70,9 @@ class RankEnd:
 
 def describe(error: Exception, *, followed: bool) -> Failure:
     is_mistake = isinstance(_root(error), UserError)
-    details = "" if is_mistake else "".join(traceback.format_exception(error))
+    details = "" if is_mistake else masked("".join(traceback.format_exception(error)))
     where = "" if is_mistake or followed or not (here := str(HERE)) else f" ({here})"
-    return Failure(line=f"{cause_line(error)}{where}", details=details, followed=followed, time=now())
+    return Failure(line=f"{masked(cause_line(error))}{where}", details=details, followed=followed, time=now())
 
 
 def interrupted(number: signal.Signals, *, trace: TracebackType | None = None, outcome: str = "") -> Failure:

@@ -1,8 +1,7 @@
 """The events of a run, as the trainer tells them to its listeners.
 
-Every rank tells the same events in the same order. Thus a listener may be collective, as the report is. The report
-writes most of them to ``events.jsonl``, under these names:
-
+Every rank tells the same events in the same order, so that a listener may be collective, as the report is; but Saved
+and NotSaved come when a rank hears of the write. The report writes most of them to ``events.jsonl``, as:
     Measured  calibration      Decided  freeze_decision    Moved          transition       Evaluated  evaluation
     Resumed   resume           Held     held               Advanced       advance          Saved      checkpoint
     TrainingStarts  run        Adopted  plan               CacheDeclined  cache_declined   Finished   end
@@ -318,8 +317,7 @@ class Saved(Event):
     Attributes:
         step: number of steps done.
         path: the folder of the checkpoint.
-        seconds: those that training has waited for it.
-        write_seconds: those of the write, which is beside training with ``checkpoint.asynchronous``.
+        seconds, write_seconds: those that training has waited for it, and those of the write.
     """
 
     step: int

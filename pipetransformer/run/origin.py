@@ -71,11 +71,12 @@ class Origin:
         return plan
 
     def _fit(self, autopipe: AutoPipe) -> Choice | None:
-        """Where the checkpoint is of another number of ranks: gives it a plan for those of now, and takes them for the
-        holders of its optimizer state. They read what others wrote, by name. Returns the choice; None where there is
-        none."""
+        """Where the checkpoint is of another number of ranks, or its plan takes too much memory: gives it a plan for
+        those of now, and takes them for the holders of its optimizer state. They read what others wrote, by name.
+        Returns the choice; None where there is none."""
         old, size, choice = self._plan, self._world.size, None
-        if old.world_size == size and self._world.local_size % old.pp == 0:
+        has_ranks = old.world_size == size and self._world.local_size % old.pp == 0
+        if has_ranks and (self.replayed or not autopipe.exceeds(old, untouched=self.state["untouched"])):
             return None
         step = int(self.state["step"])
         if self.replayed:

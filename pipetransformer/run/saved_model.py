@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -27,14 +27,14 @@ def _give_usual_permissions(folder: Path) -> None:
         path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
 
 
-def save_model(built: BuiltModel, folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
+def save_model(built: BuiltModel, folder: Path, units: Iterator[Mapping[str, Tensor]]) -> None:
     """Writes the model in the format of its library. A reader sees the old folder or the whole new one.
 
     Not collective: only rank 0 calls it.
 
     Args:
         folder: the folder to write or to replace.
-        weights: names and values of parameters and persistent buffers, on the CPU.
+        units: parameters and persistent buffers by name, on the CPU, of one unit after the other.
 
     Raises:
         UserError: if it cannot be written.
@@ -51,8 +51,14 @@ def save_model(built: BuiltModel, folder: Path, weights: Iterable[tuple[str, Ten
         tidy()
         with writing(folder):
             part.mkdir(parents=True)
-            built.save(part, weights)
+            built.save(part, _pairs(units))
             _give_usual_permissions(part)
             if folder.exists():
                 folder.rename(old)
             part.rename(folder)
+
+
+def _pairs(units: Iterator[Mapping[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    for of_unit in units:
+        yield from of_unit.items()
+        del of_unit  # while the next one is gathered

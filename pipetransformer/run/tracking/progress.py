@@ -15,6 +15,8 @@ from rich.console import Console, RenderableType
 from rich.table import Column
 from rich.text import Text
 
+from pipetransformer.config.secrets import masked
+
 _SECONDS_BETWEEN_DRAWS = 0.1
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -92,7 +94,7 @@ class Progress:
 
     def line(self, text: str) -> None:
         """Prints a fact, above the bar."""
-        self.show(Text(text), soft_wrap=True)
+        self.show(Text(masked(text)), soft_wrap=True)
 
     def show(self, renderable: RenderableType, *, soft_wrap: bool = False) -> None:
         """Prints a renderable of rich, such as a table, above the bar."""
