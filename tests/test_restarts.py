@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,13 +40,22 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
-def start(folder: Path, nnodes: str, node: int, port: int, *more: str) -> subprocess.Popen[str]:
-    """One launcher of one rank, whose steps take long enough to be met."""
-    command = [sys.executable, "-m", "pipetransformer.launch", "1", nnodes, str(node), "127.0.0.1", str(port)]
+def start(
+    folder: Path,
+    nnodes: str,
+    node: int,
+    port: int,
+    *more: str,
+    within: Sequence[str] = (),
+    address: str = "127.0.0.1",
+    **environment: str,
+) -> subprocess.Popen[str]:
+    """One launcher of one rank, whose steps take long enough to be met; ``within`` is a command that runs it."""
+    command = [*within, sys.executable, "-m", "pipetransformer.launch", "1", nnodes, str(node), address, str(port)]
     return subprocess.Popen(
-        [*command, DIGITS, "x", *more, *SETTINGS, f"run.dir={folder}"],
+        [*command, DIGITS, "x", *SETTINGS, *more, f"run.dir={folder}"],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHON_EXEC": str(slow_python(folder))},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHON_EXEC": str(slow_python(folder)), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

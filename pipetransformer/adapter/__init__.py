@@ -7,7 +7,7 @@ from pipetransformer.adapter.deferred import Deferred, NotDeferred
 from pipetransformer.adapter.export import block_call, export, export_failure, module_call, requires_grad
 from pipetransformer.adapter.fake import shapes_alone
 from pipetransformer.adapter.groups import group_among, patient_group
-from pipetransformer.adapter.launch import is_peer_failure, run_ranks
+from pipetransformer.adapter.launch import is_peer_failure, run_ranks, silent_nodes
 from pipetransformer.adapter.memory import LiveBytes, give_memory
 from pipetransformer.adapter.operators import aliases, has_random_tag, is_assertion, is_light, written
 from pipetransformer.adapter.pipelining import Schedule, StagePart, build_schedule, run_schedule
@@ -57,6 +57,7 @@ __all__ = [
     "scaled_step",
     "sends_without_gradients",
     "shapes_alone",
+    "silent_nodes",
     "storage_of",
     "written",
 ]

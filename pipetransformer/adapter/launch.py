@@ -12,8 +12,12 @@ import re
 import shutil
 import signal
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import torch.distributed as dist
 
 from pipetransformer.adapter.rendezvous import Rendezvous, ends_of, tell_restarts
 from pipetransformer.errors import UserError
@@ -41,6 +45,28 @@ def is_peer_failure(error: BaseException) -> bool:
             return True
         cause = cause.__cause__
     return False
+
+
+def silent_nodes(*, seconds: float) -> list[int]:
+    """The nodes of which no rank tells, within ``seconds``, that it waits in vain; for ranks that do, at about the same
+    time. Node 0, if its store gives no answer.
+    """
+    rank, size, local_size = dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    nodes, found = range(size // local_size), list[bool]()
+
+    def ask() -> None:
+        # Note: private; the store at which the ranks have met.
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"waits/{rank}", "")
+        time.sleep(seconds / 2)
+        waits = [store.check([f"waits/{other}"]) for other in range(size)]
+        found.extend(any(waits[node * local_size : (node + 1) * local_size]) for node in nodes)
+
+    asking = threading.Thread(target=ask, daemon=True)  # a store that is gone may keep it for minutes
+    asking.start()
+    asking.join(seconds)
+    own = rank // local_size
+    return [node for node in nodes if node != own and not found[node]] if found else [0] * (own > 0)
 
 
 def run_ranks(

@@ -91,10 +91,11 @@ def _attempt(body: Callable[[], None], *, signals: shutdown.Signals) -> int:
         if isinstance(error, ModuleNotFoundError):
             package = (error.name or "").partition(".")[0]
             error = UserError(f"{package} is missing; run 'sh setup.sh', then use .venv/bin/python or activate .venv")
-        followed = _is_peer_failure(error)
-        if followed:
-            time.sleep(_PEER_WAIT_SECONDS)  # the launcher sees the rank that failed first, and ends this one
-        _tell(failure.describe(error, followed=followed))
+        followed, began = _is_peer_failure(error), time.monotonic()
+        silent = _silent_nodes(error) if followed else []
+        if followed:  # the launcher sees the rank that failed first, and ends this one
+            time.sleep(max(0.0, _PEER_WAIT_SECONDS - (time.monotonic() - began)))
+        _tell(failure.describe(error, followed=followed, silent=silent))
         return 2 if isinstance(error, UserError) else 1
     return 0
 
@@ -126,6 +127,16 @@ def _is_peer_failure(error: Exception) -> bool:
     from pipetransformer.adapter import is_peer_failure
 
     return is_peer_failure(error)
+
+
+def _silent_nodes(error: Exception) -> list[int]:
+    """The nodes without an answer, where there are several."""
+    is_alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+    if is_alone or not failure.is_timeout(failure.cause_line(error)):
+        return []
+    from pipetransformer.adapter import silent_nodes
+
+    return silent_nodes(seconds=_PEER_WAIT_SECONDS)
 
 
 def _has_peers() -> bool:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time as now
@@ -27,6 +27,7 @@ from pipetransformer.process.whereabouts import HERE
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, AT_ONCE)
 _INTERRUPTED = frozenset({code for number in _ENDING for code in (-number, 128 + number)})
+NO_ANSWER = "no answer within run.timeout"
 _WAITING = re.compile(r"\.wait\(|\bdist\.|all_reduce|all_gather|barrier|broadcast|\brecv|\bsend")
 
 
@@ -68,7 +69,15 @@ class RankEnd:
     report: Failure | None
 
 
-def describe(error: Exception, *, followed: bool) -> Failure:
+def describe(error: Exception, *, followed: bool, silent: Sequence[int] = ()) -> Failure:
+    """The report of a rank that an exception ends.
+
+    Args:
+        silent: the nodes for which it has waited in vain, where any are known.
+    """
+    if silent:
+        nodes = f"node{'s' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
+        return Failure(f"{NO_ANSWER} from {nodes} ({HERE}): it stands still, or the link is gone", "", True, now())
     is_mistake = isinstance(_root(error), UserError)
     details = "" if is_mistake else masked("".join(traceback.format_exception(error)))
     where = "" if is_mistake or followed or not (here := str(HERE)) else f" ({here})"
@@ -152,7 +161,7 @@ def first_cause(ends: Mapping[int, RankEnd]) -> Failure:
         first = ends[silent[0]].report
         assert first is not None
         names = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
-        return replace(first, line=f"{names}: no answer within run.timeout; it was at {first.place}")
+        return replace(first, line=f"{names}: {NO_ANSWER}; it was at {first.place}")
     if end.report is not None:
         return end.report
     line = _exit_line(end.exit_code)
@@ -175,7 +184,7 @@ def _waited(end: RankEnd) -> bool:
 
 def is_timeout(text: str) -> bool:
     """Whether the message of a collective says that a rank did not answer."""
-    return "timed out" in text.lower()
+    return "timed out" in text.lower() or NO_ANSWER in text
 
 
 def _precedence(end: RankEnd) -> int:
