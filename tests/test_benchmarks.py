@@ -27,6 +27,7 @@ import benchmarks.partitioner.__main__ as partitioner
 import benchmarks.pipeline.__main__ as pipeline
 import benchmarks.predictor.__main__ as predictor
 import benchmarks.resnet101_speed.__main__ as resnet101_speed
+import benchmarks.saving.__main__ as saving
 import benchmarks.transition.__main__ as transition
 from benchmarks.amoebanet_memory.jobs import Held, Job, find_boundaries
 from benchmarks.ddp_vs_pipe.fresh_ranks import OutOfMemory
@@ -274,6 +275,7 @@ def test_every_row_is_timed_in_every_round_on_its_own_ranks(ranks: RankPool) -> 
         (predictor.main, ["--repeats", "0"], "argument --repeats: 0 is not allowed"),
         (pipeline.main, ["--repeats", "-1"], "argument --repeats: "),
         (transition.main, ["--cycles", "0"], "argument --cycles: 0 is not allowed"),
+        (saving.main, ["--windows", "0"], "argument --windows: 0 is not allowed"),
         (partitioner.main, ["--chains", "0"], "argument --chains: 0 is not allowed"),
         (memory.main, ["--models", "gpt"], "argument --models: invalid choice: 'gpt'"),
         (paper.main, ["more"], "more is not known"),

@@ -11,6 +11,7 @@ import random
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -88,6 +89,36 @@ def test_a_configuration_with_mistakes(seeds: range, tmp_path: Path) -> None:
         path.write_bytes(mutated(draws.choice(CONFIGS).read_bytes(), draws))
         taken += judged(lambda: load_config(path), f"seed {seed}")
     assert taken < len(seeds), "mistakes are found"
+
+
+SMALL = (
+    "model.kwargs={patch_size: 2, in_chans: 1, embed_dim: 16, depth: 2, num_heads: 2}",
+    *("data.max_train_samples=32", "data.max_eval_samples=16", "train.epochs=1", "train.batch_size=16", "run.id=x"),
+    *("train.eval_every=1 epoch", "log.every=1", "checkpoint.every=1 epoch", "freeze.every=1 step"),
+)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seeds", [range(first, first + 40) for first in (5000, 6000)], ids=str)
+def test_what_is_taken_with_mistakes_is_run(seeds: range, tmp_path: Path) -> None:
+    """Or refused later, in one line, without a folder."""
+    from benchmarks.soak.forked import ForkedJob, running
+
+    path, ends = tmp_path / "config.yaml", list[int]()
+    whole = (CONFIGS[0].parent / "train_config_digits_all_in_one.yaml").read_bytes()
+    for seed in seeds:
+        path.write_bytes(mutated(whole, random.Random(seed)))
+        arguments = [str(path), *SMALL, f"run.dir={tmp_path / str(seed)}"]
+        if not judged(partial(load_config, path, arguments[1:]), f"seed {seed}"):
+            continue
+        job = ForkedJob(load_config(path).task, arguments, num_ranks=1)
+        with running(job):
+            ended = job.supervise(timeout=60.0)
+        ends.append(ended.exit_code)
+        assert ended.exit_code in (0, 2), f"seed {seed}: {ended.cause}"
+        left = (tmp_path / str(seed) / "x" / "summary.json").is_file()
+        assert left == (ended.exit_code == 0) and ("\n" not in ended.cause), f"seed {seed}: {ended.cause}"
+    assert ends.count(0) > 3
 
 
 # ---- data sets -------------------------------------------------------------------------------------------------------
