@@ -106,7 +106,7 @@ def row_of(
     usual = [seconds(first + WINDOW) for first in firsts]
     prices = [seconds(first) - without for first, without in zip(firsts, usual)]
     return {
-        "asynchronous": asynchronous,
+        "written": "beside training" if asynchronous == "true" else "while training waits",
         "weights": num_weights,
         "seconds of a step": round(median(usual) / WINDOW, 3),
         "price, seconds": [round(price, 3) for price in prices],
