@@ -10,7 +10,8 @@ The tally is a file in the folder of the results, and the command goes on with i
 all libraries are imported once, and 100 through run_pipetransformer.sh, in as many calls as it takes.
 
 Detect: from the kill to the end of the last rank. Restart: from the start of the processes to the resumption (forked
-ranks have their imports). Load: from there to the first step; weights, moments and the cache, filled again.
+ranks have their imports). Load: from there to the first step, weights and moments. Refill: of the cache, if it
+had one.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def report(tallies: dict[str, Tally], *, folder: Path) -> None:
             "ranks started": {"forked": "as forks", "script": "by the script"}[name],
             "kills survived": tally.kills,
             "runs, to the bit": tally.runs,
-            **{f"{what} s": _spread(getattr(tally, what)) for what in ("detect", "restart", "load")},
+            **{f"{what} s": _spread(getattr(tally, what)) for what in ("detect", "restart", "load", "refill")},
         }
         for name, tally in tallies.items()
     ]
@@ -90,8 +91,8 @@ def _spread(seconds: list[float]) -> str | None:
 
 def draw(figure: Figure, tallies: dict[str, Tally]) -> None:
     """A histogram of each time."""
-    for number, what in enumerate(("detect", "restart", "load"), start=1):
-        axes = figure.add_subplot(1, 3, number)
+    for number, what in enumerate(("detect", "restart", "load", "refill"), start=1):
+        axes = figure.add_subplot(1, 4, number)
         for name, tally in tallies.items():
             if seconds := getattr(tally, what):
                 axes.hist(seconds, bins=30, alpha=0.6, label=name)

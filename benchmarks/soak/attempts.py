@@ -56,7 +56,8 @@ class Tally:
         runs: number of runs that ended with the weights of the undisturbed one, to the bit.
         detect: from each kill to the end of the last rank.
         restart: from each start to the resumption, with all that is read.
-        load: from a resumption to the first step, the cache filled again.
+        load: from a resumption to the first step, but for the refill.
+        refill: of the cache, where the checkpoint's plan had one.
     """
 
     kills: int = 0
@@ -64,6 +65,7 @@ class Tally:
     detect: list[float] = field(default_factory=list)
     restart: list[float] = field(default_factory=list)
     load: list[float] = field(default_factory=list)
+    refill: list[float] = field(default_factory=list)
 
 
 class Soak:
@@ -177,8 +179,11 @@ class Soak:
             return
         tally.restart.append(resumed - began)
         started = next((event["time"] for event in new if event["event"] == "run"), None)
+        begun = next((number for number, event in enumerate(new) if event["event"] == "run"), 0)
+        refills = [event["seconds"] for event in new[:begun] if event["event"] == "advance"]
         if started is not None:
-            tally.load.append(started - resumed)
+            tally.load.append(started - resumed - sum(refills))
+            tally.refill += [sum(refills)] if refills else []
 
 
 def digest_of(run: Path) -> str:
