@@ -179,7 +179,7 @@ def test_a_signal_ends_the_job_in_every_phase(folder: Path, name: str, number: s
             process.send_signal(number)
         _, err = process.communicate(timeout=30)
     assert time.monotonic() - begin < 10
-    assert err == f"interrupted by {number.name}\n"
+    assert err.splitlines()[0] == f"interrupted by {number.name}"
     assert process.returncode == 128 + number
     assert_nothing_is_left(folder, family=family, shared_memory=shared_memory)
     if name == "calibration":
@@ -215,7 +215,7 @@ def test_a_signal_ends_an_entry_that_runs_alone(folder: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert time.monotonic() - begin < 10
-    assert err == "interrupted by SIGINT\n"
+    assert err.splitlines()[0] == "interrupted by SIGINT"
     assert process.returncode == 128 + signal.SIGINT
     assert_nothing_is_left(folder, family=family, shared_memory=shared_memory)
 
@@ -339,5 +339,5 @@ def test_an_interrupted_preparation_leaves_no_half(folder: Path, how: str) -> No
         wait_until(exists("cache/*.part/second.npy"), folder=folder, process=process)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
-    assert (process.returncode, err) == (128 + signal.SIGINT, "interrupted by SIGINT\n")
+    assert (process.returncode, err.splitlines()[0]) == (128 + signal.SIGINT, "interrupted by SIGINT")
     assert list((folder / "cache").iterdir()) == []

@@ -28,7 +28,13 @@ CONFIG = f"{ROOT}/config/train_config_digits_no_freeze.yaml"
 SETTINGS = (
     "model.kwargs={patch_size: 2, in_chans: 1, embed_dim: 16, depth: 6, num_heads: 2}",
     *("data.max_train_samples=96", "data.max_eval_samples=32", "train.epochs=4", "train.batch_size=16"),
-    *("train.precision=float32", "train.eval_every=2 epochs", "checkpoint.every=3 steps", "log.wandb=disabled"),
+    *(
+        "train.precision=float32",
+        "train.eval_every=2 epochs",
+        "checkpoint.every=3 steps",
+        "log.wandb=disabled",
+        "log.report=false",
+    ),
     *("log.every=2", "pipe.measure=false", "pipe.initial_length=2", "run.id=x"),
 )
 DECIDES = ("freeze.policy=static", "freeze.max_frozen=3", "freeze.warmup=2 epochs", "freeze.guard=false")

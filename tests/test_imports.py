@@ -48,9 +48,11 @@ ORDER = {
     "graphs": "models that are no chain, cut by the planner of pipe",
     "simulation": "clusters that are not there, planned by the planner of pipe",
     "run": "one run and its folder, made of all controllers' parts",
+    "inference": "saved models at work, found by their run",
     "trainer": "the loop over controllers, engine and run",
     "launch": "the start of a job: configuration first, then the trainer",
     "commands": "questions from the console to any of the above",
+    "__main__": "python -m pipetransformer",
 }
 CONTROLLERS = ("freeze", "pipe", "dp", "cache")
 WITHOUT_TORCH = ("plan", "config", "freeze", "pipe.planner")
@@ -266,7 +268,13 @@ def test_the_house_keeps_its_laws(law: Law) -> None:
 
 def test_the_top_holds_nothing_else() -> None:
     """What ``crowding`` counts is all that lies there."""
-    names = {path.name for path in ROOT.iterdir()} - {"__init__.py", "__main__.py", "py.typed", "__pycache__"}
+    names = {path.name for path in ROOT.iterdir()} - {
+        "__init__.py",
+        "__main__.py",
+        "py.typed",
+        "__pycache__",
+        "recipes",
+    }
     assert {name.removesuffix(".py") for name in names} == {room_of(module) for module in SOURCES} - {HOUSE, "__main__"}
 
 

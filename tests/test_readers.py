@@ -184,7 +184,10 @@ def test_numbers_are_classes_in_their_order(tmp_path: Path) -> None:
     ("files", "message"),
     [
         ({"dev.csv": ROWS}, r"holds no train file; give one in csv, tsv, jsonl, json or parquet"),
-        ({"train.csv": ROWS}, r"holds no dev or validation or valid or eval or test file"),
+        (
+            {"train.csv": ROWS},
+            r"holds no dev or validation or valid or val or eval file; give one, or data.eval_fraction=0.1",
+        ),
         ({"train.csv": ROWS, "train.tsv": ROWS}, r"holds both train.csv and train.tsv; leave one"),
         ({"train.csv": [{"one": "a", "mood": "x"}]}, r"train.csv: no column two; there are one, mood"),
         ({"train.csv": ROWS, "dev.csv": [{**ROWS[0], "mood": "new"}]}, r"dev.csv: row 0: label 'new' is not in the"),

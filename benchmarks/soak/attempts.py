@@ -24,7 +24,14 @@ ROOT = Path(__file__).resolve().parents[2]
 RANKS = 4
 _COMMON = (
     *("train.epochs=4", "train.precision=float32", "train.batch_size=32", "checkpoint.every=2 steps", "log.every=5"),
-    *("log.wandb=disabled", "pipe.measure=false", "pipe.initial_length=4", "freeze.policy=schedule", "run.id=soak"),
+    *(
+        "log.wandb=disabled",
+        "log.report=false",
+        "pipe.measure=false",
+        "pipe.initial_length=4",
+        "freeze.policy=schedule",
+        "run.id=soak",
+    ),
     *("freeze.every=4 steps", "freeze.alpha=0.4", "freeze.guard=false", "run.timeout=60", "train.eval_every=1 epoch"),
 )
 TASKS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # task, configuration, settings

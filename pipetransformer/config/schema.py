@@ -21,6 +21,7 @@ from pipetransformer.config.policies import chosen_policy
 from pipetransformer.config.quantities import Interval
 from pipetransformer.config.renamed import new_keys, with_new_names
 from pipetransformer.config.secrets import key_of_secret
+from pipetransformer.config.shipped import found_config
 from pipetransformer.config.types import (
     Count,
     CountOrZero,
@@ -29,6 +30,7 @@ from pipetransformer.config.types import (
     FolderName,
     NotNegative,
     NumBytes,
+    OpenShare,
     Positive,
     Seconds,
     Section,
@@ -99,7 +101,16 @@ class DataConfig(Section):
     label_column: Text = Field(default="label", description="Column of a `table` that holds the class.")
     path: Text | None = Field(
         default=None,
-        description="A local folder, or a hub id; null takes the dataset's usual place on the hub.",
+        description="A local folder (of a `table`, also one file), or a hub id; null takes the usual place on the hub.",
+    )
+    eval_fraction: OpenShare | None = Field(
+        default=None,
+        description="The share of one table or of one folder of classes that is kept to evaluate on, of each class "
+        "alike, the same in every run; null: the evaluation data are apart.",
+    )
+    splits: dict[str, Text] = Field(
+        default_factory=dict,
+        description="Other names of splits, of files, folders or on a hub: `{eval: test}` evaluates on the test set.",
     )
     max_train_samples: Count | None = Field(
         default=None,
@@ -246,6 +257,7 @@ class LogConfig(Section):
     project: Text = Field(default="pipetransformer", description="Project in Weights & Biases.")
     name: Text | None = Field(default=None, description="Name of the run in Weights & Biases; null takes `run.id`.")
     every: Count = Field(default=10, description="Steps between two records of loss and phase times.")
+    report: bool = Field(default=True, description="Write `report.html` at the end; `pipetransformer report` does too.")
 
 
 class RunConfig(Section):
@@ -349,9 +361,10 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, is_past: boo
     """Read a YAML file, then overrides such as ``train.lr=1e-3``, in order. Raises UserError.
 
     Args:
+        path: of the file, or the short name of one that is shipped, such as ``digits``.
         is_past: of a run that was: a policy of the user's own may be gone or have other options now.
     """
-    values = read_yaml(path)
+    values = read_yaml(found_config(path))
     for override in overrides:
         set_key(values, *parse_override(override, text_keys=text_keys(Config)))
     if not is_past and (key := key_of_secret(values)):

@@ -17,6 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from pipetransformer.config.foreign import ours
 from pipetransformer.config.registry import Registry
 
 _NOUNS = {
@@ -111,6 +112,15 @@ def reference(schema: type[BaseModel], *, head: Sequence[str], command: str) -> 
     return "\n".join(lines) + "\n"
 
 
+def keys_of(schema: type[BaseModel]) -> list[tuple[str, str]]:
+    """Every dotted key that takes a value, with its meaning and its default, as plain text."""
+    found = []
+    for key, field in _leaves(schema):
+        default = "required" if field.is_required() else _plain(field.get_default(call_default_factory=True))
+        found.append((key, f"{field.description} [{default}]".replace("`", "")))
+    return found
+
+
 def text_keys(schema: type[BaseModel]) -> frozenset[str]:
     """The dotted keys whose value is free text."""
     return frozenset(key for key, field in _leaves(schema) if _takes_text(field.annotation))
@@ -128,6 +138,8 @@ def _explain_unknown(path: Sequence[str], *, schema: type[BaseModel]) -> str:
     for section in parents:
         names = _fields(names[section].annotation)
     prefix = f"{parent}." if parent else ""
+    if (known := ours(name)) and known in {leaf for leaf, _ in _leaves(schema)}:
+        return f"{key}: no such key; here it is {known}"
     if near := difflib.get_close_matches(name.lower(), names, n=1):
         return f"{key}: no such key; did you mean {prefix}{near[0]}?"
     elsewhere = {leaf.rpartition(".")[2]: leaf for leaf, _ in _leaves(schema)}

@@ -96,7 +96,7 @@ class GlueReader(TextReader):
         super().__init__(data)
         self._task = GLUE[data.name]
         self.names, self.metrics, self.splits = self._task.names, self._task.metrics, tuple(self._task.splits)
-        self.hub_splits = {split: on_hub for split, (_, on_hub) in self._task.splits.items()}
+        self.hub_splits = {**{split: on_hub for split, (_, on_hub) in self._task.splits.items()}, **data.splits}
 
     def file(self, split: str) -> Path | None:
         folder, name = self.location, self._task.splits[split][0]

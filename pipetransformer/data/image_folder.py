@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pipetransformer.data.reader import PictureReader, PictureSplit
+from pipetransformer.data.reader import PictureReader, PictureSplit, parted
 from pipetransformer.data.reading import channels_first, decoded
 from pipetransformer.errors import UserError
 
-_SPLITS = {"train": ("train",), "eval": ("val", "validation", "dev", "test")}
+_SPLITS = {"train": ("train",), "eval": ("val", "validation", "valid", "dev")}
 _LONGEST = 100  # longer side over the shorter one
-_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
 
 
 class FolderReader(PictureReader):
@@ -46,7 +46,7 @@ class FolderReader(PictureReader):
     def digest(self, wanted: PictureSplit) -> object:
         """Of the files' names, sizes and times, because reading them all would take as long as decoding."""
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path, _ in self._files(wanted)]
-        return (stats, wanted.size, wanted.interpolation)
+        return (stats, wanted.size, wanted.interpolation, self.data.eval_fraction)
 
     def _files(self, wanted: PictureSplit) -> list[tuple[Path, int]]:
         """The pictures to read with their class, class by class."""
@@ -55,7 +55,7 @@ class FolderReader(PictureReader):
         for directory in _class_folders(root):
             if directory.name not in wanted.label_names:
                 raise UserError(f"{directory}: is no class of the training split")
-            files = sorted(path for path in directory.rglob("*") if path.suffix.lower() in _SUFFIXES)
+            files = sorted(path for path in directory.rglob("*") if path.suffix.lower() in SUFFIXES)
             if others := [path for path in files if not path.is_file()]:  # a broken link, a folder, a pipe
                 raise UserError(f"{others[0]}: is no file; delete it")
             if wanted.split == "train" and not files:
@@ -63,18 +63,33 @@ class FolderReader(PictureReader):
             found += [(path, wanted.label_names.index(directory.name)) for path in files]
         if not found:
             raise UserError(f"{root}: holds no pictures; at least 1 is needed")
+        if (fraction := self.data.eval_fraction) is not None:
+            found = [found[row] for row in parted([label for _, label in found], fraction=fraction)[wanted.split]]
         return [found[row] for row in wanted.rows(len(found))]
 
     def _folder(self, split: str) -> Path:
+        """The folder of a split; with ``data.eval_fraction``, that of both."""
         if self.data.path is None:
             raise UserError("data.path: missing; give the folder that holds train and val")
         folder = self.location
         if isinstance(folder, str):
             raise UserError(f"data.path: {folder} is no local folder; give the one that holds train and val")
-        found = [folder / name for name in _SPLITS[split] if (folder / name).is_dir()]
-        if not found:
-            raise UserError(f"data.path: {folder} holds no folder {' or '.join(_SPLITS[split])}")
-        return found[0]
+        given, apart = dict(self.data.splits), self.data.eval_fraction is None
+        names = {name: [given[name]] if name in given else [*_SPLITS[name]] for name in ("train", "eval")}
+        found = {name: [folder / each for each in names[name] if (folder / each).is_dir()] for name in names}
+        if not apart:
+            if found["eval"]:
+                there = found["eval"][0]
+                raise UserError(f"data.eval_fraction: {there} is there to evaluate on; leave one of them out")
+            return found["train"][0] if found["train"] else folder
+        if not found[split]:
+            wanted = " or ".join(names[split])
+            rest = "; if its folders are the classes, give data.eval_fraction=0.2" if not found["train"] else ""
+            if split == "eval":
+                test = ", or data.splits={eval: test}" if (folder / "test").is_dir() else ""
+                rest = f"; give one, or data.eval_fraction=0.1 to keep a tenth of the training data{test}"
+            raise UserError(f"data.path: {folder} holds no folder {wanted}{rest}")
+        return found[split][0]
 
 
 def _class_folders(root: Path) -> list[Path]:

@@ -43,6 +43,7 @@ class Reader:
 
     def __init__(self, data: DataConfig) -> None:
         self.data = data
+        self.hub_splits = {**self.hub_splits, **data.splits}
 
     def label_names(self) -> tuple[str, ...]:
         """The names of the classes as the data have them; may read metadata, or labels. Raises UserError."""
@@ -85,7 +86,8 @@ class Reader:
         except Exception as error:  # Three libraries raise here, each with exceptions of its own.
             raise UserError(
                 f"data.path: {self.location} is no local folder and its split {self.hub_splits[split]} cannot be "
-                f"loaded from the hub ({type(error).__name__}: {one_line(error)}); give data.path a local folder"
+                f"loaded from the hub ({type(error).__name__}: {one_line(error)}); give data.path a local folder, or "
+                f"data.splits={{{split}: NAME}} if the split has another name there"
             ) from error
         require_columns(dataset.column_names, columns, source=self.on_hub(split))
         if not len(dataset):
@@ -188,6 +190,19 @@ class QuestionReader(TokenReader):
     @abstractmethod
     def read(self, split: str) -> Iterable[Question]:
         """All questions of a split. Raises UserError."""
+
+
+def parted(labels: Sequence[object], *, fraction: float) -> dict[str, np.ndarray]:
+    """The rows of one source that train and that evaluate, int64, ascending: of each label its share, as far as there
+    are enough; the same in every run."""
+    from sklearn.model_selection import train_test_split
+
+    rows = np.arange(len(labels))
+    try:
+        train, kept = train_test_split(rows, test_size=fraction, stratify=np.array(labels), random_state=0)
+    except ValueError:  # a class of one sample, or more classes than are kept
+        train, kept = train_test_split(rows, test_size=max(1, round(fraction * len(rows))), random_state=0)
+    return {"train": np.sort(train), "eval": np.sort(kept)}
 
 
 def reader_of(data: DataConfig) -> Any:

@@ -17,7 +17,7 @@ class SquadReader(QuestionReader):
 
     def read(self, split: str) -> Iterator[Question]:
         path = self.file(split)
-        return self._hub_questions(split) if path is None else _json_questions(path)
+        return self._hub_questions(split) if path is None else questions_of(path)
 
     def file(self, split: str) -> Path | None:
         """The one ``train*.json`` or ``dev*.json`` of a local folder."""
@@ -41,7 +41,8 @@ class SquadReader(QuestionReader):
                 raise UserError(f"{self.on_hub(split)}: row {number} is not as SQuAD has it ({error})") from error
 
 
-def _json_questions(path: Path) -> Iterator[Question]:
+def questions_of(path: Path) -> Iterator[Question]:
+    """Those of an official file. Raises UserError."""
     try:
         articles = json.loads(path.read_text(encoding="utf-8"))["data"]
     except (OSError, ValueError, KeyError, TypeError) as error:

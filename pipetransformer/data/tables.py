@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +13,24 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from pipetransformer.data.reader import TextReader
+from pipetransformer.data.reader import TextReader, parted
 from pipetransformer.data.reading import Texts, count_lines, one_line, plain_values, require_columns, table_texts
 from pipetransformer.errors import UserError
 
-_SUFFIXES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
+TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
 _LINES = (".csv", ".tsv", ".jsonl")  # of which a line is a row, but for texts of several lines
 _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
-_NAMES = {"train": (("train",),), "eval": (("dev", "validation", "valid", "eval"), ("test",))}
-"""What a split's file may be called; the first group that has a file counts."""
+_NAMES = {"train": ("train",), "eval": ("dev", "validation", "valid", "val", "eval")}
+"""What a split's file may be called. A test set is none of them: what chooses the best weights is no test."""
 
 
 class TableReader(TextReader):
+    @property
+    def location(self) -> Path | str:
+        """As of all readers; or one file."""
+        path = Path(self.data.path or "").expanduser()
+        return path if self.data.path is not None and path.is_file() and path.suffix in TABLES else super().location
+
     def label_names(self) -> tuple[str, ...]:
         """The training split's labels, numbers in their order and names in the alphabet's."""
         values = set(self._labels(self._table("train"), "train"))
@@ -36,6 +43,8 @@ class TableReader(TextReader):
     def read(self, split: str, *, label_names: tuple[str, ...]) -> Texts:
         """A message names the file and the row (from 0)."""
         table, source = self._table(split), self.place(split)
+        if self._is_parted:
+            table = table.take(parted(self._labels(table, split), fraction=self._fraction)[split])
         texts = [table_texts(table[column], name=column, source=source) for column in self.data.text_columns]
         numbers = {name: number for number, name in enumerate(label_names)}
         labels = []
@@ -44,45 +53,72 @@ class TableReader(TextReader):
                 raise UserError(f"{source}: row {row}: label {value!r} is not in the training split")
             labels.append(numbers[value])
         path = self.file(split)
-        lines = count_lines(path) if path is not None and path.suffix in _LINES else -1
+        lines = count_lines(path) if path is not None and path.suffix in _LINES and not self._is_parted else -1
         return Texts(np.array(labels, dtype=np.int64), *texts, lines=lines)
 
     def file(self, split: str) -> Path | None:
         """None where ``data.path`` is a hub id. Raises UserError where there is no file or two."""
         if self.data.path is None:
             raise UserError("data.path: missing; give the folder of your train and validation files, or a hub id")
-        folder = self.location
-        if isinstance(folder, str):
+        place, apart = self.location, self.data.eval_fraction is None
+        if isinstance(place, str):
             return None
-        groups = [[folder / f"{name}{suffix}" for name in names for suffix in _SUFFIXES] for names in _NAMES[split]]
-        found = next((there for group in groups if (there := [path for path in group if path.is_file()])), [])
-        if not found:
-            names = " or ".join(name for group in _NAMES[split] for name in group)
-            raise UserError(f"data.path: {folder} holds no {names} file; give one in csv, tsv, jsonl, json or parquet")
-        if len(found) > 1:
-            raise UserError(f"data.path: {folder} holds both {found[0].name} and {found[1].name}; leave one")
-        return found[0]
+        if place.is_file():
+            if apart:
+                raise UserError(
+                    f"data.path: {place} is one file; give data.eval_fraction=0.2 to keep a fifth of it to evaluate "
+                    "on, or a folder with a train and a dev file"
+                )
+            return place
+        found = self._found(place, split)
+        if found is None and split == "eval" and not apart:
+            return self._found(place, "train")
+        if found is None:
+            raise self._nothing(place, split)
+        if split == "eval" and not apart:
+            raise UserError(f"data.eval_fraction: {found} is there to evaluate on; leave the fraction out, or the file")
+        return found
+
+    def _found(self, folder: Path, split: str) -> Path | None:
+        names = [self.data.splits[split]] if split in self.data.splits else _NAMES[split]
+        paths = [folder / f"{name}{suffix}" for name in names for suffix in TABLES]
+        there = [path for path in paths if path.is_file()]
+        if len(there) > 1:
+            raise UserError(f"data.path: {folder} holds both {there[0].name} and {there[1].name}; leave one")
+        return there[0] if there else None
+
+    def _nothing(self, folder: Path, split: str) -> UserError:
+        if split in self.data.splits:
+            return UserError(f"data.splits: {folder} holds no file {self.data.splits[split]}.csv, .tsv, .jsonl ...")
+        names = " or ".join(_NAMES[split])
+        if split == "train":
+            return UserError(f"data.path: {folder} holds no {names} file; give one in csv, tsv, jsonl, json or parquet")
+        has_test = any((folder / f"test{suffix}").is_file() for suffix in TABLES)
+        test = ", or data.splits={eval: test} to choose the best weights by the test set" if has_test else ""
+        return UserError(
+            f"data.path: {folder} holds no {names} file; give one, or data.eval_fraction=0.1 to keep a tenth of the "
+            f"training data{test}"
+        )
+
+    @property
+    def _fraction(self) -> float:
+        fraction = self.data.eval_fraction
+        assert fraction is not None
+        return fraction
+
+    @property
+    def _is_parted(self) -> bool:
+        """Whether both splits are of one file."""
+        return self.data.eval_fraction is not None and not isinstance(self.location, str)
+
+    def digest(self, split: str) -> str | None:
+        found = super().digest(split)
+        return f"{found} {split} {self._fraction}" if self._is_parted else found
 
     def _table(self, split: str) -> pa.Table:
         """The columns that are needed."""
         columns, path = (*self.data.text_columns, self.data.label_column), self.file(split)
-        if path is None:
-            return self.hub_table(split, columns)
-        try:
-            _check_encoding(path)
-            table = _read(path)
-        except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{path}: cannot be read as {path.suffix[1:]} ({one_line(error)})") from error
-        if (only := table.column_names)[1:] == [] and only and ";" in only[0] and columns[0] not in only:
-            raise UserError(
-                f"{path}: its columns are separated by semicolons ({only[0]}); save it with commas, or tabs"
-            )
-        require_columns(table.column_names, columns, source=path)
-        if not len(table):
-            raise UserError(f"{path}: holds no samples; at least 1 is needed")
-        if twice := [name for name in columns if table.column_names.count(name) > 1]:
-            raise UserError(f"{path}: two columns are called {twice[0]}; rename one")
-        return table.select(list(dict.fromkeys(columns)))
+        return self.hub_table(split, columns) if path is None else read_table(path, columns)
 
     def _labels(self, table: pa.Table, split: str) -> list[str]:
         name, source = self.data.label_column, self.place(split)
@@ -95,6 +131,36 @@ class TableReader(TextReader):
             if value in (None, ""):
                 raise UserError(f"{source}: row {row}: there is no label in column {name}")
         return [str(value) for value in values]
+
+
+def column_names(path: Path) -> list[str]:
+    """Raises UserError as ``read_table`` does."""
+    return list(_whole_table(path).column_names)
+
+
+def read_table(path: Path, columns: Sequence[str]) -> pa.Table:
+    """These columns of a file in csv, tsv, jsonl, json or parquet.
+
+    Raises:
+        UserError: naming the file, and the mistake in it.
+    """
+    table = _whole_table(path)
+    if (only := table.column_names)[1:] == [] and only and ";" in only[0] and columns[0] not in only:
+        raise UserError(f"{path}: its columns are separated by semicolons ({only[0]}); save it with commas, or tabs")
+    require_columns(table.column_names, columns, source=path)
+    if not len(table):
+        raise UserError(f"{path}: holds no samples; at least 1 is needed")
+    if twice := [name for name in columns if table.column_names.count(name) > 1]:
+        raise UserError(f"{path}: two columns are called {twice[0]}; rename one")
+    return table.select(list(dict.fromkeys(columns)))
+
+
+def _whole_table(path: Path) -> pa.Table:
+    try:
+        _check_encoding(path)
+        return _read(path)
+    except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read as {path.suffix[1:]} ({one_line(error)})") from error
 
 
 def _check_encoding(path: Path) -> None:

@@ -10,10 +10,14 @@ from pipetransformer.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with UserError in place of a printout and an exit; overrides may stand behind options too.
+    """argparse with UserError in place of a printout and an exit; overrides may stand behind options too, and texts
+    keep their lines.
 
     Note: argparse takes positional arguments up to the first option, and asks commands' parsers by this method alone.
     """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -23,11 +27,21 @@ class Parser(argparse.ArgumentParser):
             found.overrides = [*found.overrides, *(text for text in rest if not text.startswith("-"))]
             rest = [text for text in rest if text.startswith("-") and text != "--"]
         if rest:
-            self.error(f"{rest[0]} is not known")
+            key, value = meant(rest[0], *rest[1:2])
+            self.error(f"{rest[0]} is not known" + (f"; settings are key=value: {key}={value}" if key else ""))
         return found, rest
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; {' '.join(self.format_usage().split())}")
+
+
+def meant(option: str, following: str = "") -> tuple[str, str]:
+    """The key of a setting that stands as an option, as ``--epochs 3``, and its value; empty where there is none."""
+    from pipetransformer.config.foreign import ours
+
+    name, _, value = option.lstrip("-").partition("=")
+    key = ours(name)
+    return (key, value or (following if following and not following.startswith("-") else "VALUE")) if key else ("", "")
 
 
 def count(text: str, *, least: int = 1, most: int | None = None) -> int:

@@ -26,8 +26,12 @@ ENTRIES = {
 _PEER_WAIT_SECONDS = 2.0
 
 
-def main(task: str, argv: Sequence[str] | None = None) -> int:
-    """Train as the configuration says and return the exit code: 0, 2 for a user's mistake, 1 for any other failure."""
+def main(task: str | None = None, argv: Sequence[str] | None = None) -> int:
+    """Train as the configuration says and return the exit code: 0, 2 for a user's mistake, 1 for any other failure.
+
+    Args:
+        task: the task of the entry, which the configuration must have; None for any.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     return run_guarded(lambda: _train(_configuration(task, arguments)))
 
@@ -62,22 +66,58 @@ def _train(config: Config) -> None:
     if config.run.private:
         os.umask(0o077)
     world = init_world(timeout_seconds=config.run.timeout)
+    trainer: Trainer | None = None
     try:
-        Trainer(config, world).run()
-    except BaseException:
+        trainer = Trainer(config, world)
+        trainer.run()
+    except BaseException as error:
         if world.size == 1:  # no peer can keep it waiting, and a caller in this process may try again
             close_world()
+            if trainer is not None and isinstance(error, shutdown.Interrupted):
+                print(kept_line(trainer.report.folder.path), file=sys.stderr)
         raise
     close_world()
+    if world.rank == 0:
+        _tell_places(trainer.report.folder.path, config)
 
 
-def _configuration(task: str, arguments: Sequence[str]) -> Config:
-    parser = Parser(prog=ENTRIES[task], description=f"Train: {task.replace('_', ' ')}.")
+def _tell_places(run_dir: Path, config: Config) -> None:
+    """Where everything is, and the next command."""
+    from pipetransformer.run.page import read_history, write_report
+    from pipetransformer.run.tracking import say
+
+    report = run_dir / "report.html"
+    told = [("run", str(run_dir)), ("best model", f"{run_dir / 'model' / 'best'}")]
+    if config.log.report:
+        try:
+            write_report([read_history(run_dir)], report)
+            told.append(("report", str(report)))
+        except UserError as error:
+            told.append(("report", f"not written ({error})"))
+    if config.log.wandb == "offline" and (found := sorted((run_dir / "wandb").glob("offline-run-*"))):
+        told.append(("dashboard", f"wandb sync {found[-1]}"))
+    told.append(("next", f"pipetransformer predict {run_dir} DATA"))
+    for name, place in told:
+        say(f"{name:10}  {place}")
+
+
+def kept_line(run_dir: Path) -> str:
+    """What an interrupted run has kept, and the way on."""
+    from pipetransformer.run.folder import complete_checkpoints
+
+    kept = complete_checkpoints(run_dir)
+    if not kept:
+        return f"no checkpoint is kept in {run_dir}; begin it again with run.overwrite=true"
+    return f"step {int(kept[-1].name[-8:])} is kept; go on with run.id={run_dir.name} run.resume=true"
+
+
+def _configuration(task: str | None, arguments: Sequence[str]) -> Config:
+    parser = Parser(prog=ENTRIES.get(task or "", "train"), description=f"Train: {(task or '').replace('_', ' ')}.")
     parser.add_argument("config", metavar="CONFIG", help="YAML file; its keys are documented in docs/config.md")
     parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="override, e.g. train.epochs=3")
     parsed = parser.parse_args(arguments)
     config = load_config(parsed.config, parsed.overrides)
-    if config.task != task:
+    if task is not None and config.task != task:
         raise UserError(f"task: {config.task} is not for {ENTRIES[task]}; use {ENTRIES[config.task]}")
     return config
 

@@ -21,16 +21,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipetransformer.config import load_config
+from pipetransformer.config import Config, load_config
 from pipetransformer.errors import UserError
 from pipetransformer.launch.arguments import count
-from pipetransformer.launch.entry import ENTRIES
+from pipetransformer.launch.entry import kept_line
 from pipetransformer.launch.rollcall import call_the_roll
 from pipetransformer.process import failure, shutdown
 
 if TYPE_CHECKING:
     from pipetransformer.adapter import Rendezvous
 
+RANK = Path(__file__).resolve().parents[1] / "commands" / "rank_scripts" / "train_here.py"
+"""The script of a rank."""
 USAGE = "NPROC NNODES NODE_RANK MASTER_ADDR MASTER_PORT CONFIG RUN_ID [--max-restarts=N] [key=value ...]"
 _RESTARTS = "--max-restarts"
 _STOP_SECONDS = 7  # more than ranks give themselves (process.shutdown.GRACE_SECONDS); the whole job has 10
@@ -76,19 +78,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the job and return the exit code: 0, 1 for a failed rank, 2 for a user's mistake, 128 + a signal's number."""
     try:
         job = parse_job(sys.argv[1:] if argv is None else argv)
-        config = load_config(job.config, job.overrides)
-        entry = Path(__file__).resolve().parents[2] / ENTRIES[config.task]
-        grace = config.run.grace if config.run.on_sigterm == "save" else None
-        return launch(
-            job,
-            entry=entry,
-            settings=config.of_all_nodes,
-            timeout_seconds=config.run.timeout,
-            saving_seconds=grace,
-        )
+        return launch_configured(job, load_config(job.config, job.overrides))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def launch_configured(job: NodeJob, config: Config) -> int:
+    """Runs the ranks of a job that has this configuration, and returns the exit code."""
+    exit_code = launch(
+        job,
+        entry=RANK,
+        settings=config.of_all_nodes,
+        timeout_seconds=config.run.timeout,
+        saving_seconds=config.run.grace if config.run.on_sigterm == "save" else None,
+    )
+    if exit_code > 128 and config.run.id is not None and job.node_rank == 0:
+        run_dir = Path(config.run.dir).expanduser() / config.run.id
+        if run_dir.is_dir():
+            print(kept_line(run_dir), file=sys.stderr)
+    return exit_code
 
 
 def parse_job(arguments: Sequence[str]) -> NodeJob:

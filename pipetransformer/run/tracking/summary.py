@@ -21,6 +21,19 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, json.dumps(to_plain(value), indent=2) + "\n")
 
 
+def parts_of_time(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """The seconds of a run by kind, which add up to all of them."""
+    known = [
+        ("steps", summary["train_s"] - summary["transition_s"] - summary["cache_advance_s"]),
+        ("transitions", summary["transition_s"]),
+        ("cache advance", summary["cache_advance_s"]),
+        ("evaluation", summary["eval_s"]),
+        ("set-up", summary["setup_s"]),
+        ("checkpoints", summary["save_s"]),
+    ]
+    return [*known, ("other", max(0.0, summary["wall_s"] - sum(seconds for _, seconds in known)))]
+
+
 @dataclass(frozen=True, slots=True)
 class Transition:
     """One move to another plan.

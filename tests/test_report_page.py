@@ -1,0 +1,126 @@
+"""``report.html``: complete, true to the run's files, and readable on any screen."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak.forked import ForkedJob, running
+from pipetransformer import commands
+from pipetransformer.run.page import read_history
+from pipetransformer.run.tracking.summary import parts_of_time
+
+SETTINGS = (
+    *("train.epochs=6", "train.precision=float32", "train.batch_size=16", "data.max_train_samples=160"),
+    *(
+        "data.max_eval_samples=60",
+        "train.eval_every=1 epoch",
+        "log.every=2",
+        "log.wandb=disabled",
+        "pipe.measure=false",
+    ),
+)
+FREEZES = ("freeze.policy=schedule", "freeze.alpha=0.3", "freeze.guard=false", "pipe.initial_length=2")
+NAMES = {"elastic": FREEZES, "plain": ("freeze.policy=none",)}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """A run that freezes on 2 ranks, and one that does not."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, settings in NAMES.items():
+        arguments = ["digits", *SETTINGS, *settings, f"run.id={name}", f"run.dir={folder}"]
+        job = ForkedJob("image_classification", arguments, num_ranks=2)
+        with running(job):
+            ended = job.supervise()
+        assert ended.exit_code == 0, ended.cause
+        assert f"report      {folder / name / 'report.html'}" in ended.out
+        assert f"next        pipetransformer predict {folder / name} DATA" in ended.out
+    yield {name: folder / name for name in NAMES}
+
+
+def test_a_run_tells_of_itself(runs: dict[str, Path]) -> None:
+    page = (runs["elastic"] / "report.html").read_text()
+    summary = json.loads((runs["elastic"] / "summary.json").read_text())
+    assert not re.search(r"""(src|href)=["']?(http|//|file)""", page.replace('xlink:href="#', "")), (
+        "it needs nothing else"
+    )
+    assert page.count("<svg") == 9 + (summary["cache"]["hits"] > 0)
+    assert all(svg.count("<path") > 5 for svg in page.split("<svg")[1:])
+    for title in ("Metric and loss", "What froze, when and why", "Where a step", "Memory, cache and time", "Repeat it"):
+        assert title in page
+    for move in summary["transitions"]:
+        assert f"pp {move['pp']} x dp {move['dp']}, M {move['microbatches']}, {move['frozen']} frozen" in page
+    assert f"<b>{max(m['accuracy'] for m in accuracies(runs['elastic'])):.4f}</b>" in page
+
+
+def accuracies(run: Path) -> list[dict[str, float]]:
+    return [dict(point.figures) for point in read_history(run).evaluations]
+
+
+def test_its_times_add_up(runs: dict[str, Path]) -> None:
+    summary = json.loads((runs["elastic"] / "summary.json").read_text())
+    parts = parts_of_time(summary)
+    assert sum(seconds for _, seconds in parts) == pytest.approx(summary["wall_s"], rel=0.02)
+    assert dict(parts)["other"] < 0.35 * summary["wall_s"]
+
+
+def test_the_history_is_that_of_the_files(runs: dict[str, Path]) -> None:
+    history = read_history(runs["elastic"])
+    summary = json.loads((runs["elastic"] / "summary.json").read_text())
+    assert [(c.step, c.plan["frozen"]) for c in history.plans[1:]] == [
+        (move["step"], move["frozen"]) for move in summary["transitions"]
+    ]
+    first = summary["transitions"][0]
+    assert history.frozen_at(first["step"] - 1) == 0 and history.frozen_at(first["step"]) == first["frozen"]
+    assert history.steps[-1].step == history.total_steps == summary["steps"]
+    assert history.steps[-1].train_s == pytest.approx(summary["train_s"], rel=0.1)
+    assert history.best_by == "accuracy" and not read_history(runs["plain"]).plans[-1].plan["frozen"]
+
+
+def test_runs_are_compared(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "both.html"
+    assert commands.main(["report", *map(str, runs.values()), "--output", str(output)]) == 0
+    page = output.read_text()
+    assert page.count("<svg") == 6 and "<td>freeze.policy</td><td>schedule</td><td>none</td>" in page
+    assert commands.main(["report", str(tmp_path)]) == 2
+    assert "holds no events.jsonl; give the folder of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_browser_shows_it_without_an_error(width: int, runs: dict[str, Path], tmp_path: Path) -> None:
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("needs chromium")
+    page = (runs["elastic"] / "report.html").read_text()
+    # In a frame of that width: a window is never narrower than 500 pixels.
+    inner = tmp_path / "inner.html"
+    inner.write_text(page)
+    script = """<script>
+      frames[0].addEventListener('load', () => {})
+      onload = () => { const d = document.querySelector('iframe').contentDocument
+        const drawn = [...d.querySelectorAll('svg')].filter(s => s.getBoundingClientRect().width > 100).length
+        document.title = [d.documentElement.scrollWidth, d.documentElement.clientWidth, drawn].join(' ') }
+    </script>"""
+    (tmp_path / "outer.html").write_text(
+        f'<!doctype html><title>none</title><iframe src="inner.html" width="{width}" height="800"></iframe>{script}'
+    )
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"]
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    ended = subprocess.run(
+        [*command, profile, "--enable-logging=stderr", "--dump-dom", (tmp_path / "outer.html").as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    found = re.search(r"<title>(\d+) (\d+) (\d+)</title>", ended.stdout)
+    assert found, ended.stdout[:500]
+    whole, shown, drawn = map(int, found.groups())
+    assert whole <= shown <= width and drawn == page.count("<svg")
+    assert "CONSOLE" not in ended.stderr, ended.stderr
