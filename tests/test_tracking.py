@@ -14,6 +14,7 @@ import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -173,6 +174,17 @@ def test_the_bar_shows_every_figure_at_any_width(monkeypatch: pytest.MonkeyPatch
     progress.close()
     for shown in ("1000/1000", "epoch 2/3", "0.500", "1,203", "4", pp_x_dp, "cache 98 %"):
         assert shown in out.getvalue()
+
+
+@pytest.mark.parametrize(("columns", "shown"), [("80", "▓▓░░░░ 2 of 6"), ("140", "frozen ▓▓░░░░ 2 of 6")])
+def test_blocks_are_a_bar_and_words(columns: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("TERM", "xterm")
+    out = Terminal()
+    progress = Progress(out=out, err=io.StringIO())
+    progress.update(9, total_steps=9, frozen=2, num_blocks=6)
+    progress.close()
+    assert shown in out.getvalue()
 
 
 @pytest.mark.parametrize("terminal", ["stdout", "stderr"])
@@ -382,6 +394,35 @@ def test_a_wandb_that_cannot_start_is_one_line(tmp_path: Path, monkeypatch: pyte
     assert len(lines) == 1
     assert lines[0].startswith("wandb could not start: ")
     assert lines[0].endswith("; the run goes on without it")
+
+
+class Board:
+    """In the place of wandb's run."""
+
+    def __init__(self) -> None:
+        self.logged = list[tuple[dict[str, Any], int | None]]()
+        self.defined = dict[str, dict[str, Any]]()
+
+    def log(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        self.logged.append((metrics, step))
+
+    def define_metric(self, name: str, **options: Any) -> None:
+        self.defined[name] = options
+
+
+def test_the_dashboard_keeps_the_best_over_seconds_of_training_and_tables(tmp_path: Path) -> None:
+    lines: list[str] = []
+    run = WandbRun(CONFIG, run_dir=tmp_path, run_id="1", mode="disabled", report=lines.append)
+    run._run = board = Board()
+    for _ in range(2):
+        run.keep_best({"Test/Acc": 0.5, "Test/Loss": 1.0, "lr": 0.1})
+    assert board.defined == {
+        "Test/Acc": {"step_metric": "train_seconds", "summary": "max"},
+        "Test/Loss": {"step_metric": "train_seconds", "summary": "min"},
+    }
+    run.table("decisions", ("step", "why"), [(3, "it is so"), (4, (1, 2))])
+    ((logged, _),) = board.logged
+    assert logged["decisions"].data == [[3, "it is so"], [4, "(1, 2)"]] and not lines
 
 
 def test_disabled_wandb_and_torch_are_never_imported(tmp_path: Path) -> None:

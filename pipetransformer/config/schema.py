@@ -256,6 +256,13 @@ class LogConfig(Section):
     wandb: Literal["offline", "online", "disabled"] = Field(default="offline", description="Mode of Weights & Biases.")
     project: Text = Field(default="pipetransformer", description="Project in Weights & Biases.")
     name: Text | None = Field(default=None, description="Name of the run in Weights & Biases; null takes `run.id`.")
+    group: Text | None = Field(default=None, description="Group of the run in Weights & Biases, as of a sweep.")
+    tags: Annotated[tuple[Text, ...], BeforeValidator(_as_tuple), Allowed("a list of words")] = Field(
+        default=(), description="Tags of the run in Weights & Biases."
+    )
+    job_type: Text | None = Field(default=None, description="Type of the run in Weights & Biases, such as `train`.")
+    system: bool = Field(default=False, description="Let Weights & Biases log the machine's own figures too.")
+    tensorboard: bool = Field(default=False, description="Write the same figures for TensorBoard, which must be there.")
     every: Count = Field(default=10, description="Steps between two records of loss and phase times.")
     report: bool = Field(default=True, description="Write `report.html` at the end; `pipetransformer report` does too.")
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pipetransformer.pipe.measure.profile_file import Profile
+from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.pipe.planner.costs import UnitCosts
 
 
@@ -38,6 +40,18 @@ class ComputeFloor:
     world_size: int = 1
     memcpy_bytes_per_second: float = 1.0
     first_timed: int = 0
+
+    @classmethod
+    def measured(cls, layouts: StaticLayouts, profile: Profile, *, world_size: int) -> ComputeFloor:
+        """From what was measured before training."""
+        return cls(
+            step_seconds=layouts.floor_seconds,
+            costs=profile.measured if layouts.rounds else {},
+            timed_samples=layouts.timed_samples,
+            world_size=world_size,
+            memcpy_bytes_per_second=profile.memcpy_bytes_per_second,
+            first_timed=layouts.plans[layouts.best_pp].first_active,
+        )
 
     def of_step(self, *, length: int, num_samples: int, first_active: int, enters: int, read_bytes: int) -> float:
         """The part of one step of all replicas.

@@ -9,7 +9,7 @@ from pipetransformer.data import SET_ASIDE, Dataset
 from pipetransformer.freeze import NOISE, FreezeDecision, Freezing, Verdict, transfer
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.run.events import Advanced, NotSaved
+from pipetransformer.run.events import Advanced, Moved, NotSaved
 
 __all__ = [
     "of_advance",
@@ -18,6 +18,7 @@ __all__ = [
     "of_ended",
     "of_freezing",
     "of_layouts",
+    "of_move",
     "of_not_saved",
     "of_probe",
     "of_start",
@@ -119,6 +120,19 @@ def of_decision(decision: FreezeDecision, *, policy: str) -> str:
     predicted = f" (predicted: {payoffs})" if payoffs else ""
     allowed = f"; {decision.frozen}, because {decision.reason}" if decision.reason else ""
     return f"{asks}{predicted}{allowed}"
+
+
+def of_move(event: Moved) -> str:
+    """What a transition has changed."""
+    before, after = (
+        {"frozen": p.frozen, "pp": p.pp, "dp": p.dp, "M": p.num_microbatches, "schedule": p.schedule}
+        for p in (event.old, event.plan)
+    )
+    changed = [f"{name} {then} -> {after[name]}" for name, then in before.items() if then != after[name]]
+    return (
+        f"step {event.step}: {', '.join(changed) or 'another cut or cache'}, "
+        f"moved {event.move.num_bytes / 1e6:.1f} MB in {event.move.seconds:.3f} s ({event.reason})"
+    )
 
 
 def of_verdict(verdict: Verdict) -> str:

@@ -5,7 +5,7 @@ It decides nothing.
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from functools import singledispatchmethod
 from time import perf_counter
 from typing import IO, Any
@@ -20,7 +20,16 @@ from pipetransformer.run import events, lines
 from pipetransformer.run.compute_floor import ComputeFloor
 from pipetransformer.run.folder import RunFolder, make_run_folder
 from pipetransformer.run.totals import Totals
-from pipetransformer.run.tracking import CacheBytes, CacheUse, Summary, Tracker, Transition, evaluation_metrics, say
+from pipetransformer.run.tracking import (
+    CacheBytes,
+    CacheUse,
+    Summary,
+    Tracker,
+    Transition,
+    evaluation_metrics,
+    position,
+    say,
+)
 
 
 class Report:
@@ -47,7 +56,8 @@ class Report:
         self._config, self._world, self._total_steps = config, world, total_steps
         self._started, self._best_by = started, best_by
         self._floor = ComputeFloor()  # until the costs are measured
-        self._wall_before = self._last_transition_s = 0.0
+        self._wall_before = self._last_transition_s = self._seconds_logged = 0.0
+        self._decisions = list[tuple[int, int, str]]()
         self._is_open = self._has_declined = False
         self._held, self._last_decided = (0, 0), (0, "")
         self._peak_bytes = self._cached_bytes = 0
@@ -89,14 +99,7 @@ class Report:
     def _measured(self, event: events.Measured) -> None:
         """Records the measurements, and starts the compute floor from them."""
         layouts, profile = event.layouts, event.profile
-        self._floor = ComputeFloor(
-            step_seconds=layouts.floor_seconds,
-            costs=profile.measured if layouts.rounds else {},
-            timed_samples=layouts.timed_samples,
-            world_size=self._world.size,
-            memcpy_bytes_per_second=profile.memcpy_bytes_per_second,
-            first_timed=layouts.plans[layouts.best_pp].first_active,
-        )
+        self._floor = ComputeFloor.measured(layouts, profile, world_size=self._world.size)
         self._t0_start = layouts.rounds
         if not layouts.rounds:
             self._tracker.line("nothing is timed (pipe.measure is false): plans come from counted work")
@@ -155,10 +158,11 @@ class Report:
         """Prints a line for each new number of blocks, and for each new reason of the guard."""
         decision = event.decision
         self._tracker.event("freeze_decision", **asdict(decision))
-        told = (decision.frozen, decision.reason)
+        line, told = lines.of_decision(decision, policy=self._config.freeze.policy), (decision.frozen, decision.reason)
+        self._decisions.append((decision.step, decision.frozen, line))
         if told != self._last_decided and (decision.asked is not None or decision.reason):
             self._last_decided = told
-            self._tracker.line(lines.of_decision(decision, policy=self._config.freeze.policy))
+            self._tracker.line(line)
 
     @hear.register
     def _probed(self, event: events.Probed) -> None:
@@ -193,7 +197,7 @@ class Report:
 
     @hear.register
     def _moved(self, event: events.Moved) -> None:
-        old, plan, move = event.old, event.plan, event.move
+        plan, move = event.plan, event.move
         self._last_transition_s = move.seconds
         self.totals.transitions.append(
             Transition(
@@ -218,15 +222,7 @@ class Report:
             bytes_moved=move.num_bytes,
             reason=event.reason,
         )
-        before, after = (
-            {"frozen": p.frozen, "pp": p.pp, "dp": p.dp, "M": p.num_microbatches, "schedule": p.schedule}
-            for p in (old, plan)
-        )
-        changed = [f"{name} {then} -> {after[name]}" for name, then in before.items() if then != after[name]]
-        self._tracker.line(
-            f"step {event.step}: {', '.join(changed) or 'another cut or cache'}, "
-            f"moved {move.num_bytes / 1e6:.1f} MB in {move.seconds:.3f} s ({event.reason})"
-        )
+        self._tracker.line(lines.of_move(event))
 
     @hear.register
     def _advanced(self, event: events.Advanced) -> None:
@@ -285,6 +281,7 @@ class Report:
                 epoch=event.epoch + 1,
                 num_epochs=self._config.train.epochs,
                 frozen=plan.frozen,
+                num_blocks=plan.num_blocks,
                 pp=plan.pp,
                 dp=plan.dp,
             )
@@ -301,8 +298,9 @@ class Report:
         self.totals.hits += found.hits
         self.totals.misses += found.misses
         self._tracker.event("steps", step=event.step, **asdict(found))
+        self._seconds_logged += found.seconds
         metrics = found.metrics(event.plan, transition_seconds=self._last_transition_s)
-        self._tracker.metrics(metrics, step=event.step)
+        self._tracker.metrics({**metrics, **self._place(event.step)}, step=event.step)
         self._tracker.step(
             event.step,
             total_steps=self._total_steps,
@@ -312,9 +310,14 @@ class Report:
         )
         self._last_transition_s = 0.0
 
+    def _place(self, step: int) -> dict[str, float]:
+        seconds = self.totals.train_s + self._seconds_logged
+        return position(self._config.train, step=step, total_steps=self._total_steps, train_seconds=seconds)
+
     @hear.register
     def _trained(self, event: events.Trained) -> None:
         self.totals.add_train(event.seconds)
+        self._seconds_logged = 0.0
         if event.epoch_samples is not None:
             self.totals.end_epoch(event.epoch_samples)
 
@@ -328,7 +331,8 @@ class Report:
             self._tracker.predictions(event.predictions)
         best, of_event = totals.best_metrics, {"step": event.step, "epoch": event.epoch, "metrics": metrics}
         self._tracker.event("evaluation", **of_event, best_metrics=best, seconds=event.seconds, train_s=totals.train_s)
-        self._tracker.metrics(evaluation_metrics(self._config.task, metrics, best=best), step=event.step)
+        shown = {**evaluation_metrics(self._config.task, metrics, best=best), **self._place(event.step)}
+        self._tracker.evaluation(shown, step=event.step)
         told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self._tracker.line(f"step {event.step}: evaluation {told} (best {by} {best[by]:.4f}), {event.seconds:.1f} s")
 
@@ -384,6 +388,8 @@ class Report:
             t0_end_s=self._t0_end,
             resumed_from=self.resumed_from,
         )
+        self._tracker.table("decisions", ("step", "frozen blocks", "why"), self._decisions)
+        self._tracker.table("transitions", [*Transition.__slots__], map(astuple, totals.transitions))
         self._tracker.summarise(summary)
 
     @hear.register

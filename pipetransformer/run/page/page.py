@@ -178,9 +178,8 @@ def _why(event: Any) -> str:
     parts = [event["reason"]] if event["reason"] else []
     if event.get("norms"):
         parts.append("norms " + ", ".join(f"{norm:.3g}" for norm in event["norms"]))
-    for payoff in event.get("payoffs") or ():
-        if isinstance(payoff, dict) and "saved" in payoff:
-            parts.append(f"{payoff.get('frozen', '')} blocks would save {payoff['saved']:.1f} s")
+    for frozen, saved, spent in event.get("payoffs") or ():
+        parts.append(f"{frozen} blocks would save {saved:.1f} s and cost {spent:.1f} s")
     return "; ".join(parts) or "as its rule says"
 
 

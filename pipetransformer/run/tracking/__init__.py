@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipetransformer.run.tracking.events import EventLog, read_events, to_plain
-from pipetransformer.run.tracking.names import evaluation_metrics
+from pipetransformer.run.tracking.names import evaluation_metrics, position
 from pipetransformer.run.tracking.progress import Progress, say
 from pipetransformer.run.tracking.render import render
 from pipetransformer.run.tracking.summary import CacheBytes, CacheUse, Summary, Transition
@@ -20,6 +20,7 @@ __all__ = [
     "Transition",
     "WandbRun",
     "evaluation_metrics",
+    "position",
     "read_events",
     "render",
     "say",

@@ -19,6 +19,7 @@ from pipetransformer.config.secrets import masked
 
 _SECONDS_BETWEEN_DRAWS = 0.1
 _SECONDS_BETWEEN_LINES = 10.0
+_MOST_SHOWN = 12  # blocks
 
 
 def say(text: str) -> None:
@@ -71,8 +72,8 @@ class Progress:
 
         Args:
             figures: ``total_steps``, ``epoch`` (counted from 1), ``num_epochs``, ``loss``, ``samples_per_second``,
-                ``frozen``, ``pp``, ``dp`` and ``cache_hit_rate`` (0 to 1). One that is None, or not given, keeps its
-                last value. ``loss`` may be a tensor: it is read only when the bar is drawn.
+                ``frozen``, ``num_blocks``, ``pp``, ``dp`` and ``cache_hit_rate`` (0 to 1). One that is None, or not
+                given, keeps its last value. ``loss`` may be a tensor: it is read only when the bar is drawn.
         """
         self._figures |= {name: value for name, value in figures.items() if value is not None}
         total_steps = self._figures["total_steps"]
@@ -143,6 +144,17 @@ def _new_bar(*, out: TextIO, err: TextIO, facts: Console) -> rich_progress.Progr
     )
 
 
+def _blocks(frozen: int, num_blocks: int | None, *, wide: bool) -> str:
+    """How many of the blocks are frozen, as a bar where there are few, and in words."""
+    if num_blocks is None:
+        return f"frozen {frozen}"
+    told = f"{frozen} of {num_blocks}"
+    if num_blocks > _MOST_SHOWN:
+        return f"frozen {told}"
+    bar = "▓" * frozen + "░" * (num_blocks - frozen)
+    return f"frozen {bar} {told}" if wide else f"{bar} {told}"
+
+
 def _status(values: Mapping[str, Any], *, wide: bool) -> str:
     """The figures in one phrase: about 90 characters if ``wide``, about 60 otherwise."""
     shown = [f"epoch {values['epoch']}/{values['num_epochs']}"] if "epoch" in values else []
@@ -151,7 +163,7 @@ def _status(values: Mapping[str, Any], *, wide: bool) -> str:
     if "samples_per_second" in values:
         shown.append(f"{values['samples_per_second']:,.0f}{' samples/s' if wide else '/s'}")
     if "frozen" in values:
-        shown.append(f"{'frozen' if wide else 'n'} {values['frozen']}")
+        shown.append(_blocks(values["frozen"], values.get("num_blocks"), wide=wide))
     if "pp" in values:
         shown.append(f"pp {values['pp']} x dp {values['dp']}" if wide else f"pp {values['pp']} dp {values['dp']}")
     if "cache_hit_rate" in values:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pipetransformer.run.tracking.events import EventLog
 from pipetransformer.run.tracking.progress import Progress
 from pipetransformer.run.tracking.render import render
 from pipetransformer.run.tracking.summary import Summary, write_json
+from pipetransformer.run.tracking.tensorboard import TensorBoard
 from pipetransformer.run.tracking.wandb_run import WandbRun
 
 
@@ -27,7 +28,6 @@ class Tracker:
     Attributes:
         line: prints a fact with its figures, above the bar.
         step: moves the bar; see ``Progress.update``. The first call needs ``total_steps``.
-        metrics: logs to the dashboard; see ``WandbRun.log``. Its ``step`` must never be less than in the call before.
     """
 
     def __init__(self, config: Config, *, rank: int, run_dir: Path, run_id: str) -> None:
@@ -38,7 +38,23 @@ class Tracker:
         self.line, self.step = self._progress.line, self._progress.update
         mode = config.log.wandb if is_first else "disabled"
         self._wandb_run = WandbRun(config, run_dir=run_dir, run_id=run_id, mode=mode, report=self.line)
-        self.metrics = self._wandb_run.log
+        self._boards: list[WandbRun | TensorBoard] = [self._wandb_run]
+        if is_first and config.log.tensorboard:
+            self._boards.append(TensorBoard(run_dir / "tensorboard"))
+
+    def metrics(self, metrics: Mapping[str, Any], *, step: int) -> None:
+        """Logs to the dashboards; see ``WandbRun.log``. ``step`` must never be less than in the call before."""
+        for board in self._boards:
+            board.log(metrics, step=step)
+
+    def evaluation(self, metrics: Mapping[str, Any], *, step: int) -> None:
+        """The same, of an evaluation: the best value of a metric is the one of the table of runs."""
+        self._wandb_run.keep_best(metrics)
+        self.metrics(metrics, step=step)
+
+    def table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """A table on the dashboard."""
+        self._wandb_run.table(name, columns, rows)
 
     def event(self, kind: str, /, **fields: Any) -> None:
         """Appends to ``events.jsonl``; see ``EventLog.write``. A first event that is lost is told."""
@@ -66,5 +82,6 @@ class Tracker:
     def close(self, *, exit_code: int = 0) -> None:
         """Ends all outlets, after success (exit code 0) or failure. May be called twice."""
         self._progress.close()
-        self._wandb_run.finish(exit_code=exit_code)
+        for board in self._boards:
+            board.finish(exit_code=exit_code)
         self._events.close()

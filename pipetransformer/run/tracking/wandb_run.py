@@ -7,7 +7,7 @@ import re
 import secrets
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class WandbRun:
     def __init__(self, config: Config, *, run_dir: Path, run_id: str, mode: str, report: Callable[[str], None]) -> None:
         self._report = report
         self._run: Any = None
+        self._defined = set[str]()
         if mode == "disabled":
             return
         try:
@@ -50,15 +51,19 @@ class WandbRun:
                     id=_own_id(run_dir, run_id, is_resumed=bool(config.run.resume)),
                     project=config.log.project,
                     name=config.log.name or run_id,
+                    group=config.log.group,
+                    tags=list(config.log.tags) or None,
+                    job_type=config.log.job_type,
                     config=config.model_dump(mode="json"),
                     resume="allow" if config.run.resume and mode == "online" else None,
                     settings=wandb.Settings(
                         console="off",
                         silent=True,
                         init_timeout=_ONLINE_INIT_SECONDS,
-                        x_disable_stats=True,  # its monitor process outlives a killed job by seconds
+                        x_disable_stats=not config.log.system,  # its monitor outlives a killed job by seconds
                     ),
                 )
+                self._run.define_metric("train_seconds")
         except Exception as error:  # no error of a dashboard may end the job
             self._give_up("could not start", error)
 
@@ -70,6 +75,31 @@ class WandbRun:
             self._run.log(to_plain(metrics), step=step)
         except Exception as error:  # as above: its service process may have died
             self._give_up(f"stopped at step {step}", error)
+
+    def keep_best(self, metrics: Mapping[str, Any]) -> None:
+        """The table of runs shows the best value of these metrics, and their curves stand over seconds of training."""
+        new = [name for name in metrics if name.startswith(("Test/", "Evaluation ")) and name not in self._defined]
+        self._defined.update(new)
+        if self._run is None:
+            return
+        try:
+            for name in new:
+                best = "min" if "loss" in name.lower() else "max"
+                self._run.define_metric(name, step_metric="train_seconds", summary=best)
+        except Exception as error:  # as above
+            self._give_up("stopped", error)
+
+    def table(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """A table, once, at the end."""
+        if self._run is None:
+            return
+        try:
+            import wandb
+
+            cells = [[value if isinstance(value, (int, float, str)) else str(value) for value in row] for row in rows]
+            self._run.log({name: wandb.Table(columns=list(columns), data=cells)})
+        except Exception as error:  # as above
+            self._give_up("stopped", error)
 
     def finish(self, *, exit_code: int = 0) -> None:
         """Flushes, marks the run as finished or failed, and ends wandb's service process.
