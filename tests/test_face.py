@@ -156,7 +156,7 @@ def test_an_export_loads_and_tells_its_figures(
         ),
         (
             ("train", "digits", "train.num_train_epochs=3"),
-            "train.num_train_epochs: no such key; here it is train.epochs",
+            "train.num_train_epochs: no such key; did you mean train.epochs?",
         ),
         (("train", "digits", "train.precision=fp16"), 'train.precision: "fp16" is not allowed; give one of '),
         (("train", "demo_qa", "--no-freeze"), "--no-freeze: demo_qa has no twin without freezing"),

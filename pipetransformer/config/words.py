@@ -139,7 +139,7 @@ def _explain_unknown(path: Sequence[str], *, schema: type[BaseModel]) -> str:
         names = _fields(names[section].annotation)
     prefix = f"{parent}." if parent else ""
     if (known := ours(name)) and known in {leaf for leaf, _ in _leaves(schema)}:
-        return f"{key}: no such key; here it is {known}"
+        return f"{key}: no such key; did you mean {known}?"
     if near := difflib.get_close_matches(name.lower(), names, n=1):
         return f"{key}: no such key; did you mean {prefix}{near[0]}?"
     elsewhere = {leaf.rpartition(".")[2]: leaf for leaf, _ in _leaves(schema)}
