@@ -147,7 +147,7 @@ class Trainer:
     def _run_steps(self) -> None:
         """Takes all steps, with what is due between them."""
         calendar = self.calendar
-        while self.step < calendar.total_steps:
+        while self.step < calendar.total_steps and not self.report.totals.is_stale(self.config.train.early_stopping):
             self._decide()
             self._train(stop=calendar.next_pause(self.step, self._decision_is_due))
             if calendar.verification_is_due(self.step):

@@ -47,6 +47,7 @@ class Case:
             with one. prefixes: for each move the place of the prefix, where it is not on all ranks.
             clip: max_grad_norm. recompute: pipe.recompute. units: pipe.units. stem: freeze.stem. head_lr_scale,
             layer_decay: those of train. shard: dp.shard. lora: settings of model.lora, as "r=4". dtype: model.dtype.
+            class_weights, max_steps: those of train.
     """
 
     model: str
@@ -69,6 +70,8 @@ class Case:
     shard: str = "none"
     lora: tuple[str, ...] = ()
     dtype: str = "float32"
+    class_weights: str = "null"
+    max_steps: int | None = None
 
     @property
     def name(self) -> str:
@@ -89,6 +92,8 @@ class Case:
             f"train.head_lr_scale={self.head_lr_scale}",
             f"train.layer_decay={self.layer_decay}",
             f"model.dtype={self.dtype}",
+            f"train.class_weights={self.class_weights}",
+            f"train.max_steps={'null' if self.max_steps is None else self.max_steps}",
             *(f"model.lora.{setting}" for setting in self.lora),
         ]
 
@@ -278,7 +283,12 @@ def plain_loop(
             data.lengths, batch_size=train.batch_size, seed=train.seed, epoch=epoch, num_nodes=num_nodes
         )
     ]
+    batches = batches[: train.max_steps]
     warmup = math.ceil(train.warmup_ratio * len(batches))
+    weights = None
+    if train.class_weights is not None:  # as scikit-learn balances them
+        counts = np.bincount(data.labels.numpy())
+        weights = torch.tensor(len(data) / (len(counts) * counts), dtype=dtype)
     frozen_from = dict(frozen_at)
     gradients: dict[int, Weights] = {}
     norms = [0.0] * NUM_BLOCKS
@@ -291,7 +301,7 @@ def plain_loop(
                 parameter.requires_grad_(not frozen and not is_fixed)
                 parameter.grad = None
         inputs = data.inputs(batch.ids, length=batch.length, epoch=epoch)
-        loss = plain_loss(network, inputs, data.labels[batch.ids], train.label_smoothing, dtype)
+        loss = plain_loss(network, inputs, data.labels[batch.ids], train.label_smoothing, dtype, weights)
         loss = loss * (len(batch.ids) / train.batch_size)  # a short batch counts by its share
         optimizer.zero_grad()
         loss.backward()
@@ -327,11 +337,16 @@ def plain_loss(
     labels: torch.Tensor,
     smoothing: float,
     dtype: torch.dtype,
+    weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As one writes it for a model of one of the libraries."""
+    """As one writes it for a model of one of the libraries. Class weights: the sum over the samples, over their
+    number."""
     outputs = plain_outputs(network, inputs, dtype)
     if labels.is_floating_point():
         return F.mse_loss(outputs[0][:, 0], labels.to(dtype))
+    if weights is not None:
+        summed = F.cross_entropy(outputs[0], labels, weight=weights, label_smoothing=smoothing, reduction="sum")
+        return summed / len(labels)
     if len(outputs) == 1:
         return F.cross_entropy(outputs[0], labels, label_smoothing=smoothing)
     return sum(F.cross_entropy(logits, side, label_smoothing=smoothing) for logits, side in zip(outputs, labels.T)) / 2

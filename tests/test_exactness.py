@@ -308,6 +308,18 @@ def test_learning_rates_by_part_are_plain(model: str, ranks: RankPool, texts: st
     assert deviation(answers[0][0], weights) < 1e-10
 
 
+@pytest.mark.parametrize("model", ["vit", "bert"])
+def test_class_weights_are_plain(model: str, ranks: RankPool, texts: str, tmp_path: Path) -> None:
+    """Of rare classes more, whatever the cut of a batch; and the run ends inside an epoch, its schedule with it."""
+    case = Case(model, 2, TWO_RANKS, cached=True, class_weights="balanced", max_steps=17)
+    weights, gradients = reference(case, texts)
+    answers = ranks.run(2, elastic_run, case, texts, str(tmp_path))
+    assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
+    assert deviation(answers[0][0], weights) < 1e-10
+    unweighted, _ = reference(replace(case, class_weights="null"), texts)
+    assert deviation(answers[0][0], unweighted) > 1e-4, "classes are not alike"
+
+
 # A plain loop and every schedule in one run.
 RECOMPUTED = (
     ((0, 0, 2), (3, 2, 1), (7, 1, 2), (11, 0, 2), (15, 2, 2), (18, 0, 2)),

@@ -9,9 +9,9 @@ from pipetransformer.config.schema import (
     Config,
     DataConfig,
     ModelConfig,
-    TrainConfig,
     load_config,
 )
+from pipetransformer.config.training import TrainConfig
 from pipetransformer.config.types import Section
 
 __all__ = [

@@ -18,6 +18,7 @@ class Calendar:
         eval_every: the interval of evaluations.
         checkpoint_every: the interval of checkpoints; None for no checkpoint at all.
         verify_every: the interval of comparisons of the replicas' weights; None for none.
+        max_steps: number of steps at most; None for those of all epochs.
     """
 
     batches_per_epoch: int
@@ -25,15 +26,18 @@ class Calendar:
     eval_every: Interval
     checkpoint_every: Interval | None
     verify_every: Interval | None = None
+    max_steps: int | None = None
 
     @classmethod
     def of(cls, config: Config, *, batches_per_epoch: int) -> Calendar:
         train, run = config.train, config.run
-        return cls(batches_per_epoch, train.epochs, train.eval_every, config.checkpoint.every, run.verify_every)
+        every = (train.eval_every, config.checkpoint.every, run.verify_every)
+        return cls(batches_per_epoch, train.epochs, *every, max_steps=train.max_steps)
 
     @property
     def total_steps(self) -> int:
-        return self.batches_per_epoch * self.epochs
+        steps = self.batches_per_epoch * self.epochs
+        return steps if self.max_steps is None else min(steps, self.max_steps)
 
     def epoch(self, step: int) -> int:
         """The epoch that step ``step`` belongs to, from 0."""
@@ -60,7 +64,7 @@ class Calendar:
 
     def next_pause(self, step: int, decision_is_due: Callable[[int], bool]) -> int:
         """The first step after ``step`` at which something may be due; at the latest the end of the epoch."""
-        end = (self.epoch(step) + 1) * self.batches_per_epoch
+        end = min((self.epoch(step) + 1) * self.batches_per_epoch, self.total_steps)
         due = (decision_is_due, self.evaluation_is_due, self.checkpoint_is_due, self.verification_is_due)
         pauses = range(step + 1, end + 1)
         return next(pause for pause in pauses if pause == end or any(is_due(pause) for is_due in due))

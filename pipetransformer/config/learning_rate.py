@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipetransformer.config.schema import TrainConfig
+    from pipetransformer.config.training import TrainConfig
 
 
 def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:

@@ -1,5 +1,5 @@
-"""The configuration: every key, its type, its default and its meaning; those of ``freeze``, ``pipe`` and ``model.lora``
-in ``freezing.py``, ``pipelines.py`` and ``lora.py``.
+"""The configuration: every key, its type, its default and its meaning; those of ``train``, ``freeze``, ``pipe`` and
+``model.lora`` in ``training.py``, ``freezing.py``, ``pipelines.py`` and ``lora.py``.
 
 ``load_config`` reads a YAML file and dotted overrides.
 """
@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, ValidationError, ValidationInfo, model_validator
 
 from pipetransformer.config.datasets import DATASETS, Task
@@ -22,20 +21,19 @@ from pipetransformer.config.quantities import Interval
 from pipetransformer.config.renamed import new_keys, with_new_names
 from pipetransformer.config.secrets import key_of_secret
 from pipetransformer.config.shipped import found_config
+from pipetransformer.config.training import EPOCH, TrainConfig
 from pipetransformer.config.types import (
     Count,
     CountOrZero,
-    Decay,
     Every,
     FolderName,
-    NotNegative,
     NumBytes,
     OpenShare,
-    Positive,
     Seconds,
     Section,
     Share,
     Text,
+    as_tuple,
 )
 from pipetransformer.config.words import Allowed, explain, text_keys
 from pipetransformer.config.yaml_text import dump_yaml, parse_override, read_yaml, set_key
@@ -44,13 +42,8 @@ from pipetransformer.errors import UserError
 __all__ = ["Config", "Interval", "load_config"]
 
 
-_EPOCH = Interval(1, "epoch")
 _OF_THE_PAST = "of the past"
 _OF_A_NODE = {"model": {"name"}, "data": {"path", "num_workers"}, "cache": {"host_budget"}}
-
-
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
 
 
 class ModelConfig(Section):
@@ -96,7 +89,7 @@ class DataConfig(Section):
         "needs no files."
     )
     text_columns: Annotated[
-        tuple[Text] | tuple[Text, Text], BeforeValidator(_as_tuple), Allowed("a list of one or two column names")
+        tuple[Text] | tuple[Text, Text], BeforeValidator(as_tuple), Allowed("a list of one or two column names")
     ] = Field(default=("text",), description="Columns of a `table` that hold the text, or the two texts of a pair.")
     label_column: Text = Field(default="label", description="Column of a `table` that holds the class.")
     path: Text | None = Field(
@@ -136,66 +129,6 @@ class DataConfig(Section):
     num_workers: CountOrZero = Field(
         default=0, description="Processes a rank that prepare batches; 0 prepares them in line."
     )
-
-
-class TrainConfig(Section):
-    epochs: Count = Field(description="Passes over the training data.")
-    batch_size: Count = Field(
-        description="Global batch: samples (of SQuAD: windows) a step over all ranks, whatever the layout. A shorter "
-        "batch counts by its share of it."
-    )
-    lr: Positive = Field(description="Peak learning rate; of the parts, see the next two keys.")
-    head_lr_scale: Positive = Field(
-        default=1.0, description="Learning rate of the head (all behind the last block), as a multiple of `lr`."
-    )
-    layer_decay: Decay = Field(
-        default=1.0,
-        description="Layer-wise decay: the last block's learning rate is `lr` times this, each block's before it and "
-        "the stem's once more; the head's has none.",
-    )
-    weight_decay: NotNegative = Field(default=0.01, description="Weight decay; biases and norms have none.")
-    optimizer: Literal["adamw", "sgd"] = Field(default="adamw", description="The optimizer.")
-    momentum: Share = Field(default=0.9, description="Momentum of `sgd`.")
-    betas: Annotated[tuple[Share, Share], BeforeValidator(_as_tuple)] = Field(
-        default=(0.9, 0.999), description="Decay rates of the moments of `adamw`."
-    )
-    eps: Positive = Field(default=1e-8, description="Term in the denominator of `adamw`.")
-    label_smoothing: Share = Field(default=0.0, description="Share of the target that is spread over all classes.")
-    lr_schedule: Literal["linear", "cosine", "constant"] = Field(
-        default="linear",
-        description="How the learning rate goes on after the warm-up, step by step; the first two end at 0.",
-    )
-    warmup_ratio: Share = Field(default=0.0, description="Share of all steps in which the learning rate rises from 0.")
-    max_grad_norm: Positive | None = Field(
-        default=None,
-        description="Clip the gradient to this norm, taken over the whole active model; null does not clip.",
-    )
-    not_finite: Literal["stop", "skip"] = Field(
-        default="stop",
-        description="At a loss or a gradient that is no finite number: `stop` the job, or `skip` the update, on all "
-        "ranks; twenty skipped in a row stop it all the same.",
-    )
-    precision: Literal["auto", "float32", "bfloat16", "float64"] = Field(
-        default="auto",
-        description="`bfloat16` is autocast, with weights in float32; `float64` is for exact comparisons. `auto` is "
-        "`bfloat16` where the devices have instructions for it and a timing at the start confirms it, else `float32`; "
-        "a resumed or replayed run keeps its own.",
-    )
-    wide_attention: CountOrZero | Literal["auto"] = Field(
-        default="auto",
-        description="Under `bfloat16` on a CPU, attention over at most so many positions trains in float32, forward "
-        "and backward, but where it drops out; `auto` times both at the start. A resumed or replayed run keeps its "
-        "own.",
-    )
-    float32_matmul: Literal["highest", "high", "medium"] = Field(
-        default="highest",
-        description="Precision of matrix products of float32 numbers, as torch names it: `high` is TF32 on a GPU that "
-        "has it, `medium` bfloat16 inside the product, also on a CPU that has it.",
-    )
-    seed: Annotated[int, Ge(0), Le(2**32 - 1)] = Field(
-        default=0, description="Seed of new weights, order of samples, augmentation and dropout."
-    )
-    eval_every: Every = Field(default=_EPOCH, description="How often to evaluate; the end of training always does.")
 
 
 class DpConfig(Section):
@@ -243,7 +176,7 @@ class CacheConfig(Section):
 
 class CheckpointConfig(Section):
     every: Every | None = Field(
-        default=_EPOCH, description="How often to save, besides the end of each epoch; null saves no checkpoint at all."
+        default=EPOCH, description="How often to save, besides the end of each epoch; null saves no checkpoint at all."
     )
     keep: Count = Field(default=1, description="How many of the latest checkpoints to keep.")
     asynchronous: bool = Field(
@@ -257,7 +190,7 @@ class LogConfig(Section):
     project: Text = Field(default="pipetransformer", description="Project in Weights & Biases.")
     name: Text | None = Field(default=None, description="Name of the run in Weights & Biases; null takes `run.id`.")
     group: Text | None = Field(default=None, description="Group of the run in Weights & Biases, as of a sweep.")
-    tags: Annotated[tuple[Text, ...], BeforeValidator(_as_tuple), Allowed("a list of words")] = Field(
+    tags: Annotated[tuple[Text, ...], BeforeValidator(as_tuple), Allowed("a list of words")] = Field(
         default=(), description="Tags of the run in Weights & Biases."
     )
     job_type: Text | None = Field(default=None, description="Type of the run in Weights & Biases, such as `train`.")

@@ -58,6 +58,11 @@ NumBytes = Annotated[
 ]
 
 
+def as_tuple(value: object) -> object:
+    """A list of YAML as the tuple that a frozen section holds; anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 class Section(BaseModel):
     """A frozen set of keys: unknown ones are refused, and so is a value of another type (``"3"`` for 3)."""
 

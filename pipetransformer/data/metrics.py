@@ -12,7 +12,7 @@ def _accuracy(classes: np.ndarray, labels: np.ndarray) -> float:
     return float((classes == labels).mean())
 
 
-def _of_classes(name: str, classes: np.ndarray, labels: np.ndarray, **settings: float) -> float:
+def _of_classes(name: str, classes: np.ndarray, labels: np.ndarray, **settings: object) -> float:
     from sklearn import metrics
 
     return float(getattr(metrics, name)(labels, classes, **settings))
@@ -29,8 +29,10 @@ def _correlation(name: str, scores: np.ndarray, labels: np.ndarray) -> float:
 METRICS: Mapping[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": _accuracy,
     "f1": partial(_of_classes, "f1_score", zero_division=0.0),
+    "macro_f1": partial(_of_classes, "f1_score", zero_division=0.0, average="macro"),
     "matthews_correlation": partial(_of_classes, "matthews_corrcoef"),
     "pearson": partial(_correlation, "pearsonr"),
     "spearman": partial(_correlation, "spearmanr"),
 }
-"""``(classes or scores [samples], labels [samples]) -> figure``; ``f1`` is that of class 1 of two."""
+"""``(classes or scores [samples], labels [samples]) -> figure``; ``f1`` is that of class 1 of two, ``macro_f1`` of all
+classes their mean."""

@@ -25,6 +25,8 @@ _NAMES = {"train": ("train",), "eval": ("dev", "validation", "valid", "val", "ev
 
 
 class TableReader(TextReader):
+    metrics = ("accuracy", "macro_f1")
+
     @property
     def location(self) -> Path | str:
         """As of all readers; or one file."""

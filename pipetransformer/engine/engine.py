@@ -28,7 +28,7 @@ from pipetransformer.engine.evaluate import evaluate, sample_losses
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed, Incoming
 from pipetransformer.engine.layout import Layout
-from pipetransformer.engine.objective import Objective
+from pipetransformer.engine.objective import Objective, num_outputs, weights_of_classes
 from pipetransformer.engine.similarity import similarities, watched_batches
 from pipetransformer.engine.step import NormSums, Probe, Stepper
 from pipetransformer.engine.weights import gathered_weights, weight_digests
@@ -85,7 +85,13 @@ class Engine:
         self.chain, self.datasets = chain, datasets
         self.autodp = autodp or AutoDP(config, chain=chain, world=world, keeps_frozen_state=False)
         self._config, self._world, self._stores = config, world, stores
-        self.objective = Objective(datasets["train"].kind, label_smoothing=train.label_smoothing, device=world.device)
+        weights = weights_of_classes(train.class_weights, datasets["train"], num_classes=num_outputs(chain.model))
+        self.objective = Objective(
+            datasets["train"].kind,
+            label_smoothing=train.label_smoothing,
+            device=world.device,
+            class_weights=weights,
+        )
         self.stepper = Stepper(
             chain, train, objective=self.objective, rank=world.rank, probe=probe, needs_norms=needs_norms
         )

@@ -8,13 +8,16 @@ spans     outputs [rows, length, 2]  labels int64 [rows, 2]   mean of the cross-
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pipetransformer.data import IGNORED, Kind
+from pipetransformer.data import IGNORED, Dataset, Kind
+from pipetransformer.errors import UserError
 
 _MOST_SEEN = 256  # micro-batches whose figures wait to be added up
 
@@ -32,10 +35,14 @@ class Objective:
     Args:
         kind: form of outputs and labels: ``classes``, ``scores`` or ``spans``.
         label_smoothing: share of the target that goes to all classes, 0 to 1.
+        class_weights: weight of each class [classes]; None where all weigh 1.
     """
 
-    def __init__(self, kind: Kind, *, label_smoothing: float, device: torch.device) -> None:
+    def __init__(
+        self, kind: Kind, *, label_smoothing: float, device: torch.device, class_weights: Tensor | None = None
+    ) -> None:
         self._kind = kind
+        self._class_weights = None if class_weights is None else class_weights.to(device)
         self._label_smoothing = label_smoothing
         self._batch_size = 1
         self._device = device
@@ -129,7 +136,9 @@ class Objective:
         outputs = outputs.double()
         if self._kind == "scores":
             return (outputs[:, 0] - labels).square()
-        of_each = partial(F.cross_entropy, reduction="none", label_smoothing=self._label_smoothing)
+        of_each = partial(
+            F.cross_entropy, weight=self._weights_like(outputs), reduction="none", label_smoothing=self._label_smoothing
+        )
         if self._kind == "spans":
             return (of_each(outputs[..., 0], labels[:, 0]) + of_each(outputs[..., 1], labels[:, 1])) / 2
         return of_each(outputs, labels)
@@ -147,5 +156,38 @@ class Objective:
 
     def _cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(
-            logits, labels, ignore_index=IGNORED, reduction="sum", label_smoothing=self._label_smoothing
+            logits,
+            labels,
+            weight=self._weights_like(logits),
+            ignore_index=IGNORED,
+            reduction="sum",
+            label_smoothing=self._label_smoothing,
         )
+
+    def _weights_like(self, logits: Tensor) -> Tensor | None:
+        return None if self._class_weights is None else self._class_weights.to(logits.dtype)
+
+
+def num_outputs(model: Any) -> int:
+    """Numbers that a model of timm or transformers gives for a sample: the classes, where there are some."""
+    return int(model.num_classes if hasattr(model, "num_classes") else model.config.num_labels)
+
+
+def weights_of_classes(wanted: str | Sequence[float] | None, dataset: Dataset, *, num_classes: int) -> Tensor | None:
+    """``train.class_weights`` as float64 [classes]; ``balanced``: N / (classes x samples of the class), as in
+    scikit-learn, so that the mean sample weighs 1.
+
+    Raises:
+        UserError: the data have no classes, or another number of them.
+    """
+    if wanted is None:
+        return None
+    if dataset.kind != "classes":
+        raise UserError(f"train.class_weights: the data have {dataset.kind}, no classes; give null")
+    if not isinstance(wanted, str):
+        if len(wanted) != num_classes:
+            raise UserError(f"train.class_weights: {len(wanted)} weights, and there are {num_classes} classes")
+        return torch.tensor([*wanted], dtype=torch.float64)
+    counts = torch.bincount(dataset.labels, minlength=num_classes).double()
+    present = counts > 0
+    return torch.where(present, len(dataset) / (int(present.sum()) * counts.clamp(min=1)), 1.0)

@@ -110,7 +110,7 @@ class AutoFreeze:
         every_steps = batches_per_epoch if freeze.every == "auto" else freeze.every.steps(batches_per_epoch)
         if freeze.every == "auto" and freeze.policy == "guarded" and guard is not None:
             every_steps = guard.every
-        total_steps = batches_per_epoch * config.train.epochs
+        total_steps = config.train.total_steps(batches_per_epoch)
         return cls(
             build_policy(freeze, num_blocks=num_blocks),
             every_steps=every_steps,

@@ -65,7 +65,13 @@ class Job:
     @property
     def best_by(self) -> str:
         """The name of the metric that decides which evaluation is the best."""
-        return next(data for split, data in self.datasets.items() if split != "train").metric_names[0]
+        known = next(data for split, data in self.datasets.items() if split != "train").metric_names
+        wanted = self.config.train.best_by
+        if wanted is not None and wanted not in known:
+            raise UserError(
+                f"train.best_by: {wanted} is not measured on {self.config.data.name}; give {' or '.join(known)}"
+            )
+        return wanted or known[0]
 
     def whole_model(self) -> nn.Module:
         """The model, all of its weights on this rank: those of before training, where it did not hold them."""

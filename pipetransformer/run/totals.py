@@ -37,6 +37,7 @@ class Totals:
         cache_bytes: the most bytes of a node's stores, by tier (``host``, ``disk``).
         metrics: metrics of the last evaluation.
         best_metrics: metrics of the best evaluation.
+        evaluations_since_best: number of evaluations since then.
     """
 
     wall_s: float = 0.0
@@ -55,6 +56,7 @@ class Totals:
     cache_bytes: Annotated[dict[str, int], BeforeValidator(_by_tier)] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     best_metrics: dict[str, float] = field(default_factory=dict)
+    evaluations_since_best: int = 0
 
     def add_train(self, seconds: float) -> None:
         """Adds seconds of training."""
@@ -72,8 +74,13 @@ class Totals:
             return (-math.inf if math.isnan(found[by]) else found[by], -found["loss"])
 
         self.metrics = metrics
+        self.evaluations_since_best += 1
         if not self.best_metrics or rank(metrics) > rank(self.best_metrics):
-            self.best_metrics = metrics
+            self.best_metrics, self.evaluations_since_best = metrics, 0
+
+    def is_stale(self, patience: int | None) -> bool:
+        """Whether so many evaluations in a row have brought nothing better; never without a number."""
+        return patience is not None and self.evaluations_since_best >= patience
 
     def end_epoch(self, num_samples: int) -> None:
         """Ends an epoch of ``num_samples`` samples."""
