@@ -16,7 +16,7 @@ from pipetransformer.launch.entry import run_guarded
 __all__ = ["main"]
 
 _COMMANDS = (
-    *("train", "predict", "evaluate", "report", "export", "configs", "doctor"),
+    *("train", "predict", "evaluate", "report", "sweep", "export", "configs", "doctor"),
     *("plan", "simulate", "partition", "cache", "bench", "completion"),
 )
 _HEAVY = ("plan", "simulate", "partition")
