@@ -38,7 +38,7 @@ from pipetransformer.run import events, lines, out_of_memory
 from pipetransformer.run.checkpoint import CheckpointStore
 from pipetransformer.run.folder import find_run_folder, with_first_nodes, with_resumption
 from pipetransformer.run.guards import Guards
-from pipetransformer.run.job import build_job
+from pipetransformer.run.job import JobMaker, build_job
 from pipetransformer.run.origin import Origin
 from pipetransformer.run.precision import with_past_choices
 from pipetransformer.run.pulse import Pulse
@@ -55,6 +55,7 @@ class Trainer:
         timed: whether unit costs and static layouts are measured before training. Only a replay can do without, and
             then it has no compute floor.
         listeners: called with every event, after the report. Collective ones must be given on every rank.
+        make_job: builds model and data.
 
     Raises:
         UserError: for any mistake in the configuration, or in the files that it names.
@@ -68,6 +69,7 @@ class Trainer:
         probe: Probe | None = None,
         timed: bool = True,
         listeners: Sequence[events.Listener] = (),
+        make_job: JobMaker = build_job,
     ) -> None:
         started = perf_counter()
         HERE.step = 0
@@ -81,17 +83,15 @@ class Trainer:
             config = led_by(0, lambda: out_of_memory.with_lowered_limit(config, folder.path))
         if not folder.is_shared:  # a resumption would need all files of a checkpoint on every node
             config = config.with_overrides({"checkpoint.every": None})
-        self.job = job = build_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
-        self.config, chain = job.config, job.chain
-        config = job.config
-        batches_per_epoch = len(job.train_batches(0))
-        calendar = self.calendar = Calendar.of(config, batches_per_epoch=batches_per_epoch)
+        self.job = job = make_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
+        self.config, chain = (config := job.config), job.chain
+        per_epoch = len(job.train_batches(0))
+        calendar = self.calendar = Calendar.of(config, batches_per_epoch=per_epoch)
         self.checkpoints = CheckpointStore(config, run_dir=folder.path, job=job, calendar=calendar, world=world)
         self.origin = Origin(config, job=job, checkpoints=self.checkpoints, calendar=calendar, world=world)
 
-        self.autofreeze = AutoFreeze.of(
-            config, num_blocks=chain.num_blocks, batches_per_epoch=batches_per_epoch, guard=job.guard
-        )
+        blocks = chain.num_blocks
+        self.autofreeze = AutoFreeze.of(config, num_blocks=blocks, batches_per_epoch=per_epoch, guard=job.guard)
         self.autopipe = AutoPipe(config, chain=chain, world=world, calendar=calendar)
         keeps_state = bool(self.origin.replayed) or self.autofreeze.may_unfreeze
         self.autodp = AutoDP(config, chain=chain, world=world, keeps_frozen_state=keeps_state)
@@ -106,6 +106,7 @@ class Trainer:
             stores=self.autocache.store,
             probe=probe,
             needs_norms=self.autofreeze.needs_norms,
+            loss=job.loss,
         )
         self.guards = Guards(self.engine, world.rank, self.checkpoints)
         self.pulse = Pulse(is_told) if config.run.on_sigterm == "save" else None
@@ -136,8 +137,7 @@ class Trainer:
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory.in_training(error):
                 raise
-            run_dir, plan = self.report.folder.path, self.engine.plan
-            raise out_of_memory.told(error, run_dir=run_dir, autopipe=self.autopipe, plan=plan) from error
+            raise out_of_memory.told(error, self.report.folder.path, self.autopipe, self.engine.plan) from error
         finally:
             self.engine.close_feeds()
             self.checkpoints.writer.close()

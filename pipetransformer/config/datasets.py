@@ -10,7 +10,8 @@ from typing import Literal
 
 from pipetransformer.config.registry import Registry
 
-Task = Literal["image_classification", "text_classification", "question_answering"]
+Task = Literal["image_classification", "text_classification", "question_answering", "own"]
+"""``own``: a module and datasets that are given from Python (``launch/python.py``)."""
 Kind = Literal["classes", "scores", "spans"]
 """The kinds of labels: a class, a number, or the first and the last token of an answer."""
 
@@ -48,6 +49,7 @@ DATASETS: Registry[DatasetEntry] = Registry(
         "demo_text": _ours("text_classification", "demo:DemoTextReader"),
         "squad": _ours("question_answering", "squad:SquadReader", kind="spans"),
         "demo_qa": _ours("question_answering", "demo:DemoQuestionReader", kind="spans"),
+        "own": _ours("own", "reader:Reader"),
     },
     key="data.name",
 )

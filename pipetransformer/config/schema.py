@@ -297,14 +297,16 @@ class Config(Section):
         return self
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), *, is_past: bool = False) -> Config:
+def load_config(
+    path: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, is_past: bool = False
+) -> Config:
     """Read a YAML file, then overrides such as ``train.lr=1e-3``, in order. Raises UserError.
 
     Args:
-        path: of the file, or the short name of one that is shipped, such as ``digits``.
+        path: of the file, or the short name of one that is shipped, such as ``digits``; or the sections themselves.
         is_past: of a run that was: a policy of the user's own may be gone or have other options now.
     """
-    values = read_yaml(found_config(path))
+    values = dict(path) if isinstance(path, Mapping) else read_yaml(found_config(path))
     for override in overrides:
         set_key(values, *parse_override(override, text_keys=text_keys(Config)))
     if not is_past and (key := key_of_secret(values)):

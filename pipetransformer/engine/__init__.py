@@ -4,7 +4,7 @@ from pipetransformer.engine.engine import Engine, Move
 from pipetransformer.engine.evaluate import NotFinite
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed
-from pipetransformer.engine.objective import Objective
+from pipetransformer.engine.objective import Loss, Objective
 from pipetransformer.engine.step import NormSums, PhaseSeconds, Probe
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Move",
     "NormSums",
     "NotFinite",
+    "Loss",
     "Objective",
     "PhaseSeconds",
     "Probe",

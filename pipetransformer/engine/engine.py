@@ -28,7 +28,7 @@ from pipetransformer.engine.evaluate import evaluate, sample_losses
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed, Incoming
 from pipetransformer.engine.layout import Layout
-from pipetransformer.engine.objective import Objective, num_outputs, weights_of_classes
+from pipetransformer.engine.objective import Loss, Objective, num_outputs, weights_of_classes
 from pipetransformer.engine.similarity import similarities, watched_batches
 from pipetransformer.engine.step import NormSums, Probe, Stepper
 from pipetransformer.engine.weights import gathered_weights, weight_digests
@@ -63,6 +63,7 @@ class Engine:
         stores: gives the store of a split, or None where there is none.
         probe: called with (step, local gradients by name) after the reduction and before clipping.
         needs_norms: whether ``take_norms`` is to count every step.
+        loss: of each sample, in the place of the usual one; see ``Objective``.
 
     Attributes:
         objective: the loss, with its running figures.
@@ -80,6 +81,7 @@ class Engine:
         stores: Callable[[str], ActivationStore | None] = lambda split: None,
         probe: Probe | None = None,
         needs_norms: bool = False,
+        loss: Loss | None = None,
     ) -> None:
         train = config.train
         self.chain, self.datasets = chain, datasets
@@ -91,6 +93,7 @@ class Engine:
             label_smoothing=train.label_smoothing,
             device=world.device,
             class_weights=weights,
+            of_each=loss,
         )
         self.stepper = Stepper(
             chain, train, objective=self.objective, rank=world.rank, probe=probe, needs_norms=needs_norms

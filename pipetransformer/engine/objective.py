@@ -8,7 +8,7 @@ spans     outputs [rows, length, 2]  labels int64 [rows, 2]   mean of the cross-
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import Tensor
 from pipetransformer.data import IGNORED, Dataset, Kind
 from pipetransformer.errors import UserError
 
+Loss = Callable[[Tensor, Tensor], Tensor]
 _MOST_SEEN = 256  # micro-batches whose figures wait to be added up
 
 
@@ -36,12 +37,19 @@ class Objective:
         kind: form of outputs and labels: ``classes``, ``scores`` or ``spans``.
         label_smoothing: share of the target that goes to all classes, 0 to 1.
         class_weights: weight of each class [classes]; None where all weigh 1.
+        of_each: ``(outputs [rows, ...], labels [rows]) -> losses [rows]``, in the place of the losses above.
     """
 
     def __init__(
-        self, kind: Kind, *, label_smoothing: float, device: torch.device, class_weights: Tensor | None = None
+        self,
+        kind: Kind,
+        *,
+        label_smoothing: float,
+        device: torch.device,
+        class_weights: Tensor | None = None,
+        of_each: Loss | None = None,
     ) -> None:
-        self._kind = kind
+        self._kind, self._of_each = kind, of_each
         self._class_weights = None if class_weights is None else class_weights.to(device)
         self._label_smoothing = label_smoothing
         self._batch_size = 1
@@ -114,7 +122,11 @@ class Objective:
         """The loss of one micro-batch, one number. Padding copies, with the label ``IGNORED``, add nothing to it."""
         outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
         answers = None
-        if self._kind == "scores":
+        if self._of_each is not None:
+            real = labels != IGNORED
+            loss = self._of_each(outputs[real], labels[real]).sum()
+            answers = outputs.detach().argmax(dim=-1) if self._kind == "classes" else None
+        elif self._kind == "scores":
             loss = torch.where(labels != IGNORED, outputs[:, 0] - labels, 0.0).square().sum()
         elif self._kind == "spans":
             loss = (
@@ -134,6 +146,8 @@ class Objective:
     def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each sample [rows], float64, beside all running figures."""
         outputs = outputs.double()
+        if self._of_each is not None:
+            return self._of_each(outputs, labels).double()
         if self._kind == "scores":
             return (outputs[:, 0] - labels).square()
         of_each = partial(
@@ -169,8 +183,10 @@ class Objective:
 
 
 def num_outputs(model: Any) -> int:
-    """Numbers that a model of timm or transformers gives for a sample: the classes, where there are some."""
-    return int(model.num_classes if hasattr(model, "num_classes") else model.config.num_labels)
+    """Numbers that a model of timm or transformers gives for a sample: the classes, where there are some; 0 where it
+    does not say."""
+    settings = getattr(model, "config", None)
+    return int(model.num_classes if hasattr(model, "num_classes") else getattr(settings, "num_labels", 0))
 
 
 def weights_of_classes(wanted: str | Sequence[float] | None, dataset: Dataset, *, num_classes: int) -> Tensor | None:
@@ -184,6 +200,7 @@ def weights_of_classes(wanted: str | Sequence[float] | None, dataset: Dataset, *
         return None
     if dataset.kind != "classes":
         raise UserError(f"train.class_weights: the data have {dataset.kind}, no classes; give null")
+    num_classes = num_classes or int(dataset.labels.max()) + 1
     if not isinstance(wanted, str):
         if len(wanted) != num_classes:
             raise UserError(f"train.class_weights: {len(wanted)} weights, and there are {num_classes} classes")

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pipetransformer.data.questions import best_span
 from pipetransformer.data.reading import decoded
@@ -42,9 +42,13 @@ class Predictor(ABC, Generic[Sample]):
 
     Attributes:
         names: of the classes; none for scores and answers.
+        model: the model, in evaluation.
+        takes_paths: whether a sample is the path of a picture.
     """
 
     names: tuple[str, ...] = ()
+    model: Any
+    takes_paths = False
 
     def predict(self, samples: Iterable[Sample], *, batch_size: int = 32) -> Iterator[Prediction]:
         """A prediction for each sample, in their order."""
@@ -76,7 +80,7 @@ class TextPredictor(Predictor[tuple[str, ...]]):
     def __init__(self, saved: Saved) -> None:
         from transformers import AutoModelForSequenceClassification
 
-        self._tokenizer, self._model = _of_transformers(saved, AutoModelForSequenceClassification)
+        self._tokenizer, self.model = _of_transformers(saved, AutoModelForSequenceClassification)
         names = saved.settings.get("id2label") or {}
         is_score = saved.settings.get("problem_type") == "regression"
         self.names = () if is_score else tuple(names[str(number)] for number in range(len(names)))
@@ -89,12 +93,14 @@ class TextPredictor(Predictor[tuple[str, ...]]):
         parts = [list(texts) for texts in zip(*samples)]
         lengths = {"truncation": True, "max_length": self._max_length} if self._max_length else {"truncation": True}
         given = self._tokenizer(*parts, padding=True, return_tensors="pt", **lengths)
-        logits = self._model(**given).logits
+        logits = self.model(**given).logits
         return self._classes(logits) if self.names else [Prediction("", float(row[0])) for row in logits]
 
 
 class ImagePredictor(Predictor[Path]):
     """Of files of pictures, resized and cropped as timm evaluates."""
+
+    takes_paths = True
 
     def __init__(self, saved: Saved) -> None:
         import timm
@@ -104,7 +110,7 @@ class ImagePredictor(Predictor[Path]):
         if not self.names:
             self.names = tuple(map(str, range(int(saved.settings["num_classes"]))))
         if saved.base is None:
-            self.model: nn.Module = timm.create_model(f"local-dir:{saved.folder}", pretrained=True).eval()
+            self.model = timm.create_model(f"local-dir:{saved.folder}", pretrained=True).eval()
         else:
             import peft
 
@@ -131,7 +137,7 @@ class AnswerPredictor(Predictor[tuple[str, str]]):
     def __init__(self, saved: Saved) -> None:
         from transformers import AutoModelForQuestionAnswering
 
-        self._tokenizer, self._model = _of_transformers(saved, AutoModelForQuestionAnswering)
+        self._tokenizer, self.model = _of_transformers(saved, AutoModelForQuestionAnswering)
         data = saved.config.data if saved.config is not None else None
         self._max_length, self._stride = (384, 128) if data is None else (data.max_length, data.stride)
 
@@ -152,7 +158,7 @@ class AnswerPredictor(Predictor[tuple[str, str]]):
         offsets = encoded.pop("offset_mapping").numpy().astype(np.int32)
         for window, table in enumerate(offsets):
             table[np.array([part != 1 for part in encoded.sequence_ids(window)])] = -1
-        told = self._model(**encoded)
+        told = self.model(**encoded)
         logits = torch.stack([told.start_logits, told.end_logits], dim=-1).float().numpy()
         best = [Prediction("", -np.inf)] * len(samples)
         for number, window, own in zip(of_sample, logits, offsets):

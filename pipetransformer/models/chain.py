@@ -21,6 +21,7 @@ from pipetransformer.models.families import MASK, Family, family_of
 from pipetransformer.models.halves import Halves
 from pipetransformer.models.held import Held
 from pipetransformer.models.proof import differ, halves_differ, row_differs
+from pipetransformer.models.traced import logits_of
 from pipetransformer.models.values import Values, during_forward, empty
 from pipetransformer.plan.units import Numbering
 
@@ -266,11 +267,11 @@ class Chain(Held):
 
     def _own_outputs(self, main: Tensor, side: Mapping[str, Tensor]) -> Tensor:
         with self.autocast():
-            if main.is_floating_point():
-                outputs: Tensor = self.model(main.to(self.dtype))
-                return outputs
-            told = self.model(**{self.family.main_input: main}, **side)
-        return torch.stack((told.start_logits, told.end_logits), dim=-1) if "start_logits" in told else told.logits
+            if main.is_floating_point() and not side:
+                return logits_of(self.model(main.to(self.dtype)))
+            given = {self.family.main_input: main, **side}
+            told = self.model(**{key: x.to(self.dtype) if x.is_floating_point() else x for key, x in given.items()})
+        return logits_of(told)
 
     def _run_by_unit(
         self, main: Tensor, side: Mapping[str, Tensor], *, proves: bool = False, row_only: bool = False

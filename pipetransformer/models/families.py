@@ -1,8 +1,7 @@
 """The differences between model families, one table entry each: the place of the blocks and their arguments.
 
-A family says how to run the stem, one block and the head of a model *through the model's own modules*, so that
-parameter names, dropout and masks are the library's. ``chain.py`` proves each wrapped model equal to its own forward,
-so that a family may be recognised by structure alone: a model that computes something else is refused.
+A family says how to run the stem, one block and the head of a model *through the model's own modules*: names, dropout
+and masks are the library's. ``chain.py`` proves each wrapped model equal to its own forward: structure alone is enough.
 """
 
 from __future__ import annotations
@@ -20,8 +19,9 @@ from pipetransformer.models.halves import DISTILBERT, ENCODER, GPT2, LLAMA, MODE
 from pipetransformer.models.rows import row_of
 
 Inputs = Mapping[str, Tensor]
-MASK = "attention_mask"
-"""The batch entry that is 1 at a text's tokens and 0 at its padding; texts without padding may do without it."""
+OWN, MASK = "_pipetransformer_family", "attention_mask"
+"""Attribute of a module that is in no table (``traced.py``); the batch entry that is 1 at a text's tokens and 0 at its
+padding, which texts without padding may do without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,7 +381,9 @@ _NO_CHAINS = (
 
 
 def family_of(model: nn.Module, *, name: str) -> Family:
-    """The table entry that fits ``model``. Raises UserError where none does."""
+    """The table entry that fits ``model``, or its own. Raises UserError where none does."""
+    if (own := model.__dict__.get(OWN)) is not None:
+        return own  # type: ignore[no-any-return]
     for path, reason in _NO_CHAINS:
         if _find(model, path) is not None:
             raise UserError(f"model.name: {name} is no chain: {reason}; use another model")

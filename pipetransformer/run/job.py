@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from pipetransformer.data import (
     load_text_data,
     set_aside,
 )
+from pipetransformer.engine import Loss
 from pipetransformer.errors import UserError
 from pipetransformer.freeze import GuardSize, guard_size
 from pipetransformer.models import BuiltModel, Chain, TimmModel, TransformersModel, Values, build_model
@@ -50,6 +51,7 @@ class Job:
         world: the ranks that train it.
         guard: the work of the guard on accuracy; None for none.
         label_names: names of the classes; none for scores and spans.
+        loss: of each sample, in the place of the usual one.
     """
 
     built: BuiltModel
@@ -61,6 +63,7 @@ class Job:
     world: World
     guard: GuardSize | None
     label_names: tuple[str, ...]
+    loss: Loss | None = None
 
     @property
     def best_by(self) -> str:
@@ -100,6 +103,12 @@ class Job:
         return digest.hexdigest()[:16]
 
 
+class JobMaker(Protocol):
+    """Builds a job, as ``build_job`` does."""
+
+    def __call__(self, config: Config, world: World, *, lead: Lead) -> Job: ...
+
+
 def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     """Builds model and data, the same on every rank.
 
@@ -116,6 +125,24 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     built, values = build_model(config, info)
     _check_base(config, values)
     datasets = _load_data(config, built, info=info, lead=lead)
+    return assemble_job(config, world, built, values, datasets, label_names=info.label_names)
+
+
+def assemble_job(
+    config: Config,
+    world: World,
+    built: BuiltModel,
+    values: Values,
+    datasets: dict[str, Dataset],
+    *,
+    label_names: tuple[str, ...] = (),
+    loss: Loss | None = None,
+) -> Job:
+    """A job of a model and datasets that are there.
+
+    Raises:
+        UserError: if they do not fit each other; or if nodes have different ones.
+    """
     chain = Chain(
         built.model,
         name=config.model.name,
@@ -156,7 +183,7 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     views = _settle_views(datasets, config, chain=chain, world=world)
     guard = _set_aside(datasets, config)
     settled = _settled(config, precision=precision, views=views, guard=guard)
-    return Job(built, values, chain, dict(datasets), settled, precision, world, guard, info.label_names)
+    return Job(built, values, chain, dict(datasets), settled, precision, world, guard, label_names, loss)
 
 
 def _settled(config: Config, *, precision: Precision, views: object, guard: GuardSize | None) -> Config:

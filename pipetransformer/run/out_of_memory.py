@@ -24,7 +24,7 @@ def in_training(error: BaseException) -> bool:
     return is_meant and HERE.phase not in (None, "set-up", "measuring")
 
 
-def told(error: BaseException, *, run_dir: Path, autopipe: AutoPipe, plan: ParallelPlan) -> UserError:
+def told(error: BaseException, run_dir: Path, autopipe: AutoPipe, plan: ParallelPlan) -> UserError:
     """The error that names a plan which takes less, for which a limit is left in the run's folder; not collective.
 
     Args:
