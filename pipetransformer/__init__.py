@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Run", "train"]
+__all__ = ["Run", "events", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +21,8 @@ def __getattr__(name: str) -> Any:
         from pipetransformer.inference.finished import Run
 
         return Run
+    if name == "events":
+        from pipetransformer.run import events
+
+        return events
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

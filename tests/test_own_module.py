@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 from own_module import Mine, samples
 from ranks import RankPool
+from test_launch import ROOT
 from torch import Tensor, nn
 
 import pipetransformer
@@ -219,7 +223,23 @@ def test_blocks_without_positions_are_told(tmp_path: Path) -> None:
     assert str(caught.value).startswith("blocks: [rows, 8] goes into those of Flat; [rows, positions, width] is needed")
 
 
+def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:
+    """In a process of its own, as somebody would: with a script and no clone in sight."""
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL)
+    assert len(code.splitlines()) <= 64
+    (tmp_path / "mine.py").write_text(code)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "mine.py"]
+    ended = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "step 40: 3 blocks are frozen" in ended.stdout and "tensor([" in ended.stdout
+    accuracy = float(re.search(r"accuracy (\S+), loss \S+\)", ended.stdout)[1])  # type: ignore[index]
+    assert accuracy > 0.5
+
+
 def test_the_package_is_light_until_it_is_asked() -> None:
-    assert pipetransformer.__all__ == ["Run", "train"] and math.isfinite(1.0)
+    code = "import sys, pipetransformer; print(sorted(pipetransformer.__all__), 'torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT).stdout
+    assert told == "['Run', 'events', 'train'] False\n"
     with pytest.raises(AttributeError, match="has no attribute 'tarin'"):
         _ = pipetransformer.tarin
