@@ -140,7 +140,7 @@ class Trainer:
             raise out_of_memory.told(error, self.report.folder.path, self.autopipe, self.engine.plan) from error
         finally:
             self.engine.close_feeds()
-            self.checkpoints.writer.close()
+            self.checkpoints.writer.close(has_ended=exit_code == 0)
             self.autocache.close(is_interrupted=exit_code != 0)
             self._tell(events.Closed(exit_code))
 

@@ -199,7 +199,7 @@ def test_mistake_in_an_override_gets_one_clear_line(minimal: Path, override: str
         ("[" * 5000, None),
         (
             MINIMAL.replace("task: image_classification\n", ""),
-            "task: missing; give one of image_classification, text_classification, question_answering",
+            "task: missing; give one of image_classification, text_classification, question_answering, own",
         ),
         (MINIMAL.replace("model: {name: vit_tiny_patch16_224}\n", ""), "model: missing; give a section with name"),
         (MINIMAL.replace("lr: 1e-3", "lrr: 1e-3"), "train.lrr: no such key; did you mean train.lr?"),

@@ -243,3 +243,10 @@ def test_the_package_is_light_until_it_is_asked() -> None:
     assert told == "['Run', 'events', 'train'] False\n"
     with pytest.raises(AttributeError, match="has no attribute 'tarin'"):
         _ = pipetransformer.tarin
+
+
+def test_a_file_cannot_name_a_module_of_ones_own(tmp_path: Path) -> None:
+    from test_when_to_end import run
+
+    ended = run(tmp_path, "task=own", "data.name=own")
+    assert ended.cause == "rank 0: task: own is not for main_cv.py; use pipetransformer.train, from Python"

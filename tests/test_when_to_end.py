@@ -58,6 +58,13 @@ def test_a_run_of_so_many_steps_evaluates_and_saves_at_its_end(tmp_path: Path) -
     assert json.loads((tmp_path / "x" / "summary.json").read_text())["steps"] == 6
 
 
+def test_checkpoints_may_go_with_the_end(tmp_path: Path) -> None:
+    ended = run(tmp_path, "train.epochs=2", "checkpoint.keep=0")
+    assert ended.exit_code == 0 and not (tmp_path / "x" / "checkpoints").exists()
+    told = read_events(tmp_path / "x" / "events.jsonl")
+    assert [event["step"] for event in told if event["event"] == "checkpoint"] == [4, 8]
+
+
 def test_a_metric_that_is_not_measured_is_refused(tmp_path: Path) -> None:
     ended = run(tmp_path, "train.best_by=macro_f1")
     assert ended.cause == "rank 0: train.best_by: macro_f1 is not measured on digits; give accuracy"

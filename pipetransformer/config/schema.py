@@ -178,7 +178,11 @@ class CheckpointConfig(Section):
     every: Every | None = Field(
         default=EPOCH, description="How often to save, besides the end of each epoch; null saves no checkpoint at all."
     )
-    keep: Count = Field(default=1, description="How many of the latest checkpoints to keep.")
+    keep: CountOrZero = Field(
+        default=1,
+        description="How many of the latest checkpoints to keep; 0: one while the run goes on, and none when it has "
+        "ended well.",
+    )
     asynchronous: bool = Field(
         default=True,
         description="Write beside training, from a copy in host memory of what a rank saves; false: training waits.",

@@ -118,7 +118,9 @@ def _configuration(task: str | None, arguments: Sequence[str]) -> Config:
     parsed = parser.parse_args(arguments)
     config = load_config(parsed.config, parsed.overrides)
     if task is not None and config.task != task:
-        raise UserError(f"task: {config.task} is not for {ENTRIES[task]}; use {ENTRIES[config.task]}")
+        raise UserError(
+            f"task: {config.task} is not for {ENTRIES[task]}; use {ENTRIES.get(config.task, 'pipetransformer.train, from Python')}"
+        )
     return config
 
 

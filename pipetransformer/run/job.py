@@ -118,6 +118,8 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     Raises:
         UserError: if the model or the data cannot be built, or do not fit each other; or if nodes have different files.
     """
+    if config.task == "own":
+        raise UserError("task: own is for a module that is given from Python, by pipetransformer.train; give another")
     on_gpu = world.device.type == "cuda"
     if config.train.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
         raise UserError("train.precision: this GPU has no bfloat16; give float32")

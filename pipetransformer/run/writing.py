@@ -65,7 +65,7 @@ class CheckpointWriter:
 
     Args:
         folder: the folder of all checkpoints of the run.
-        keep: number of complete ones that are kept.
+        keep: number of complete ones that are kept; 0 for one until the run has ended.
         beside: whether training goes on meanwhile; else ``outcome`` waits.
     """
 
@@ -88,7 +88,7 @@ class CheckpointWriter:
             self._group = patient_group(timeout=self._world.timeout)
         copies = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()} if self._beside else tensors
         final = self._folder / f"step-{step:08d}"
-        task = _Task(final, dict(copies), json.dumps(record), self._group, self._keep, HERE.beside())
+        task = _Task(final, dict(copies), json.dumps(record), self._group, max(1, self._keep), HERE.beside())
         answer = begun(partial(task.run, rank=self._world.rank))
         self._write = _Write(step, task, answer, seconds=perf_counter() - began)
 
@@ -115,8 +115,14 @@ class CheckpointWriter:
         waited = write.seconds + perf_counter() - began
         return Outcome(write.step, write.task.final, waited, write.task.seconds, error)
 
-    def close(self) -> None:
-        """Behind a failure: gives up what is not written within two seconds. Not collective."""
+    def close(self, *, has_ended: bool) -> None:
+        """Not collective. Behind a failure: gives up what is not written within two seconds.
+
+        Args:
+            has_ended: whether the run has ended well.
+        """
+        if has_ended and not self._keep and self._world.rank == 0:
+            shutil.rmtree(self._folder, ignore_errors=True)
         write, self._write = self._write, None
         if write is not None:
             wait_for_threads([write.answer], timeout=_LAST_SECONDS)
