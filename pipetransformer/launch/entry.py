@@ -118,9 +118,8 @@ def _configuration(task: str | None, arguments: Sequence[str]) -> Config:
     parsed = parser.parse_args(arguments)
     config = load_config(parsed.config, parsed.overrides)
     if task is not None and config.task != task:
-        raise UserError(
-            f"task: {config.task} is not for {ENTRIES[task]}; use {ENTRIES.get(config.task, 'pipetransformer.train, from Python')}"
-        )
+        other = ENTRIES.get(config.task, "pipetransformer.train, from Python")
+        raise UserError(f"task: {config.task} is not for {ENTRIES[task]}; use {other}")
     return config
 
 
