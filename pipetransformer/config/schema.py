@@ -185,7 +185,8 @@ class CheckpointConfig(Section):
     )
     asynchronous: bool = Field(
         default=True,
-        description="Write beside training, from a copy in host memory of what a rank saves; false: training waits.",
+        description="Write beside training, from a copy in host memory of what a rank saves; false: training waits, as "
+        "it does on a CPU under `pipe.memory_limit`.",
     )
 
 

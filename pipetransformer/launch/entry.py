@@ -49,6 +49,8 @@ def run_guarded(body: Callable[[], None]) -> int:
         exit_code = interrupted.exit_code
         if launcher is None:
             print(f"interrupted by {interrupted.signal.name}", file=sys.stderr)
+            if interrupted.outcome:
+                print(interrupted.outcome, file=sys.stderr)
         else:
             _tell_interruption(interrupted.signal, interrupted)
     if exit_code and _has_peers():
@@ -74,7 +76,7 @@ def _train(config: Config) -> None:
         if world.size == 1:  # no peer can keep it waiting, and a caller in this process may try again
             close_world()
             if trainer is not None and isinstance(error, shutdown.Interrupted):
-                print(kept_line(trainer.report.folder.path), file=sys.stderr)
+                error.outcome = error.outcome or kept_line(trainer.report.folder.path)
         raise
     close_world()
     if world.rank == 0:

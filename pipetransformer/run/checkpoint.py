@@ -51,7 +51,10 @@ class CheckpointStore:
         self.folder, self.damaged = run_dir / "checkpoints", list[str]()
         self._world, self._stem = world, config.freezes_stem
         options = config.checkpoint
-        self.writer = CheckpointWriter(self.folder, keep=options.keep, beside=options.asynchronous, world=world)
+        # On a CPU, the copy that a write beside training needs would lie where the limit counts.
+        is_limited = world.device.type == "cpu" and config.pipe.memory_limit is not None
+        beside = options.asynchronous and not is_limited
+        self.writer = CheckpointWriter(self.folder, keep=options.keep, beside=beside, world=world)
         # Facts that must not change before a resumption: samples would be skipped or seen twice, or the optimizer's
         # state would have no meaning.
         self._identity: dict[str, object] = {
