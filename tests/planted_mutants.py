@@ -124,7 +124,7 @@ PLANTED = (
     ),
     Planted(
         "one checkpoint too many is kept",
-        *("run/checkpoint.py", "self._complete()[: -self._keep]", "self._complete()[: -self._keep - 1]"),
+        *("run/writing.py", "[: -self.keep]", "[: -self.keep - 1]"),
         ("tests/test_counts.py",),
     ),
     Planted(

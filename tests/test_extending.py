@@ -148,7 +148,7 @@ def test_a_dataset_is_one_entry_and_one_reader(npz: Path, tmp_path: Path) -> Non
 def test_a_new_dataset_is_checked_and_listed_like_any_other(npz: Path, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG)
-    assert "image_folder, cola" in config_page() and "demo_qa, npz |" in config_page()
+    assert "image_folder, cola" in config_page() and "demo_qa, own, npz |" in config_page()
     with pytest.raises(UserError, match=r"^data.name: npz is not for task text_classification; give one of cola"):
         load_config(path, ["task=text_classification", "data.name=npz"])
     with pytest.raises(UserError, match=r'^data.name: "npzz" is not allowed; .*, npz; did you mean npz\?$'):
