@@ -80,7 +80,7 @@ class Trainer:
         self.world = world = with_first_nodes(world, config)
         folder = find_run_folder(config, num_nodes=world.num_nodes)
         if goes_on:
-            config = led_by(0, lambda: out_of_memory.with_lowered_limit(config, folder.path))
+            config = out_of_memory.under_limit(config, led_by(0, lambda: out_of_memory.limit_in(folder.path)))
         if not folder.is_shared:  # a resumption would need all files of a checkpoint on every node
             config = config.with_overrides({"checkpoint.every": None})
         self.job = job = make_job(config, world, lead=partial(led_by, world.rank - world.local_rank))
@@ -88,7 +88,7 @@ class Trainer:
         per_epoch = len(job.train_batches(0))
         calendar = self.calendar = Calendar.of(config, batches_per_epoch=per_epoch)
         self.checkpoints = CheckpointStore(config, run_dir=folder.path, job=job, calendar=calendar, world=world)
-        self.origin = Origin(config, job=job, checkpoints=self.checkpoints, calendar=calendar, world=world)
+        self.origin = Origin(config, job, folder=folder, checkpoints=self.checkpoints, calendar=calendar, world=world)
 
         blocks = chain.num_blocks
         self.autofreeze = AutoFreeze.of(config, num_blocks=blocks, batches_per_epoch=per_epoch, guard=job.guard)
@@ -137,7 +137,7 @@ class Trainer:
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory.in_training(error):
                 raise
-            raise out_of_memory.told(error, self.report.folder.path, self.autopipe, self.engine.plan) from error
+            raise out_of_memory.told(error, self.report.folder.path, self.autopipe, self.engine.entered) from error
         finally:
             self.engine.close_feeds()
             self.checkpoints.writer.close(has_ended=exit_code == 0)

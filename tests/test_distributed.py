@@ -11,9 +11,10 @@ import pytest
 import torch.distributed as dist
 from ranks import RankPool
 
+from pipetransformer.adapter import is_peer_failure, patient_group
 from pipetransformer.errors import UserError
 from pipetransformer.process.agreement import Disagreement, agree, agree_by_name
-from pipetransformer.process.collectives import given_to, led_by, patiently
+from pipetransformer.process.collectives import by_all, given_to, led_by, patiently
 from pipetransformer.process.world import World
 
 
@@ -47,6 +48,20 @@ def test_followers_wait_longer_than_a_collective_may_take(seconds: float, ranks:
 
 def test_a_leaders_mistake_reaches_every_rank(ranks: RankPool) -> None:
     assert ranks.run(4, led, 0.0, "mistake") == ["data.path: nothing there"] * 4
+
+
+def failing(world: World) -> str:
+    """Rank 1's action fails by no mistake of the user's: the others do not wait for it."""
+    group = patient_group(timeout=timedelta(seconds=20))
+    try:
+        by_all(lambda: 1 // (world.rank - 1), group=group)
+    except Exception as error:
+        return f"{type(error).__name__} {is_peer_failure(error)}"
+    return "none"
+
+
+def test_a_failure_in_what_all_do_reaches_every_rank(ranks: RankPool) -> None:
+    assert ranks.run(3, failing) == ["RuntimeError True", "ZeroDivisionError False", "RuntimeError True"]
 
 
 def waited_for(world: World) -> int:

@@ -21,7 +21,7 @@ from benchmarks.soak.forked import ForkedJob, running
 from pipetransformer import commands
 from pipetransformer.config.foreign import ours
 from pipetransformer.config.schema import Config
-from pipetransformer.config.shipped import shipped
+from pipetransformer.config.shipped import found_config, shipped
 from pipetransformer.config.words import keys_of
 
 SMALL = (
@@ -189,6 +189,25 @@ def test_train_finds_a_configuration_by_its_name_and_runs_it_anywhere(tmp_path: 
     assert json.loads((tmp_path / "runs" / "x" / "summary.json").read_text())["world_size"] == 2
     ended = subprocess.run([*command, "train.lr=1e9", "train.epochs=1", "run.overwrite=true"], **options)
     assert ended.returncode == 1 and ended.stderr.splitlines()[-1].startswith("rank ")
+
+
+def test_a_folder_hides_no_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of data that is called like it: ``train squad data.path=squad``."""
+    (tmp_path / "squad").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert found_config("squad").name == "train_config_squad_all_in_one.yaml"
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [("-", "-: holds no labels to judge by"), ("FOLDER/lines.txt", "lines.txt: holds no labels to judge by")],
+)
+def test_what_has_no_labels_judges_nothing(
+    data: str, line: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lines.txt").write_text("a film\n")
+    given = data.replace("FOLDER", str(tmp_path))
+    assert line in refused(capsys, "evaluate", str(runs["demo_text"]), given)
 
 
 def test_help_is_there_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,7 +166,7 @@ def test_out_of_memory_goes_on_with_a_smaller_plan(tmp_path: Path) -> None:
     assert run(tmp_path / "undisturbed", *nothing_frozen, timeout=60.0).exit_code == 0
     ended = run(tmp_path, *nothing_frozen, fault=fault)
     assert "pp 1 x dp 2, M 1 was to take " in ended.cause, "the fastest plan"
-    said = re.search(r"run.resume=true goes on with pp 1 x dp 2, M (\d+), for ([\d,]+) at most$", ended.cause)
+    said = re.search(r"run.resume=auto goes on with pp 1 x dp 2, M (\d+), for ([\d,]+) at most$", ended.cause)
     assert said, ended.cause
     assert run(tmp_path, *nothing_frozen, "run.resume=auto", timeout=60.0).exit_code == 0
     told = read_events(tmp_path / "x" / "events.jsonl")

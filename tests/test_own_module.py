@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import pipetransformer
 from pipetransformer.data import epoch_batches
 from pipetransformer.errors import UserError
+from pipetransformer.launch.python import _settings
 from pipetransformer.models.traced import traced_family
 from pipetransformer.process.world import World
 from pipetransformer.run import events
@@ -135,6 +136,12 @@ def test_loss_metrics_and_collate_are_ones_own(tmp_path: Path) -> None:
     errors = run.evaluations["less_error"]
     assert errors.max() > errors[0] and set(run.metrics) == {"less_error", "loss"} and seen
     assert run.metrics["loss"] == pytest.approx(-run.metrics["less_error"], rel=1e-6)
+
+
+def test_sections_are_merged_with_what_python_gives() -> None:
+    found = _settings({"model": {"dtype": "bfloat16"}, "data": {"num_workers": 2}, "cache": None}, name="Mine")
+    assert (found.model.dtype, found.model.name, found.data.num_workers) == ("bfloat16", "Mine", 2)
+    assert found.cache.disk_budget is None and found.log.wandb == "disabled"
 
 
 class Tied(Mine):

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.soak.forked import ForkedJob, running
 from pipetransformer import commands
-from pipetransformer.run.page import read_history
+from pipetransformer.run.page import read_history, write_report
 from pipetransformer.run.tracking.summary import parts_of_time
 
 SETTINGS = (
@@ -82,6 +82,28 @@ def test_the_history_is_that_of_the_files(runs: dict[str, Path]) -> None:
     assert history.steps[-1].step == history.total_steps == summary["steps"]
     assert history.steps[-1].train_s == pytest.approx(summary["train_s"], rel=0.1)
     assert history.best_by == "accuracy" and not read_history(runs["plain"]).plans[-1].plan["frozen"]
+
+
+def test_figures_that_are_no_numbers_break_no_page(runs: dict[str, Path], tmp_path: Path) -> None:
+    """JSON has words for them; and what a resumption has done again is told once."""
+    folder = tmp_path / "odd"
+    shutil.copytree(runs["elastic"], folder)
+    lines = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    evaluations = [event for event in lines if event["event"] == "evaluation"]
+    evaluations[0]["metrics"]["accuracy"] = "NaN"
+    steps = [event for event in lines if event["event"] == "steps"]
+    steps[0]["loss"], steps[1]["gradient_norms"] = "Infinity", ["NaN"] * 6
+    again = [event for event in lines if event["event"] in ("transition", "freeze_decision")]
+    resumed = {"event": "resume", "time": 0.0, "step": 0, "resumed_from": "step-00000000"}
+    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*again, resumed, *lines]))
+    history = read_history(folder)
+    assert [told[0] for told in history.told if told[1] == "transition"] == [
+        event["step"] for event in lines if event["event"] == "transition"
+    ]
+    best = history.best
+    assert best is not None and best.figures["accuracy"] == max(e["metrics"]["accuracy"] for e in evaluations[1:])
+    write_report([history], tmp_path / "odd.html")
+    assert "<svg" in (tmp_path / "odd.html").read_text()
 
 
 def test_runs_are_compared(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ import yaml
 from test_launch import ROOT
 
 from pipetransformer import commands
+from pipetransformer.commands import sweep
 from pipetransformer.config.sweeps import load_sweep
 from pipetransformer.errors import UserError
 
@@ -67,6 +68,10 @@ def test_a_mistake_is_one_line(values: dict[str, object], line: str, tmp_path: P
 @pytest.mark.parametrize("name", ["ablation", "alpha", "microbatches"])
 def test_the_papers_tables_are_shipped(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(load_sweep(name).trials) >= 4
+    if name == "ablation":
+        assert commands.main(["sweep", name, "--wandb"]) == 2
+        assert "takes its values together (combine: list), which wandb's sweeps cannot" in capsys.readouterr().err
+        return
     assert commands.main(["sweep", name, "--wandb"]) == 0
     told = yaml.safe_load(capsys.readouterr().out)
     assert told["metric"] == {"name": "Test/Acc", "goal": "maximize"} and told["command"][:3] == [
@@ -74,6 +79,14 @@ def test_the_papers_tables_are_shipped(name: str, capsys: pytest.CaptureFixture[
     ]
     assert commands.main(["sweep", "nothing"]) == 2
     assert "no shipped sweep; shipped are ablation, alpha, microbatches" in capsys.readouterr().err
+
+
+def test_trials_at_once_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    places = sweep._places(2, ranks=2)
+    assert [places.get() for _ in range(2)] == ["0,1", "2,3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert sweep._places(1, ranks=1).get() is None
 
 
 def test_trials_are_run_ranked_and_taken_up_again(tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def test_checkpoints_may_go_with_the_end(tmp_path: Path) -> None:
     assert ended.exit_code == 0 and not (tmp_path / "x" / "checkpoints").exists()
     told = read_events(tmp_path / "x" / "events.jsonl")
     assert [event["step"] for event in told if event["event"] == "checkpoint"] == [4, 8]
+    again = run(tmp_path, "train.epochs=2", "checkpoint.keep=0", "run.resume=auto")
+    assert again.exit_code == 0 and "has ended: its 8 steps are done" in again.out
 
 
 def test_a_metric_that_is_not_measured_is_refused(tmp_path: Path) -> None:

@@ -57,10 +57,11 @@ def silent_nodes(*, seconds: float) -> list[int]:
     def ask() -> None:
         # Note: private; the store at which the ranks have met.
         store = dist.distributed_c10d._get_default_store()
-        store.set(f"waits/{rank}", "")
-        time.sleep(seconds / 2)
-        waits = [store.check([f"waits/{other}"]) for other in range(size)]
-        found.extend(any(waits[node * local_size : (node + 1) * local_size]) for node in nodes)
+        with contextlib.suppress(Exception):  # a store that is gone gives no answer
+            store.set(f"waits/{rank}", "")
+            time.sleep(0.8 * seconds)
+            waits = [store.check([f"waits/{other}"]) for other in range(size)]
+            found.extend(any(waits[node * local_size : (node + 1) * local_size]) for node in nodes)
 
     asking = threading.Thread(target=ask, daemon=True)  # a store that is gone may keep it for minutes
     asking.start()

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from pipetransformer.commands.tables import make_console, make_table
@@ -53,13 +54,15 @@ def run(arguments: argparse.Namespace) -> None:
         return
     folder = (arguments.folder or Path("sweeps") / sweep.name).expanduser()
     check_folder(folder, key="--folder")
-    jobs = arguments.jobs or max(1, _places() // arguments.ranks)
+    jobs = arguments.jobs or max(1, (len(_gpus()) or len(os.sched_getaffinity(0))) // arguments.ranks)
     waiting = [trial for trial in sweep.trials if _summary(folder, trial) is None]
     done = len(sweep.trials) - len(waiting)
     print(f"{len(sweep.trials)} trials in {folder}, {done} of them done; {jobs} at once", flush=True)
-    failed: list[str] = []
+    failed, places = list[str](), _places(jobs, ranks=arguments.ranks)
     with ThreadPoolExecutor(jobs) as pool:
-        for trial, line in pool.map(lambda trial: (trial, _train(sweep, trial, folder, arguments.ranks)), waiting):
+        for trial, line in pool.map(
+            lambda trial: (trial, _train(sweep, trial, folder, arguments.ranks, places)), waiting
+        ):
             print(f"{trial.name}: {line or 'done'}", flush=True)
             failed += [trial.name] if line else []
     _rank(sweep, folder)
@@ -67,17 +70,31 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"sweep: {len(failed)} of {len(sweep.trials)} trials failed: {', '.join(failed[:5])}")
 
 
-def _places() -> int:
-    """The trials of one rank that this machine holds."""
-    gpus = [word for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
-    return len(gpus) or len(os.sched_getaffinity(0))
+def _gpus() -> list[str]:
+    """Those that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for name in given.split(",") if name]
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
 
 
-def _train(sweep: Sweep, trial: Trial, folder: Path, ranks: int) -> str:
+def _places(jobs: int, *, ranks: int) -> SimpleQueue[str | None]:
+    """GPUs of their own for so many trials at once, as far as there are; None for the CPU."""
+    gpus, places = _gpus(), SimpleQueue[str | None]()
+    for job in range(jobs):
+        first = job * ranks % max(1, len(gpus))
+        places.put(",".join((gpus * 2)[first : first + ranks]) if gpus else None)
+    return places
+
+
+def _train(sweep: Sweep, trial: Trial, folder: Path, ranks: int, places: SimpleQueue[str | None]) -> str:
     """Runs a trial, or goes on with it. Returns the last line of one that has failed; empty for one that has ended."""
     command = [sys.executable, "-m", "pipetransformer", "train", sweep.config, "--ranks", str(ranks)]
     own = (f"run.id={json.dumps(trial.name)}", f"run.dir={folder}", f"log.group={sweep.name}", "run.resume=auto")
     environment = {"OMP_NUM_THREADS": "1"} if "OMP_NUM_THREADS" not in os.environ else {}
+    place = places.get()
+    environment |= {"CUDA_VISIBLE_DEVICES": place} if place is not None else {}
     with (folder / f"{trial.name}.log").open("w", encoding="utf-8") as log:
         ended = subprocess.run(
             [*command, *sweep.settings, *trial.overrides, *own],
@@ -85,6 +102,7 @@ def _train(sweep: Sweep, trial: Trial, folder: Path, ranks: int) -> str:
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
         )
+    places.put(place)
     if ended.returncode == 0:
         return ""
     lines = (folder / f"{trial.name}.log").read_text(encoding="utf-8").splitlines()
@@ -107,7 +125,8 @@ def _rank(sweep: Sweep, folder: Path) -> None:
     ended = [(trial, summary) for trial in sweep.trials if (summary := _summary(folder, trial)) is not None]
     if not ended:
         return
-    metric = next(iter(name for name in ended[0][1]["best_metrics"] if name != "loss"), "loss")
+    histories = {trial.name: read_history(folder / trial.name) for trial, _ in ended}
+    metric = histories[ended[0][0].name].best_by
     ended.sort(key=lambda pair: -pair[1]["best_metrics"].get(metric, float("-inf")))
     titles = ("trial", *sweep.keys, f"best {metric}", f"final {metric}", "train s", "wall s")
     rows = [_row(trial, summary, [*sweep.keys], metric) for trial, summary in ended]
@@ -115,7 +134,7 @@ def _rank(sweep: Sweep, folder: Path) -> None:
     with writing(folder, key="--folder"), (folder / "results.csv").open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([titles, *rows])
     page = folder / "comparison.html"
-    write_report([read_history(folder / trial.name) for trial, _ in ended[:12]], page)
+    write_report([histories[trial.name] for trial, _ in ended[:12]], page)
     print(f"{folder / 'results.csv'}, {page}")
 
 

@@ -7,6 +7,7 @@ docs/config.md; 'pipetransformer configs --keys' prints them. Several nodes: run
 from __future__ import annotations
 
 import argparse
+from datetime import datetime
 
 from pipetransformer.config import load_config
 from pipetransformer.config.shipped import without_freezing
@@ -49,7 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
         )
     name = without_freezing(arguments.config) if arguments.no_freeze else arguments.config
     config = load_config(name, arguments.overrides)
-    resumes = ["run.resume=auto"] if arguments.max_restarts and config.run.id is not None else []
+    resumes = ["run.resume=auto"] if arguments.max_restarts else []
+    if arguments.max_restarts and config.run.id is None:  # each start must find what the one before has left
+        resumes.append(f'run.id="{datetime.now():%Y%m%d-%H%M%S}"')
     job = NodeJob(
         num_ranks=arguments.ranks or _devices(),
         num_nodes=1,

@@ -57,7 +57,8 @@ class Calendar:
     def checkpoint_is_due(self, step: int) -> bool:
         if self.checkpoint_every is None:
             return False
-        return self.ends_epoch(step) or step % self.checkpoint_every.steps(self.batches_per_epoch) == 0
+        is_end = self.ends_epoch(step) or step == self.total_steps
+        return is_end or step % self.checkpoint_every.steps(self.batches_per_epoch) == 0
 
     def verification_is_due(self, step: int) -> bool:
         return self.verify_every is not None and step % self.verify_every.steps(self.batches_per_epoch) == 0

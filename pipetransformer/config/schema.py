@@ -43,6 +43,7 @@ __all__ = ["Config", "Interval", "load_config"]
 
 
 _OF_THE_PAST = "of the past"
+_WITH_SPLITS = frozenset(DATASETS) - {"table", "image_folder"}  # all that are shipped but for a user's own data
 _OF_A_NODE = {"model": {"name"}, "data": {"path", "num_workers"}, "cache": {"host_budget"}}
 
 
@@ -297,6 +298,10 @@ class Config(Section):
         if dataset.kind == "scores" and self.train.label_smoothing:
             raise UserError(f"train.label_smoothing: {self.data.name} has scores, no classes; give 0")
         check_pipe(self.pipe)
+        if self.data.eval_fraction is not None and self.data.name in _WITH_SPLITS:
+            raise UserError(f"data.eval_fraction: {self.data.name} has evaluation data of its own; leave it out")
+        if strange := sorted(set(self.data.splits) - {"train", "eval", "mismatched"}):
+            raise UserError(f"data.splits: {strange[0]} is no split here; name train or eval")
         if self.run.resume and self.run.overwrite:
             raise UserError("run.resume: cannot go with run.overwrite; set one of them to false")
         return self

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 _VARIABLES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL", re.IGNORECASE)
 _FEWEST = 8  # characters: a shorter one may be any word
 _SHAPES = re.compile(
-    r"\b(?:hf_\w{20,}|gh[pousr]_\w{30,}|sk-[\w-]{20,}|AKIA[0-9A-Z]{16})|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+    r"\b(?:hf_[A-Za-z0-9]{30,}|gh[pousr]_\w{30,}|sk-(?:proj-)?[A-Za-z0-9]{32,}|AKIA[0-9A-Z]{16})|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
 )
 
 

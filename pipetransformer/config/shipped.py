@@ -24,7 +24,7 @@ def found_config(given: str | Path) -> Path:
         UserError: there is neither.
     """
     path, name = Path(given), str(given)
-    if path.exists() or path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+    if path.is_file() or path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         return path
     files = shipped()
     if (file := files.get(name.replace("-", "_"))) is not None:

@@ -67,7 +67,12 @@ class Sweep:
     trials: tuple[Trial, ...] = field(default=())
 
     def as_wandb(self) -> str:
-        """The definition that ``wandb sweep`` takes, whose agents run this project's command."""
+        """The definition that ``wandb sweep`` takes, whose agents run this project's command. Raises UserError for one
+        that wandb cannot have."""
+        if self.combine == "list":
+            raise UserError(
+                f"--wandb: {self.name} takes its values together (combine: list), which wandb's sweeps cannot"
+            )
         task = load_config(self.config, self.settings).task
         image = task == "image_classification"
         metric = "Test/Acc" if image else "Evaluation F1" if task == "question_answering" else "Evaluation Accuracy"
@@ -117,8 +122,8 @@ def load_sweep(given: str) -> Sweep:
 def _found(given: str) -> Path:
     path = Path(given)
     shipped = {file.stem.removeprefix(_PREFIX): file for file in sorted(FOLDER.glob(f"{_PREFIX}*.yaml"))}
-    if path.exists() or given not in shipped:
-        if path.suffix not in (".yaml", ".yml") and not path.exists():
+    if path.is_file() or given not in shipped:
+        if path.suffix not in (".yaml", ".yml") and not path.is_file():
             raise UserError(f"{given}: no such file, and no shipped sweep; shipped are {', '.join(shipped)}")
         return path
     return shipped[given]

@@ -68,7 +68,10 @@ class Engine:
     Attributes:
         objective: the loss, with its running figures.
         stepper: the optimizer steps, with their times.
+        entered: the plan that was entered last, or is just being entered.
     """
+
+    entered: ParallelPlan
 
     def __init__(
         self,
@@ -87,7 +90,8 @@ class Engine:
         self.chain, self.datasets = chain, datasets
         self.autodp = autodp or AutoDP(config, chain=chain, world=world, keeps_frozen_state=False)
         self._config, self._world, self._stores = config, world, stores
-        weights = weights_of_classes(train.class_weights, datasets["train"], num_classes=num_outputs(chain.model))
+        num_classes = num_outputs(chain.model) if train.class_weights is not None else 0
+        weights = weights_of_classes(train.class_weights, datasets["train"], num_classes=num_classes)
         self.objective = Objective(
             datasets["train"].kind,
             label_smoothing=train.label_smoothing,
@@ -122,6 +126,7 @@ class Engine:
         Args:
             state: this rank's optimizer state by parameter name, from a checkpoint; None for the present state.
         """
+        self.entered = plan
         self.close_feeds()
         if self._layout is not None:
             self.stepper.settle_norms(self._layout)

@@ -27,12 +27,12 @@ class Samples:
     Attributes:
         names: one a sample, for the reader of the predictions: its path, its id, or its row from 1.
         samples: as ``open_predictor`` says.
-        labels: what they are, as their source says; empty where it says nothing.
+        labels: the class or the score of each, or all right answers, as their source says; empty where it says nothing.
     """
 
     names: list[str]
     samples: list[Any]
-    labels: list[str]
+    labels: list[Any]
 
 
 def read_samples(
@@ -51,6 +51,8 @@ def read_samples(
     """
     if saved.task == "image_classification":
         return _pictures(Path(place).expanduser(), labelled=labelled)
+    if labelled and (place == STDIN or Path(place).suffix not in (*TABLES, ".json")):
+        raise UserError(f"{place}: holds no labels to judge by; give a table that has a column of them")
     if place == STDIN:
         lines = [line.rstrip("\n") for line in sys.stdin if line.strip()]
         return _numbered([tuple(line.split("\t")) for line in lines], [], width=_width(saved))
@@ -59,10 +61,13 @@ def read_samples(
         raise UserError(f"{place}: there is no such file; give a table, a text file, or - for standard input")
     if saved.task == "question_answering" and path.suffix == ".json":
         asked = list(questions_of(path))
-        answers = [question.answers[0][0] if question.answers else "" for question in asked]
+        answers = [[text for text, _ in question.answers] for question in asked]
         return Samples([q.id for q in asked], [(q.question, q.context) for q in asked], answers)
     if path.suffix not in TABLES:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        try:
+            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: is no UTF-8 text ({error}); save it as UTF-8, or give a table") from error
         return _numbered([tuple(line.split("\t")) for line in lines], [], width=_width(saved))
     return _table(path, saved, columns=columns, label=label, labelled=labelled)
 
@@ -125,6 +130,8 @@ def _named(labels: Sequence[object], saved: Saved) -> list[str]:
 def _pictures(place: Path, *, labelled: bool) -> Samples:
     """One picture, or all of a folder and its folders; a folder's name is the class."""
     if place.is_file():
+        if labelled:
+            raise UserError(f"{place}: is one picture, without a class; give a folder with a folder for each class")
         files = [place]
     elif place.is_dir():
         files = sorted(path for path in place.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())

@@ -59,6 +59,10 @@ def find_saved(place: Path, *, which: Which = "best") -> Saved:
 
 
 def _task(settings: dict[str, Any]) -> Task:
+    if "module" in settings and "architectures" not in settings:
+        raise UserError(
+            f"it is a module of your own ({settings['module']}); pipetransformer.Run(...).model(module) loads it"
+        )
     if "architecture" in settings and "pretrained_cfg" in settings:
         return "image_classification"
     kind = str((settings.get("architectures") or [""])[0])

@@ -94,8 +94,8 @@ def _tell_places(run_dir: Path, config: Config) -> None:
         try:
             write_report([read_history(run_dir)], report)
             told.append(("report", str(report)))
-        except UserError as error:
-            told.append(("report", f"not written ({error})"))
+        except Exception as error:  # no page may end a job that has trained well
+            told.append(("report", f"not written ({failure.cause_line(error)})"))
     if config.log.wandb == "offline" and (found := sorted((run_dir / "wandb").glob("offline-run-*"))):
         told.append(("dashboard", f"wandb sync {found[-1]}"))
     told.append(("next", f"pipetransformer predict {run_dir} DATA"))
@@ -175,7 +175,7 @@ def _is_peer_failure(error: Exception) -> bool:
 def _silent_nodes(error: Exception) -> list[int]:
     """The nodes without an answer, where there are several."""
     is_alone = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
-    if is_alone or not failure.is_timeout(failure.cause_line(error)):
+    if is_alone or not _has_peers() or not failure.is_timeout(failure.cause_line(error)):
         return []
     from pipetransformer.adapter import silent_nodes
 

@@ -4,7 +4,9 @@ rank, and under torchrun, on many.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from pipetransformer.engine import Loss
     from pipetransformer.process.world import World
     from pipetransformer.run.events import Event
-    from pipetransformer.run.job import Job
+    from pipetransformer.run.job import Job, JobMaker
 
 Callback = Callable[["Event"], None]
 
@@ -67,23 +69,41 @@ def train(
         UserError: for a mistake in any of these.
     """
     from pipetransformer.process.world import close_world, init_world
-    from pipetransformer.trainer import Trainer
 
     settings = _settings(config, name=type(model).__name__)
+    if settings.run.private:
+        os.umask(0o077)
     here = init_world(timeout_seconds=settings.run.timeout) if world is None else world
     given = {"train": train_dataset, "eval": eval_dataset}
     make = partial(_make_job, model=model, given=given, blocks=blocks, loss=loss, metrics=metrics, collate=collate)
     try:
-        trainer = Trainer(settings, here, listeners=tuple(callbacks), make_job=make)
-        trainer.run()
-        run_dir = trainer.report.folder.path
-        if settings.log.report and here.rank == 0:
-            Run(run_dir).report()
-        found = Run(run_dir)
+        found = _trained(settings, here, make, callbacks)
         found.model(model)
-    finally:
-        if world is None:
+    except BaseException:
+        if world is None and here.size == 1:  # with peers it might wait for them
             close_world()
+        raise
+    if world is None:
+        close_world()
+    return found
+
+
+def _trained(settings: Config, world: World, make_job: JobMaker, callbacks: Sequence[Callback]) -> Run:
+    """The run, when all ranks have ended it. Raises UserError for a folder that not all nodes see."""
+    import torch.distributed as dist
+
+    from pipetransformer.trainer import Trainer
+
+    trainer = Trainer(settings, world, listeners=tuple(callbacks), make_job=make_job)
+    folder = trainer.report.folder
+    if not folder.is_shared:
+        raise UserError(f"run.dir: not all nodes see {folder.path}, where the trained weights go; give a shared one")
+    trainer.run()
+    dist.barrier()  # rank 0 has written what all read
+    found = Run(folder.path)
+    if settings.log.report and world.rank == 0:
+        with contextlib.suppress(Exception):  # no page may end a job that has trained well
+            found.report()
     return found
 
 
@@ -95,12 +115,12 @@ def _settings(config: str | Path | Mapping[str, Any] | None, *, name: str) -> Co
         "log": {"wandb": "disabled"},
         "freeze": {},
     }
-    for section, own in usual.items():
-        values[section] = {**own, **values.get(section, {})}
-    given = {"task": "own", "model": {"name": name, "pretrained": False}, "data": {"name": "own"}}
     # What is cached is known by the modules' names and weights alone: a later run may have another forward.
-    values["cache"] = {"disk_budget": None, **values.get("cache", {})}
-    return load_config({**values, **given})
+    usual["cache"] = {"disk_budget": None}
+    given: dict[str, dict[str, Any]] = {"model": {"name": name, "pretrained": False}, "data": {"name": "own"}}
+    for section in ("model", "data", *usual):
+        values[section] = {**usual.get(section, {}), **(values.get(section) or {}), **given.get(section, {})}
+    return load_config({**values, "task": "own"})
 
 
 def _make_job(

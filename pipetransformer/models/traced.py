@@ -63,7 +63,7 @@ def traced_family(model: nn.Module, blocks: str, *, name: str) -> Family:
 
     def run_stem(module: Any, inputs: Mapping[str, Tensor]) -> Tensor:
         rest = (inputs[key] for key in others)
-        dtype = inputs[main].dtype
+        dtype = next(parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
         return _run(module, stem, inputs[main], *(x.to(dtype) if x.is_floating_point() else x for x in rest))
 
     def run_head(module: Any, hidden: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:

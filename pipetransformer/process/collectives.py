@@ -20,6 +20,7 @@ from pipetransformer.errors import UserError
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
+_FAILED = "\0failed"  # in the place of a result
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two questions whether the leaders are ready
 
 
@@ -192,15 +193,22 @@ def _until_all(is_ready: Callable[[float], bool]) -> None:
 def _outcomes(answer: Future[Result] | None, *, group: dist.ProcessGroup | None = None) -> list[object]:
     """Collective. The results by rank, None of those without an action. Raises a UserError of any of them."""
     outcome: object = None
+    failure: BaseException | None = None
     if answer is not None:
         try:
             outcome = answer.result()
         except UserError as error:
             outcome = error
+        except BaseException as error:  # the others must not wait for what will not come
+            failure, outcome = error, _FAILED
     gathered = values_of_ranks(outcome, group=group)
+    if failure is not None:
+        raise failure
     for told in gathered:
         if isinstance(told, UserError):
             raise told
+    if _FAILED in gathered:
+        raise RuntimeError(f"rank {gathered.index(_FAILED)} failed in what all wait for: its remote process exited")
     return gathered
 
 

@@ -157,7 +157,8 @@ def first_cause(ends: Mapping[int, RankEnd]) -> Failure:
     """The report of the rank whose end brought down the others, made up for a rank that could not write one."""
     rank = min(ends, key=lambda rank: (_precedence(ends[rank]), _time(ends[rank]), rank))
     end = ends[rank]
-    if _waited(end) and (silent := _silent(ends)):
+    names_nodes = end.report is not None and f"{NO_ANSWER} from node" in end.report.line
+    if _waited(end) and not names_nodes and (silent := _silent(ends)):
         first = ends[silent[0]].report
         assert first is not None
         names = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"

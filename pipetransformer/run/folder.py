@@ -61,10 +61,9 @@ def _resumption(config: Config) -> dict[str, object]:
     if config.run.id is None:
         raise UserError("run.resume: which run is not said; give run.id")
     path = Path(config.run.dir).expanduser() / config.run.id
-    if complete_checkpoints(path):
+    if complete_checkpoints(path) or (path / "summary.json").exists():
         return {"run.resume": True}
-    # Note: what has ended without checkpoints is a result, which no restart may delete.
-    return {"run.resume": False, "run.overwrite": path.exists() and not (path / "summary.json").exists()}
+    return {"run.resume": False, "run.overwrite": path.exists()}
 
 
 def with_first_nodes(world: World, config: Config) -> World:

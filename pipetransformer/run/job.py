@@ -237,7 +237,11 @@ def _set_aside(datasets: dict[str, Dataset], config: Config) -> GuardSize | None
     if not config.freeze.is_guarded:
         return None
     train = config.train
-    size = guard_size(len(datasets["train"]), batch_size=train.batch_size, epochs=train.epochs)
+    num_samples = len(datasets["train"])
+    epochs = train.epochs
+    if train.max_steps is not None:
+        epochs = max(1, min(epochs, train.max_steps * train.batch_size // num_samples))
+    size = guard_size(num_samples, batch_size=train.batch_size, epochs=epochs)
     if size is not None and isinstance(config.freeze.guard_samples, int):
         size = replace(size, num_samples=config.freeze.guard_samples)
     parts = None if size is None else set_aside(datasets["train"], most=size.num_samples)

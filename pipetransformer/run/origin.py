@@ -15,6 +15,7 @@ from pipetransformer.pipe.planner.answers import Choice
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
 from pipetransformer.run.checkpoint import CheckpointStore
+from pipetransformer.run.folder import RunFolder
 from pipetransformer.run.job import Job
 from pipetransformer.run.replay import read_plans
 
@@ -32,14 +33,23 @@ class Origin:
     """
 
     def __init__(
-        self, config: Config, *, job: Job, checkpoints: CheckpointStore, calendar: Calendar, world: World
+        self,
+        config: Config,
+        job: Job,
+        *,
+        folder: RunFolder,
+        checkpoints: CheckpointStore,
+        calendar: Calendar,
+        world: World,
     ) -> None:
         run, numbering = config.run, job.chain.numbering
         self._checkpoints, self._shard, self._world = checkpoints, config.dp.shard, world
         self.checkpoint: Path | None = None
         self.state: Mapping[str, Any] = {}
         self.replayed: Mapping[int, ParallelPlan] = {}
-        if run.resume:
+        if (
+            run.resume and folder.ended_at != calendar.total_steps
+        ):  # a run that is over may have deleted its checkpoints
             self.checkpoint, self.state = checkpoints.resumable(numbering=numbering)
         if run.replay:
             self.replayed = read_plans(run.replay, world=world, numbering=numbering, total_steps=calendar.total_steps)

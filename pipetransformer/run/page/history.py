@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from pipetransformer.errors import UserError
 from pipetransformer.run.tracking.events import read_events
@@ -65,9 +68,22 @@ class History:
         return int(self.plans[0].plan["num_blocks"]) if self.plans else 0
 
     @property
+    def best(self) -> Point | None:
+        """The best evaluation; one without a number is the worst."""
+        by = self.best_by
+
+        def rank(point: Point) -> float:
+            return -math.inf if math.isnan(point.figures[by]) else float(point.figures[by])
+
+        return max(self.evaluations, key=rank, default=None)
+
+    @property
     def best_by(self) -> str:
-        """The name of the metric that the best weights are kept by: the first one that is no loss."""
+        """The name of the metric that the best weights are kept by: the one that is wanted, or the first."""
         names = self.evaluations[0].figures if self.evaluations else ()
+        wanted = (yaml.safe_load(self.config).get("train") or {}).get("best_by")
+        if wanted in names:
+            return str(wanted)
         return next((name for name in names if name != "loss"), "loss")
 
     def frozen_at(self, step: int) -> int:
@@ -106,16 +122,26 @@ def _take(found: History, event: Mapping[str, Any], train_s: float) -> float:
         found.steps = [point for point in found.steps if point.step <= step]
         found.evaluations = [point for point in found.evaluations if point.step <= step]
         found.plans = [change for change in found.plans if change.step <= step]
+        found.told = [told for told in found.told if told[0] <= step]
         train_s = found.steps[-1].train_s if found.steps else 0.0
     elif kind == "run":
         found.total_steps = int(event["total_steps"])
     elif kind == "steps":
-        found.steps.append(Point(step, train_s, event))
+        found.steps.append(Point(step, train_s, _numbers(event)))
     elif kind == "evaluation":
         train_s = float(event["train_s"])  # exact, where the sum of seconds lacks what lies between events
-        found.evaluations.append(Point(step, train_s, event["metrics"]))
+        found.evaluations.append(Point(step, train_s, _numbers(event["metrics"])))
     elif kind == "plan":
         found.plans.append(PlanChange(step, train_s, event["plan"], event["reason"]))
     if kind in ("freeze_decision", "guard", "held", "cache_declined", "not_saved", "skipped", "resume", "transition"):
-        found.told.append((step, kind, event))
+        found.told.append((step, kind, _numbers(event)))
     return train_s
+
+
+def _numbers(value: Any) -> Any:
+    """JSON has no infinity and no NaN: the log has words for them (``to_plain``)."""
+    if isinstance(value, dict):
+        return {key: _numbers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_numbers(each) for each in value]
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value

@@ -106,7 +106,7 @@ def _of_several(runs: Sequence[History]) -> Iterator[str]:
     rows = []
     for run in runs:
         summary = run.summary
-        best = max((point.figures[run.best_by] for point in run.evaluations), default=float("nan"))
+        best = float("nan") if run.best is None else run.best.figures[run.best_by]
         last = run.evaluations[-1].figures[run.best_by] if run.evaluations else float("nan")
         seconds = summary.get("train_s", run.steps[-1].train_s if run.steps else 0.0)
         rows.append((run.run_id, run.best_by, f"{best:.4f}", f"{last:.4f}", f"{seconds:.1f}", _froze(run)))
@@ -125,8 +125,7 @@ def _of_several(runs: Sequence[History]) -> Iterator[str]:
 def _headline(run: History) -> list[tuple[str, str]]:
     """(value, name) of the first figures that one looks for."""
     found: list[tuple[str, str]] = []
-    if run.evaluations:
-        best = max(run.evaluations, key=lambda point: point.figures[run.best_by])
+    if (best := run.best) is not None:
         found.append((f"{best.figures[run.best_by]:.4f}", f"best {run.best_by}, at step {best.step}"))
         found.append((f"{run.evaluations[-1].figures[run.best_by]:.4f}", f"final {run.best_by}"))
     if summary := run.summary:
@@ -193,6 +192,8 @@ def _again(run: History) -> str:
     config = run.folder / "config.yaml"
     same = f"pipetransformer train {config} run.id=again run.replay={run.folder / 'events.jsonl'}"
     ranks = int(run.summary.get("world_size", 1))
+    if run.summary.get("task") == "own":
+        return f"pipetransformer.train(model, train_dataset, eval_dataset, {str(config)!r}, blocks=...)"
     return "\n".join(
         (
             f"pipetransformer train {config} --ranks {ranks} run.id=again     # decisions anew",
