@@ -6,23 +6,16 @@ run = pipetransformer.Run("runs/1000")
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 __all__ = ["Run", "events", "train"]
+_PLACES = {"Run": "inference.finished", "events": "run.events", "train": "launch.python"}
 
 
 def __getattr__(name: str) -> Any:
     """Imports when it is asked for: torch takes seconds, and most of the package does without these."""
-    if name == "train":
-        from pipetransformer.launch.python import train
-
-        return train
-    if name == "Run":
-        from pipetransformer.inference.finished import Run
-
-        return Run
-    if name == "events":
-        from pipetransformer.run import events
-
-        return events
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = import_module(f"{__name__}.{_PLACES[name]}")
+    return found if name == "events" else getattr(found, name)

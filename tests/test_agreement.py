@@ -40,7 +40,7 @@ def disagrees(world: World, folder: str, how: str, extra: tuple[str, ...]) -> tu
     return trainer.step, ""
 
 
-@pytest.mark.parametrize("how", ["samples", "weights", "nothing"])
+@pytest.mark.parametrize("how", [pytest.param("samples", marks=pytest.mark.full), "weights", "nothing"])
 def test_ranks_that_differ_are_named(how: str, ranks: RankPool, tmp_path: Path) -> None:
     (step, error), other = ranks.run(2, disagrees, str(tmp_path), how, ("run.verify_every=3 steps",))
     assert (step, error) == other, "all ranks end alike"

@@ -62,6 +62,7 @@ def frozen_by_step(folder: Path) -> dict[int, int]:
     return {event["step"]: event["plan"]["frozen"] for event in events if event["event"] == "plan"}
 
 
+@pytest.mark.full
 def test_a_policy_in_the_working_directory_trains_under_the_launcher(job: Path) -> None:
     """A rank runs main_cv.py, so that its path has that file's folder in place of this one."""
     command = [sys.executable, "-m", "pipetransformer.launch", "1", "1", "0", "127.0.0.1", str(free_port())]
@@ -148,7 +149,7 @@ def test_a_dataset_is_one_entry_and_one_reader(npz: Path, tmp_path: Path) -> Non
 def test_a_new_dataset_is_checked_and_listed_like_any_other(npz: Path, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG)
-    assert "image_folder, cola" in config_page() and "demo_qa, own, npz |" in config_page()
+    assert "image_folder, cola" in config_page() and "demo_qa, npz |" in config_page()
     with pytest.raises(UserError, match=r"^data.name: npz is not for task text_classification; give one of cola"):
         load_config(path, ["task=text_classification", "data.name=npz"])
     with pytest.raises(UserError, match=r'^data.name: "npzz" is not allowed; .*, npz; did you mean npz\?$'):

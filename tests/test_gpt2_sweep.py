@@ -34,6 +34,7 @@ def _sweep(world: World) -> tuple[dict[Cell, Figures], float]:
     return gpt2_sweep.sweep(world, sizes=SIZES, cells=CELLS, repeats=1)
 
 
+@pytest.mark.full
 def test_all_cells_are_measured_and_their_gradients_agree(ranks: RankPool, tmp_path: Path) -> None:
     found, difference = ranks.run(2, _sweep)[0]
     assert 0 < difference < 1e-5

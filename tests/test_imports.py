@@ -53,7 +53,6 @@ ORDER = {
     "launch": "the start of a job: configuration first, then the trainer",
     "commands": "questions from the console to any of the above",
     "__main__": "python -m pipetransformer",
-    HOUSE: "the two names for Python, imported when they are asked for",
 }
 CONTROLLERS = ("freeze", "pipe", "dp", "cache")
 WITHOUT_TORCH = ("plan", "config", "freeze", "pipe.planner")

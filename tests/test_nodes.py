@@ -199,6 +199,7 @@ def test_a_node_that_nobody_counts_on_is_told_and_the_others_train(config: Path)
     assert "run a" in ended[2][1] and "run a" not in ended[0][1]
 
 
+@pytest.mark.full
 def test_nodes_with_other_files_are_named(tmp_path: Path, texts: str) -> None:
     tiny_sst2(tmp_path / "sst2", 150, num_eval_samples=40, seed=1)
     case = Case("bert", 2, STATIC[1])
@@ -245,6 +246,7 @@ def apart(world: World, folder: str, resume: bool) -> tuple[object, str]:
     return trainer.config.checkpoint.every, ""
 
 
+@pytest.mark.full
 def test_nodes_without_a_shared_folder_train_without_checkpoints_and_cannot_resume(
     ranks: RankPool, tmp_path: Path
 ) -> None:

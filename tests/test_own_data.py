@@ -74,6 +74,11 @@ def test_a_test_set_chooses_nothing_unless_it_is_told_to(tmp_path: Path) -> None
         ({"path": "FOLDER/both", "splits": {"eval": "held_out"}}, r"data.splits: .*both holds no file held_out.csv"),
         ({"path": "FOLDER/latin.csv", "eval_fraction": 0.5}, r"latin.csv: is no UTF-8 text: line 2 is not .* Latin-1"),
         ({"path": "FOLDER/semicolons.csv", "eval_fraction": 0.5}, r"its columns are separated by semicolons"),
+        (
+            {"path": "FOLDER/both.csv", "eval_fraction": 0.5},
+            r"its columns are separated by semicolons \(question;topic",
+        ),
+        ({"path": "FOLDER/nowhere.csv"}, r"data.path: there is no file .*nowhere.csv"),
     ],
 )
 def test_a_mistake_is_one_line(values: dict[str, object], message: str, tmp_path: Path) -> None:
@@ -82,6 +87,7 @@ def test_a_mistake_is_one_line(values: dict[str, object], message: str, tmp_path
     for name in ("train", "dev"):
         write_tickets(tmp_path / "both" / f"{name}.csv")
     (tmp_path / "latin.csv").write_bytes("question,topic\ncaf\xe9,bills\n".encode("latin-1"))
+    (tmp_path / "both.csv").write_text("question;topic\nwell, a;bills\nb;cards\n")
     (tmp_path / "semicolons.csv").write_text("question;topic\na;bills\n")
     path = Path(str(values.get("path", "FOLDER/tickets.csv")).replace("FOLDER", str(tmp_path)))
     others = {key: value for key, value in values.items() if key != "path"}

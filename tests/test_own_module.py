@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from test_launch import ROOT
 from torch import Tensor, nn
 
 import pipetransformer
+from pipetransformer.config.datasets import DATASETS
 from pipetransformer.data import epoch_batches
 from pipetransformer.errors import UserError
 from pipetransformer.launch.python import _settings
@@ -34,6 +36,13 @@ SETTINGS: dict[str, Any] = {
     "run": {"id": "x"},
 }
 Weights = dict[str, np.ndarray]
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    """The registry of datasets, behind a test."""
+    yield
+    DATASETS.pop("own", None)
 
 
 def ours(world: World, folder: str) -> tuple[Weights, list[int]]:
@@ -256,4 +265,4 @@ def test_a_file_cannot_name_a_module_of_ones_own(tmp_path: Path) -> None:
     from test_when_to_end import run
 
     ended = run(tmp_path, "task=own", "data.name=own")
-    assert ended.cause == "rank 0: task: own is not for main_cv.py; use pipetransformer.train, from Python"
+    assert ended.cause.startswith('rank 0: data.name: "own" is not allowed; give one of digits, ')

@@ -39,6 +39,7 @@ def test_both_train_the_same_epoch(name: str, tmp_path: Path) -> None:
     assert 0.2 < found.samples_per_s * found.step_s / 8 < 5, "a step is a batch of 8"
 
 
+@pytest.mark.full
 def test_both_are_judged_alike(tmp_path: Path) -> None:
     """The same weights, which a rate of next to nothing leaves as they are, on texts of many lengths: what one answers,
     the other answers, whatever order it is judged in."""

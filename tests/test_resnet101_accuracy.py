@@ -266,6 +266,7 @@ def trained_on_folders(world: World, folder: str, there: PictureSet) -> Outcome:
     return train(world, Job(run_of(STAGES, there, epochs=1), folder, f"{folder}/checkpoints"))
 
 
+@pytest.mark.full
 def test_class_folders_are_trained(ranks: RankPool, tmp_path: Path) -> None:
     there = find_pictures(class_folders(tmp_path), image_size=32)
     assert there == PictureSet("class folders", 2, 12, 6, 32)

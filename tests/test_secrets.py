@@ -31,7 +31,7 @@ def test_secrets_are_masked_where_something_is_told(
     monkeypatch.setenv("MY_PASSWORD", "swordfish-7")
     expected = told if expected is None else expected
     assert masked(told) == expected
-    assert describe(ValueError(told), followed=False).line == f"ValueError: {expected}"
+    assert describe(ValueError(told), followed=False).line.startswith(f"ValueError: {expected}")
     assert told == expected or told not in describe(ValueError(told), followed=False).details
 
 

@@ -89,6 +89,7 @@ def test_trials_at_once_have_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) 
     assert sweep._places(1, ranks=1).get() is None
 
 
+@pytest.mark.full
 def test_trials_are_run_ranked_and_taken_up_again(tmp_path: Path) -> None:
     path = write(tmp_path / "lr.yaml", keys={"train.lr": [1e-12, 3e-3, 1e9]})
     command = [sys.executable, "-m", "pipetransformer", "sweep", str(path), "--jobs", "2"]

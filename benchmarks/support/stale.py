@@ -146,6 +146,7 @@ def _files(node: ast.JoinedStr | ast.Constant) -> list[Path]:
     text = "".join(str(part.value) if isinstance(part, ast.Constant) else "*" for part in parts).removeprefix("config/")
     if text in _JOBS:
         return [ROOT / text]
+    text = re.sub(r"\*+", "*", text)
     return list((ROOT / "config").glob(text)) if re.fullmatch(r"[\w*]+\.yaml", text) else []
 
 

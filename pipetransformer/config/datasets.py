@@ -49,7 +49,6 @@ DATASETS: Registry[DatasetEntry] = Registry(
         "demo_text": _ours("text_classification", "demo:DemoTextReader"),
         "squad": _ours("question_answering", "squad:SquadReader", kind="spans"),
         "demo_qa": _ours("question_answering", "demo:DemoQuestionReader", kind="spans"),
-        "own": _ours("own", "reader:Reader"),
     },
     key="data.name",
 )

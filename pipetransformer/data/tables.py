@@ -31,6 +31,8 @@ class TableReader(TextReader):
     def location(self) -> Path | str:
         """As of all readers; or one file."""
         path = Path(self.data.path or "").expanduser()
+        if path.suffix in TABLES and not path.exists():
+            raise UserError(f"data.path: there is no file {path}")
         return path if self.data.path is not None and path.is_file() and path.suffix in TABLES else super().location
 
     def label_names(self) -> tuple[str, ...]:
@@ -162,6 +164,13 @@ def _whole_table(path: Path) -> pa.Table:
         _check_encoding(path)
         return _read(path)
     except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
+        if path.suffix == ".csv" and path.is_file():
+            header = path.open(encoding="utf-8", errors="replace").readline()
+            if header.count(";") > header.count(","):
+                told = header.strip()[:80]
+                raise UserError(
+                    f"{path}: its columns are separated by semicolons ({told}); save it with commas, or tabs"
+                ) from error
         raise UserError(f"{path}: cannot be read as {path.suffix[1:]} ({one_line(error)})") from error
 
 

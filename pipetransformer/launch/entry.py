@@ -75,7 +75,8 @@ def _train(config: Config) -> None:
     except BaseException as error:
         if world.size == 1:  # no peer can keep it waiting, and a caller in this process may try again
             close_world()
-            if trainer is not None and isinstance(error, shutdown.Interrupted):
+            is_told_by_launcher = "TORCHELASTIC_RUN_ID" in os.environ
+            if trainer is not None and isinstance(error, shutdown.Interrupted) and not is_told_by_launcher:
                 error.outcome = error.outcome or kept_line(trainer.report.folder.path)
         raise
     close_world()
@@ -108,6 +109,8 @@ def kept_line(run_dir: Path) -> str:
     from pipetransformer.run.folder import complete_checkpoints
 
     kept = complete_checkpoints(run_dir)
+    if (run_dir / "summary.json").is_file():
+        return f"its steps were done: {run_dir} is complete"
     if not kept:
         return f"no checkpoint is kept in {run_dir}; begin it again with run.overwrite=true"
     return f"step {int(kept[-1].name[-8:])} is kept; go on with run.id={run_dir.name} run.resume=true"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipetransformer.config import Config, load_config
+from pipetransformer.config.datasets import DATASETS, DatasetEntry
 from pipetransformer.config.yaml_text import read_yaml
 from pipetransformer.errors import UserError
 from pipetransformer.inference.finished import Run
@@ -120,6 +121,7 @@ def _settings(config: str | Path | Mapping[str, Any] | None, *, name: str) -> Co
     given: dict[str, dict[str, Any]] = {"model": {"name": name, "pretrained": False}, "data": {"name": "own"}}
     for section in ("model", "data", *usual):
         values[section] = {**usual.get(section, {}), **(values.get(section) or {}), **given.get(section, {})}
+    DATASETS.setdefault("own", DatasetEntry("own", "classes", "pipetransformer.data.reader:Reader"))
     return load_config({**values, "task": "own"})
 
 
