@@ -222,6 +222,7 @@ def test_a_signal_ends_an_entry_that_runs_alone(folder: Path) -> None:
 
 SAVE = """
 import os, signal, sys
+from concurrent.futures import wait
 from contextlib import contextmanager
 from pathlib import Path
 import torch
@@ -250,7 +251,15 @@ def interrupting(self, path, mode):
 
 FileSystem.create_stream = interrupting
 tensors, folder = {"weight": torch.ones(1000)}, Path(sys.argv[1])
-sys.exit(run_guarded(lambda: begun(lambda: save_tensors(tensors, folder, group=None)).result()))
+
+def save():
+    answer = begun(lambda: save_tensors(tensors, folder, group=None))
+    try:
+        answer.result()
+    finally:
+        wait([answer], timeout=2)  # as a run does
+
+sys.exit(run_guarded(save))
 """
 
 

@@ -47,9 +47,10 @@ class Origin:
         self.checkpoint: Path | None = None
         self.state: Mapping[str, Any] = {}
         self.replayed: Mapping[int, ParallelPlan] = {}
-        if (
-            run.resume and folder.ended_at != calendar.total_steps
-        ):  # a run that is over may have deleted its checkpoints
+        # A run that is over may have no checkpoint any more, as its settings say.
+        keeps_none = config.checkpoint.keep == 0 or config.checkpoint.every is None
+        is_over = folder.ended_at == calendar.total_steps and keeps_none and checkpoints.latest() is None
+        if run.resume and not is_over:
             self.checkpoint, self.state = checkpoints.resumable(numbering=numbering)
         if run.replay:
             self.replayed = read_plans(run.replay, world=world, numbering=numbering, total_steps=calendar.total_steps)
