@@ -159,9 +159,10 @@ def test_launches_train_as_the_plain_loop(
 @pytest.mark.parametrize(
     ("nodes", "line"),
     [
-        (
+        pytest.param(
             [(1, 3, 0, "a", "run.timeout=12"), (1, 3, 2, "b", "run.timeout=12")],
             "NNODES: node 1 of 3 did not come within run.timeout (12 s); start it, or",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             [(1, 2, 1, "b"), (1, 2, 1, "c"), (1, 2, 0, "a")],
