@@ -272,6 +272,6 @@ def test_auto_continues_what_has_a_checkpoint_and_starts_what_has_none(ranks: Ra
     (tmp_path / "x" / "checkpoints" / "step-00000004.part").mkdir(parents=True)
     assert ranks.run(2, resumption, str(tmp_path)) == [(False, True)] * 2, "what a start has left is overwritten"
     (tmp_path / "x" / "summary.json").touch()
-    assert ranks.run(2, resumption, str(tmp_path)) == [(False, False)] * 2, "a result is not deleted"
+    assert ranks.run(2, resumption, str(tmp_path)) == [(True, False)] * 2, "what has ended is over, not deleted"
     (tmp_path / "x" / "checkpoints" / "step-00000004").mkdir()
     assert ranks.run(2, resumption, str(tmp_path)) == [(True, False)] * 2
