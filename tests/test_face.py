@@ -19,6 +19,7 @@ from test_launch import ROOT
 
 from benchmarks.soak.forked import ForkedJob, running
 from pipetransformer import commands
+from pipetransformer.commands import doctor
 from pipetransformer.config.foreign import ours
 from pipetransformer.config.schema import Config
 from pipetransformer.config.shipped import found_config, shipped
@@ -234,8 +235,10 @@ def test_configurations_are_listed_and_printed(capsys: pytest.CaptureFixture[str
 
 
 def test_the_doctor_finds_nothing_here_and_a_folder_that_cannot_be_written(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(doctor, "_FREE", 0)  # however little room this machine has
+    monkeypatch.setattr(doctor, "_SHARED", -1)
     assert {line.split()[0] for line in say(capsys, "doctor").splitlines()} == {"ok"}
     assert refused_by_doctor(capsys).startswith("error: doctor: 1 thing to mend")
 

@@ -66,9 +66,10 @@ def accuracies(run: Path) -> list[dict[str, float]]:
 
 def test_its_times_add_up(runs: dict[str, Path]) -> None:
     summary = json.loads((runs["elastic"] / "summary.json").read_text())
-    parts = parts_of_time(summary)
-    assert sum(seconds for _, seconds in parts) == pytest.approx(summary["wall_s"], rel=0.02)
-    assert dict(parts)["other"] < 0.35 * summary["wall_s"]
+    parts = dict(parts_of_time(summary))
+    other = parts.pop("other")
+    assert sum(parts.values()) <= 1.02 * summary["wall_s"], "no second is counted twice"
+    assert 0 < other < 0.35 * summary["wall_s"] and all(seconds >= 0 for seconds in parts.values())
 
 
 def test_the_history_is_that_of_the_files(runs: dict[str, Path]) -> None:

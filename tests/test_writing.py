@@ -12,12 +12,14 @@ from unittest import mock
 import pytest
 import torch
 from ranks import RankPool
+from test_faults import run
 from torch import Tensor
 
 from pipetransformer.adapter import load_tensors, save_tensors, silent_nodes
 from pipetransformer.errors import UserError
+from pipetransformer.process.whereabouts import HERE
 from pipetransformer.process.world import World, close_world, init_world
-from pipetransformer.run import writing
+from pipetransformer.run import out_of_memory, writing
 from pipetransformer.run.writing import CheckpointWriter
 
 
@@ -75,6 +77,38 @@ def test_a_failure_gives_up_what_is_not_written(tmp_path: Path, alone: World) ->
         writer.close(has_ended=False)
         assert not list(tmp_path.glob("checkpoints/*"))
         never.set()
+
+
+def test_holders_take_turns_to_write(tmp_path: Path) -> None:
+    """Two replicas have all alike: each writes about a half, and none what the other writes."""
+    ended = run(tmp_path, "pipe.initial_length=1", "freeze.policy=none", "train.epochs=1", timeout=60.0)
+    assert ended.exit_code == 0, ended.cause
+    (folder,) = (tmp_path / "x" / "checkpoints").iterdir()
+    sizes = [path.stat().st_size for path in sorted(folder.glob("__*.distcp"))]
+    weights = (tmp_path / "x" / "model" / "final" / "model.safetensors").stat().st_size
+    assert len(sizes) == 2 and min(sizes) > 0.5 * max(sizes)
+    assert 3 * weights < sum(sizes) < 5 * weights, (
+        "weights and two moments, once each, and what surrounds small tensors"
+    )
+
+
+def wrapped() -> BaseException:
+    """As schedules of ``torch.distributed.pipelining`` raise it."""
+    try:
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        except RuntimeError as error:
+            raise RuntimeError("[Stage 1] failed to run forward") from error
+    except RuntimeError as error:
+        return error
+
+
+def test_memory_that_a_stage_lacks_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HERE, "phase", "forward")
+    assert out_of_memory.in_training(wrapped())
+    assert not out_of_memory.in_training(RuntimeError("[Stage 1] failed to run forward"))
+    monkeypatch.setattr(HERE, "phase", "measuring")
+    assert not out_of_memory.in_training(wrapped()), "there is no plan to make smaller yet"
 
 
 def silent(world: World) -> list[int]:

@@ -77,7 +77,7 @@ class Sweep:
         image = task == "image_classification"
         metric = "Test/Acc" if image else "Evaluation F1" if task == "question_answering" else "Evaluation Accuracy"
         told = {
-            "method": {"grid": "grid", "list": "grid", "random": "random"}[self.combine],
+            "method": self.combine,
             "metric": {"name": metric, "goal": "maximize"},
             "parameters": {key: {"values": values} for key, values in self.keys.items()},
             "command": [

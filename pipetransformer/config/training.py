@@ -103,8 +103,3 @@ class TrainConfig(Section):
         default=0, description="Seed of new weights, order of samples, augmentation and dropout."
     )
     eval_every: Every = Field(default=EPOCH, description="How often to evaluate; the end of training always does.")
-
-    def total_steps(self, batches_per_epoch: int) -> int:
-        """The number of steps of all epochs, or ``max_steps``."""
-        steps = batches_per_epoch * self.epochs
-        return steps if self.max_steps is None else min(steps, self.max_steps)

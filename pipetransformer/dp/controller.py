@@ -171,6 +171,12 @@ class AutoDP:
         ranks = self.weights.get(unit)
         return ranks[0] if ranks else self.waiting.get(unit, unit % self._world.size)
 
+    def written_by(self, unit: int) -> int:
+        """The rank that writes the weights of a unit to a checkpoint: the holders take turns, unit by unit, so that none
+        writes all."""
+        ranks = self.weights.get(unit)
+        return ranks[unit % len(ranks)] if ranks else self.saved_by(unit)
+
     def _taken_up(self, units: Iterable[int]) -> dict[int, range]:
         """Takes those of ``units`` that wait from their hosts' memory. Returns their holders."""
         held = {unit: range(rank, rank + 1) for unit in units if (rank := self.waiting.pop(unit, None)) is not None}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipetransformer.config import Config
+from pipetransformer.config.calendar import Calendar
 from pipetransformer.config.learning_rate import learning_rate, share_to_come
 from pipetransformer.errors import UserError
 from pipetransformer.freeze.guard import Guard, GuardSize, Verdict
@@ -110,7 +111,7 @@ class AutoFreeze:
         every_steps = batches_per_epoch if freeze.every == "auto" else freeze.every.steps(batches_per_epoch)
         if freeze.every == "auto" and freeze.policy == "guarded" and guard is not None:
             every_steps = guard.every
-        total_steps = config.train.total_steps(batches_per_epoch)
+        total_steps = Calendar.of(config, batches_per_epoch=batches_per_epoch).total_steps
         return cls(
             build_policy(freeze, num_blocks=num_blocks),
             every_steps=every_steps,

@@ -95,16 +95,16 @@ class CheckpointStore:
         self.writer.begin(step, self._owned_tensors(engine), record)
 
     def _owned_tensors(self, engine: Engine) -> dict[str, Tensor]:
-        """The tensors that this rank writes, by name. The lowest of its holders writes a tensor."""
+        """The tensors that this rank writes, by name. Their holders take turns, unit by unit."""
         rank, chain = self._world.rank, engine.chain
         state = {**engine.autodp.parked, **engine.layout.state()}
         tensors: dict[str, Tensor] = {}
         for unit in range(chain.num_units):
-            if rank == engine.autodp.saved_by(unit):
+            if rank == engine.autodp.written_by(unit):
                 with chain.lent([unit]):
                     tensors |= {f"model.{n}": p.detach() for n, p in chain.named_parameters([unit]).items()}
         for unit, ranks in engine.state_holders().items():
-            if rank == ranks[0]:
+            if rank == ranks[unit % len(ranks)]:
                 for name in chain.trained_parameters([unit]):
                     tensors |= {f"optimizer.{name}.{key}": value for key, value in state[name].items()}
         return tensors
