@@ -172,8 +172,7 @@ class AutoDP:
         return ranks[0] if ranks else self.waiting.get(unit, unit % self._world.size)
 
     def written_by(self, unit: int) -> int:
-        """The rank that writes the weights of a unit to a checkpoint: the holders take turns, unit by unit, so that none
-        writes all."""
+        """The rank that writes the weights of a unit to a checkpoint: its holders take turns, unit by unit."""
         ranks = self.weights.get(unit)
         return ranks[unit % len(ranks)] if ranks else self.saved_by(unit)
 
