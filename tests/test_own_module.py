@@ -110,7 +110,12 @@ def test_a_run_is_read_as_tables_and_its_weights_are_in_the_module(tmp_path: Pat
     assert again.metrics == run.metrics and "accuracy" in repr(again)
     assert list(again.freezes["frozen"]) == [0, FROZEN] and list(again.evaluations["step"]) == [5, 10, 15]
     assert (tmp_path / "x" / "report.html").is_file()
-    assert torch.equal(again.model(Mine(), which="final").out.weight, again.model(Mine(), which="final").out.weight)
+    assert not torch.equal(Mine().out.weight, model.out.weight)
+    assert torch.equal(again.model(Mine()).out.weight, model.out.weight)
+    with pytest.raises(UserError, match="is of another module than Mine"):
+        again.model(Mine(depth=3))
+    with pytest.raises(UserError, match="it is a module of your own|its configuration cannot be read"):
+        again.predict(["a film"])
 
 
 def test_loss_metrics_and_collate_are_ones_own(tmp_path: Path) -> None:

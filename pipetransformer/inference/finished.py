@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pipetransformer.inference.predictor import Prediction
+    from pipetransformer.inference.saved import Which
 
 
 class Run:
@@ -73,12 +74,15 @@ class Run:
             rows.append({**row, "microbatches": microbatches, "reason": change.reason})
         return pd.DataFrame(rows)
 
-    def model(self, module: nn.Module | None = None, *, which: str = "best") -> Any:
+    def model(self, module: nn.Module | None = None, *, which: Which = "best") -> Any:
         """The trained model, in evaluation: of timm or transformers; or ``module``, with the run's weights.
 
         Args:
             module: of a run of a module of your own: one of the same class.
             which: ``best`` or ``final``.
+
+        Raises:
+            UserError: it is not there, or of another class.
         """
         if module is not None:
             from safetensors.torch import load_file
@@ -86,11 +90,15 @@ class Run:
             path = self.folder / "model" / which / "model.safetensors"
             if not path.is_file():
                 raise UserError(f"{path}: is not there; give which='final', or let the run end")
-            module.load_state_dict(load_file(path), strict=False)
+            try:
+                module.load_state_dict(load_file(path))
+            except RuntimeError as error:  # of many lines, a name in each
+                said = " ".join(str(error).split())[:200]
+                raise UserError(f"{path}: is of another module than {type(module).__name__} ({said})") from error
             return module.eval()
         return self._predictor(which).model
 
-    def predict(self, samples: Iterable[Any], *, which: str = "best", batch_size: int = 32) -> list[Prediction]:
+    def predict(self, samples: Iterable[Any], *, which: Which = "best", batch_size: int = 32) -> list[Prediction]:
         """What the model says of texts, pairs of texts, (question, context) pairs, or paths of pictures."""
         given = [(sample,) if isinstance(sample, str) else sample for sample in samples]
         predictor = self._predictor(which)
@@ -104,8 +112,8 @@ class Run:
         write_report([self.history], path)
         return path
 
-    def _predictor(self, which: str) -> Any:
+    def _predictor(self, which: Which) -> Any:
         from pipetransformer.inference.predictor import open_predictor
         from pipetransformer.inference.saved import find_saved
 
-        return open_predictor(find_saved(self.folder, which="final" if which == "final" else "best"))
+        return open_predictor(find_saved(self.folder, which=which))

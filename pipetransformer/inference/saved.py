@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pipetransformer.config import Config, load_config
 from pipetransformer.config.datasets import Task
@@ -39,6 +39,8 @@ def find_saved(place: Path, *, which: Which = "best") -> Saved:
     Raises:
         UserError: there is none.
     """
+    if which not in get_args(Which):
+        raise UserError(f"which: {which!r} is not allowed; give {' or '.join(get_args(Which))}")
     if not place.is_dir():
         raise UserError(f"{place}: there is no such folder; give that of a run, or of a saved model")
     model = place / "model"
