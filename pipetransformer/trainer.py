@@ -159,6 +159,8 @@ class Trainer:
                 self._end_early()  # what is due before a checkpoint is done: a resumed run does not do it again
             if calendar.checkpoint_is_due(self.step):
                 self._save_checkpoint()
+        if not calendar.total_steps:
+            self._evaluate()
 
     def _end(self) -> None:
         self._save_model("final")
@@ -269,7 +271,7 @@ class Trainer:
         HERE.enter("evaluation")
         start = perf_counter()
         metrics = self.guards.evaluate(last_step=self.step - 1)
-        seconds, epoch = perf_counter() - start, self.calendar.epoch(self.step - 1)
+        seconds, epoch = perf_counter() - start, self.calendar.epoch(max(0, self.step - 1))
         predictions = self.job.datasets["eval"].predictions
         self._tell(events.Evaluated(self.step, epoch, metrics, seconds, predictions))
         if self.report.totals.best_metrics is metrics:
@@ -313,20 +315,13 @@ class Trainer:
         for boundary in origin.refill_path(plan.cached):
             self._advance(boundary, at_start=origin.cached_at_start, is_refill=True)
         reset_peak_memory(self.world.device)
-        self._tell(events.TrainingStarts(plan, self._freezing()))
-
-    def _freezing(self) -> Freezing:
-        """What AutoFreeze will do, as far as it is known."""
-        autofreeze = self.autofreeze
-        if self.origin.replayed:
-            return Freezing()
-        is_watched = autofreeze.guard is not None
-        lacks_guard = self.config.freeze.is_guarded and not is_watched
-        return Freezing(autofreeze.never_freezes(), autofreeze.schedule(), is_watched, lacks_guard)
+        wants_guard = self.config.freeze.is_guarded
+        freezing = Freezing() if origin.replayed else self.autofreeze.outlook(wants_guard=wants_guard)
+        self._tell(events.TrainingStarts(plan, freezing))
 
     def _probe(self) -> events.Probed | None:
         """Fits linear heads at every boundary, where AutoFreeze or the user wants them, while all weights are here."""
-        is_wanted = self.autofreeze.needs_probe or self.config.freeze.probe
+        is_wanted = (self.autofreeze.needs_probe and self.calendar.total_steps > 0) or self.config.freeze.probe
         if not is_wanted or self.origin.checkpoint is not None or self.origin.replayed:
             return None
         began, rows = perf_counter(), -(-self.config.train.batch_size // self.world.size)
@@ -377,6 +372,8 @@ class Trainer:
         raise Interrupted(SIGTERM, outcome, is_ours=is_told())
 
     def _save_model(self, name: str) -> None:
+        if self.config.model.save not in ("both", name):
+            return
         HERE.enter("model save")
         folder = self.report.folder.path / "model" / name
         given_to(0, self.engine.weights(), lambda units: save_model(self.job.built, folder, units))

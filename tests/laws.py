@@ -17,11 +17,13 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import timm.data
+import timm.optim
 import torch
 import torch.nn.functional as F
 
 from pipetransformer.config import Config, load_config
-from pipetransformer.data import alone, epoch_batches
+from pipetransformer.data import Batch, Dataset, alone, epoch_batches
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
 from pipetransformer.run.job import build_job
@@ -47,7 +49,7 @@ class Case:
             with one. prefixes: for each move the place of the prefix, where it is not on all ranks.
             clip: max_grad_norm. recompute: pipe.recompute. units: pipe.units. stem: freeze.stem. head_lr_scale,
             layer_decay: those of train. shard: dp.shard. lora: settings of model.lora, as "r=4". dtype: model.dtype.
-            class_weights, max_steps: those of train.
+            class_weights, max_steps, ema, mixup, cutmix, schedule_of_lr: those of train.
     """
 
     model: str
@@ -72,6 +74,10 @@ class Case:
     dtype: str = "float32"
     class_weights: str = "null"
     max_steps: int | None = None
+    ema: float | None = None
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    lr_schedule: str = "linear"
 
     @property
     def name(self) -> str:
@@ -93,6 +99,10 @@ class Case:
             f"train.layer_decay={self.layer_decay}",
             f"model.dtype={self.dtype}",
             f"train.class_weights={self.class_weights}",
+            f"train.ema={'null' if self.ema is None else self.ema}",
+            f"train.mixup={self.mixup}",
+            f"train.cutmix={self.cutmix}",
+            f"train.lr_schedule={self.lr_schedule}",
             f"train.max_steps={'null' if self.max_steps is None else self.max_steps}",
             *(f"model.lora.{setting}" for setting in self.lora),
         ]
@@ -274,6 +284,8 @@ def plain_loop(
     ]
     if train.optimizer == "adamw":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps)
+    elif train.optimizer != "sgd":
+        optimizer = timm.optim.create_optimizer_v2(groups, opt=train.optimizer, lr=train.lr, momentum=train.momentum)
     else:
         optimizer = torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum)
     batches = [
@@ -289,6 +301,8 @@ def plain_loop(
     if train.class_weights is not None:  # as scikit-learn balances them
         counts = np.bincount(data.labels.numpy())
         weights = torch.tensor(len(data) / (len(counts) * counts), dtype=dtype)
+    mixing = timm.data.Mixup(train.mixup, train.cutmix, label_smoothing=train.label_smoothing, num_classes=10)
+    averages = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
     frozen_from = dict(frozen_at)
     gradients: dict[int, Weights] = {}
     norms = [0.0] * NUM_BLOCKS
@@ -300,8 +314,10 @@ def plain_loop(
                 frozen = is_frozen(name, frozen_from[step], stem=config.freeze.stem)
                 parameter.requires_grad_(not frozen and not is_fixed)
                 parameter.grad = None
-        inputs = data.inputs(batch.ids, length=batch.length, epoch=epoch)
-        loss = plain_loss(network, inputs, data.labels[batch.ids], train.label_smoothing, dtype, weights)
+        inputs, labels = data.inputs(batch.ids, length=batch.length, epoch=epoch), data.labels[batch.ids]
+        if train.mixup or train.cutmix:
+            inputs, labels = mixed(mixing, data, batch, inputs, seed=train.seed, epoch=epoch)
+        loss = plain_loss(network, inputs, labels, train.label_smoothing, dtype, weights)
         loss = loss * (len(batch.ids) / train.batch_size)  # a short batch counts by its share
         optimizer.zero_grad()
         loss.backward()
@@ -320,7 +336,26 @@ def plain_loop(
         for group in optimizer.param_groups:
             group["lr"] = group["scale"] * train.lr * (ramp if step < warmup else float(shape))
         optimizer.step()
-    return Plain({name: value.numpy().copy() for name, value in network.state_dict().items()}, gradients, norms)
+        for name, parameter in network.named_parameters():
+            if parameter.requires_grad and train.ema is not None:
+                averages[name] = train.ema * averages[name] + (1 - train.ema) * parameter.detach()
+    final = {name: value.numpy().copy() for name, value in network.state_dict().items()}
+    if train.ema is not None:
+        trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
+        final |= {name: averages[name].numpy() for name in trained}
+    return Plain(final, gradients, norms)
+
+
+def mixed(
+    mixing: timm.data.Mixup, data: Dataset, batch: Batch, inputs: dict[str, torch.Tensor], *, seed: int, epoch: int
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """The whole batch and its partners behind it, in the order in which timm mixes them."""
+    partners = np.random.default_rng([seed, epoch, batch.index]).permutation(batch.ids)
+    others = data.inputs(partners, length=batch.length, epoch=epoch)["pixel_values"]
+    both = torch.cat((inputs["pixel_values"], others.flip(0)))
+    np.random.seed(np.random.SeedSequence([seed, epoch, batch.index]).generate_state(1)[0])
+    found, targets = mixing(both, torch.cat((data.labels[batch.ids], data.labels[partners].flip(0))))
+    return {"pixel_values": found[: len(partners)]}, targets[: len(partners)]
 
 
 def plain_run(
@@ -342,6 +377,10 @@ def plain_loss(
     """As one writes it for a model of one of the libraries. Class weights: the sum over the samples, over their
     number."""
     outputs = plain_outputs(network, inputs, dtype)
+    if labels.is_floating_point() and labels.ndim == 2 and "pixel_values" in inputs:  # mixed, and smoothed
+        return F.cross_entropy(outputs[0], labels.to(dtype))
+    if labels.is_floating_point() and labels.ndim == 2:
+        return F.binary_cross_entropy_with_logits(outputs[0], labels.to(dtype))
     if labels.is_floating_point():
         return F.mse_loss(outputs[0][:, 0], labels.to(dtype))
     if weights is not None:

@@ -15,7 +15,7 @@ from pipetransformer.adapter.recomputation import MODES, Recompute, kept_bytes, 
 from pipetransformer.adapter.rendezvous import Rendezvous
 from pipetransformer.adapter.split import bytes_between_halves
 from pipetransformer.adapter.stage import StageTimes
-from pipetransformer.adapter.tensors import belongs_to_parameter, gradient_norms, scaled_step, storage_of
+from pipetransformer.adapter.tensors import belongs_to_parameter, divide, gradient_norms, scaled_step, storage_of
 
 __all__ = [
     "CheckpointException",
@@ -34,6 +34,7 @@ __all__ = [
     "block_call",
     "build_schedule",
     "bytes_between_halves",
+    "divide",
     "export",
     "export_failure",
     "give_memory",

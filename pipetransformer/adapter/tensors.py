@@ -30,14 +30,22 @@ def belongs_to_parameter(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter)
 
 
+def divide(tensors: Sequence[Tensor], number: float) -> None:
+    """Divides all of ``tensors``, in place."""
+    if tensors:
+        torch._foreach_div_(list(tensors), number)
+
+
 def scaled_step(optimizer: torch.optim.Optimizer, scale: Tensor) -> None:
     """An optimizer step on the gradients times ``scale`` (one number), without a device synchronisation.
 
     Note: torch's fused optimizers divide gradients by their ``grad_scale`` while they read them, as ``GradScaler`` has
-    it, which saves a pass over the memory. They take it in float32 alone: other gradients are multiplied before.
+    it, which saves a pass over the memory. They take it in float32 alone: other gradients, and those of optimizers that
+    are not fused, are multiplied before.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    if not all(parameter.dtype == torch.float32 for parameter in parameters):
+    is_fused = bool(optimizer.defaults.get("fused"))
+    if not (is_fused and all(parameter.dtype == torch.float32 for parameter in parameters)):
         torch._foreach_mul_([parameter.grad for parameter in parameters], scale)
         optimizer.step()
         return

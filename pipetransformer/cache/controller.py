@@ -87,6 +87,8 @@ class AutoCache:
         self.declined = "" if config.cache.enabled else "cache.enabled is false"
         if config.cache.enabled and datasets["train"].views is None:
             self.declined = "training inputs are augmented anew at each epoch; cache.views would cycle a few of them"
+        if config.cache.enabled and config.train.mixes:
+            self.declined = "training inputs are mixed anew at each step (train.mixup, train.cutmix)"
         self._kept = KeptStores(stores_folder())
         self._identity: Identity | None = None
         self._publisher = Publisher()

@@ -71,7 +71,7 @@ def settle_views(dataset: Dataset, config: Config, *, chain: Chain, nodes: int) 
     cache = config.cache
     if cache.views != "auto":
         return cache.views
-    if not cache.enabled or not config.may_freeze:
+    if not cache.enabled or not config.may_freeze or config.train.mixes:
         return None
     budget = cache.host_budget if isinstance(cache.host_budget, int) else available_host_memory() // 2
     leaving = chain.boundary(0, rows=1, length=int(dataset.lengths[0]))

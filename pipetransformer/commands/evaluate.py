@@ -56,7 +56,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _of_data(arguments: argparse.Namespace, saved: Any, predictor: Any) -> Judgement:
-    from pipetransformer.inference.judgement import judge, judge_answers, judge_scores
+    from pipetransformer.data.reading import split_labels
+    from pipetransformer.inference.judgement import judge, judge_answers, judge_labels, judge_scores
     from pipetransformer.inference.samples import read_samples
 
     columns = [name for name in arguments.columns.split(",") if name]
@@ -64,6 +65,9 @@ def _of_data(arguments: argparse.Namespace, saved: Any, predictor: Any) -> Judge
     told = list(predictor.predict(found.samples, batch_size=arguments.batch_size))
     if saved.task == "question_answering":
         return judge_answers([prediction.label for prediction in told], found.labels)
+    if predictor.several:
+        labels = [split_labels(prediction.label) for prediction in told]
+        return judge_labels(labels, [split_labels(each) for each in found.labels], predictor.names)
     if predictor.names:
         return judge([prediction.label for prediction in told], found.labels, predictor.names)
     try:
@@ -88,6 +92,8 @@ def _show(found: Judgement) -> None:
         return
     rows = [(c.name, f"{c.precision:.3f}", f"{c.recall:.3f}", f"{c.f1:.3f}", f"{c.count:,}") for c in found.classes]
     console.print(make_table(("class", "precision", "recall", "f1", "samples"), rows, left=("class",)))
+    if not found.confusion:
+        return
     if len(found.classes) <= _MOST_CLASSES:
         names = [line.name for line in found.classes]
         confusion = [(name, *map(str, row)) for name, row in zip(names, found.confusion)]

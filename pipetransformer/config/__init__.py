@@ -1,5 +1,6 @@
 """The configuration: all keys (``schema.py`` and the files that it names), read from YAML and overrides. No torch."""
 
+from pipetransformer.config.data import DataConfig
 from pipetransformer.config.freezing import FreezeConfig
 from pipetransformer.config.lora import ALL_LINEAR
 from pipetransformer.config.page import config_page
@@ -7,7 +8,6 @@ from pipetransformer.config.quantities import Interval
 from pipetransformer.config.schema import (
     CacheConfig,
     Config,
-    DataConfig,
     ModelConfig,
     load_config,
 )

@@ -12,8 +12,8 @@ from pipetransformer.config.registry import Registry
 
 Task = Literal["image_classification", "text_classification", "question_answering", "own"]
 """``own``: a module and datasets that are given from Python (``launch/python.py``)."""
-Kind = Literal["classes", "scores", "spans"]
-"""The kinds of labels: a class, a number, or the first and the last token of an answer."""
+Kind = Literal["classes", "scores", "labels", "spans"]
+"""The kinds of labels: a class, a number, any of several labels, or the first and the last token of an answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from pipetransformer.errors import UserError
 
 if TYPE_CHECKING:
     from pipetransformer.config.training import TrainConfig
 
+_OURS = frozenset({"linear", "cosine", "constant"})
+_OF_TIMM = frozenset({"step", "multistep", "tanh"})
+
 
 def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:
-    """Learning rate of optimizer step ``step`` (from 0): linear warm-up, then linear or cosine decay, or no decay."""
+    """Learning rate of optimizer step ``step`` (from 0): linear warm-up, then as ``train.lr_schedule`` says.
+
+    Raises:
+        UserError: for ``train.lr_options`` that the schedule does not take.
+    """
     warmup = math.ceil(train.warmup_ratio * total_steps - 1e-9)  # as transformers rounds
     if step < warmup:
         return train.lr * (step + 1) / warmup
+    if train.lr_schedule not in _OURS:
+        return train.lr * _factors(train, warmup=warmup, total_steps=total_steps)[step - warmup]
     progress = (step - warmup) / max(1, total_steps - warmup)
     if train.lr_schedule == "linear":
         return train.lr * (1.0 - progress)
@@ -25,8 +40,12 @@ def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:
 def share_to_come(train: TrainConfig, *, step: int, total_steps: int) -> float:
     """The sum of the learning rates from optimizer step ``step`` on, as a share of the sum of all, 1 to 0.
 
-    By the areas under the schedule, to a part of ``total_steps``.
+    By the areas under the schedule, to a part of ``total_steps``; of a library's schedule, by the sum itself.
     """
+    if train.lr_schedule not in _OURS:
+        rates = (learning_rate(train, step=at, total_steps=total_steps) for at in range(total_steps))
+        sums = (0.0, *accumulate(rates))
+        return 1.0 - sums[step] / sums[-1]
     warmup = train.warmup_ratio * total_steps
     decay = total_steps - warmup
 
@@ -41,3 +60,70 @@ def share_to_come(train: TrainConfig, *, step: int, total_steps: int) -> float:
     if step < warmup:
         return 1.0 - (step**2 / warmup / 2) / (warmup / 2 + behind(0.0))
     return behind((step - warmup) / decay) / (warmup / 2 + behind(0.0))
+
+
+def _factors(train: TrainConfig, *, warmup: int, total_steps: int) -> tuple[float, ...]:
+    """Of each step behind the warm-up, as a library's schedule has them."""
+    name, options = train.lr_schedule, json.dumps(train.lr_options)
+    return _factors_of(name, options, warmup, total_steps, train.epochs)
+
+
+@lru_cache(maxsize=8)
+def _factors_of(name: str, options: str, warmup: int, total_steps: int, epochs: int) -> tuple[float, ...]:
+    given = json.loads(options)
+    make = _of_timm if name in _OF_TIMM else _of_transformers
+    try:
+        factor = make(name, given, warmup, total_steps, epochs)
+        return tuple(factor(step) for step in range(warmup, max(warmup + 1, total_steps)))
+    except Exception as error:  # whatever a factory makes of arguments
+        said = " ".join(str(error).split())[:200]
+        raise UserError(f"train.lr_options: {name} does not take {given} ({type(error).__name__}: {said})") from error
+
+
+def _of_transformers(
+    name: str, options: dict[str, Any], warmup: int, total_steps: int, epochs: int
+) -> Callable[[int], float]:
+    from transformers import get_scheduler
+
+    scheduler: Any = get_scheduler(
+        name,
+        _optimizer(),
+        num_warmup_steps=warmup,
+        num_training_steps=max(1, total_steps),
+        scheduler_specific_kwargs=_with_needed(name, options, num_steps=total_steps - warmup),
+    )
+    factor: Callable[[int], float] = scheduler.lr_lambdas[0]
+    return factor
+
+
+def _with_needed(name: str, options: dict[str, Any], *, num_steps: int) -> dict[str, Any]:
+    """What transformers has no default for."""
+    needed: dict[str, dict[str, Any]] = {
+        "cosine_with_min_lr": {} if "min_lr" in options else {"min_lr_rate": 0.1},
+        "warmup_stable_decay": {"num_decay_steps": num_steps // 5},
+    }
+    return {**needed.get(name, {}), **options}
+
+
+def _of_timm(name: str, options: dict[str, Any], warmup: int, total_steps: int, epochs: int) -> Callable[[int], float]:
+    import timm.scheduler
+
+    made: Any = timm.scheduler
+    optimizer, per_epoch = _optimizer(), max(1, -(-total_steps // max(1, epochs)))
+    settings = {"num_epochs": max(1, epochs), "decay_epochs": max(1, epochs // 3), **options}
+    scheduler: Any = made.create_scheduler_v2(
+        optimizer, sched=name, step_on_epochs=False, updates_per_epoch=per_epoch, **settings
+    )[0]
+
+    def factor(step: int) -> float:
+        scheduler.step_update(step)
+        return float(optimizer.param_groups[0]["lr"])
+
+    return factor
+
+
+def _optimizer() -> Any:
+    """Of a learning rate of 1, which a library's schedule is asked for its factors with."""
+    import torch
+
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, ValidationError, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, ValidationError, ValidationInfo, model_validator
 
+from pipetransformer.config.data import DataConfig, check_data
 from pipetransformer.config.datasets import DATASETS, Task
 from pipetransformer.config.freezing import FreezeConfig
 from pipetransformer.config.lora import LoraConfig
@@ -28,7 +29,6 @@ from pipetransformer.config.types import (
     Every,
     FolderName,
     NumBytes,
-    OpenShare,
     Seconds,
     Section,
     Share,
@@ -43,7 +43,6 @@ __all__ = ["Config", "Interval", "load_config"]
 
 
 _OF_THE_PAST = "of the past"
-_WITH_SPLITS = frozenset(DATASETS) - {"table", "image_folder"}  # all that are shipped but for a user's own data
 _OF_A_NODE = {"model": {"name"}, "data": {"path", "num_workers"}, "cache": {"host_budget"}}
 
 
@@ -73,6 +72,14 @@ class ModelConfig(Section):
         "first step on stay in it, in half the memory, and a step computes with them as if they were float32; those "
         "that train become float32.",
     )
+    blocks: Text | None = Field(
+        default=None,
+        description="Of a model that fits no family: the path of its list of blocks, such as `blocks`, or "
+        "`encoder.layers`; the model is traced, and must be a chain of a stem, these and a head. null: by its family.",
+    )
+    save: Literal["both", "best", "final"] = Field(
+        default="both", description="The weights that a run leaves as a model: the best, those of its end, or both."
+    )
     lora: LoraConfig | None = Field(
         default=None,
         description="LoRA: stem and blocks keep their weights, and small matrices beside their linear layers train in "
@@ -82,54 +89,6 @@ class ModelConfig(Section):
     def least_frozen(self, num_blocks: int) -> int:
         """The number of leading blocks of ``num_blocks`` in which nothing can train."""
         return 0 if self.lora is None or self.lora.blocks is None else max(num_blocks - self.lora.blocks, 0)
-
-
-class DataConfig(Section):
-    name: Annotated[str, AfterValidator(DATASETS.known), DATASETS] = Field(
-        description="The dataset: pictures, a task of GLUE, `table` (texts of your own), SQuAD 1.1, or a demo, which "
-        "needs no files."
-    )
-    text_columns: Annotated[
-        tuple[Text] | tuple[Text, Text], BeforeValidator(as_tuple), Allowed("a list of one or two column names")
-    ] = Field(default=("text",), description="Columns of a `table` that hold the text, or the two texts of a pair.")
-    label_column: Text = Field(default="label", description="Column of a `table` that holds the class.")
-    path: Text | None = Field(
-        default=None,
-        description="A local folder (of a `table`, also one file), or a hub id; null takes the usual place on the hub.",
-    )
-    eval_fraction: OpenShare | None = Field(
-        default=None,
-        description="The share of one table or of one folder of classes that is kept to evaluate on, of each class "
-        "alike, the same in every run; null: the evaluation data are apart.",
-    )
-    splits: dict[str, Text] = Field(
-        default_factory=dict,
-        description="Other names of splits, of files, folders or on a hub: `{eval: test}` evaluates on the test set.",
-    )
-    max_train_samples: Count | None = Field(
-        default=None,
-        description="Train on so many samples (of SQuAD: questions), drawn once and for all; null takes all.",
-    )
-    max_eval_samples: Count | None = Field(
-        default=None,
-        description="Evaluate on so many samples (of SQuAD: questions), drawn once and for all; null takes all.",
-    )
-    max_length: Count = Field(
-        default=128, description="Texts are cut after so many tokens; contexts of questions into windows of as many."
-    )
-    stride: Count = Field(
-        default=128, description="Tokens that neighbouring windows of a context share; less than half of `max_length`."
-    )
-    image_size: Count | None = Field(
-        default=None, description="Height and width of an image at the model's input; null takes the model's own."
-    )
-    augment: Literal["none", "basic"] = Field(
-        default="none",
-        description="`basic`: random crops and horizontal flips of training images (see `cache.views`).",
-    )
-    num_workers: CountOrZero = Field(
-        default=0, description="Processes a rank that prepare batches; 0 prepares them in line."
-    )
 
 
 class DpConfig(Section):
@@ -262,6 +221,12 @@ class Config(Section):
         """Whether the stem is frozen from the first step on."""
         return self.freeze.stem or self.model.lora is not None
 
+    def fixed_microbatches(self, pp: int) -> int | None:
+        """Micro-batches of a pipeline of ``pp`` ranks, where a key gives their number; None where AutoPipe chooses."""
+        given = self.train.gradient_accumulation_steps if pp == 1 else None
+        own = self.pipe.microbatches
+        return given if given is not None else own if isinstance(own, int) else None
+
     @property
     def may_freeze(self) -> bool:
         """Whether blocks may be frozen at some time."""
@@ -291,17 +256,10 @@ class Config(Section):
             raise UserError(
                 f"data.name: {self.data.name} is not for task {self.task}; give one of {', '.join(allowed)}"
             )
-        if self.data.augment != "none" and not images:
-            raise UserError(f"data.augment: {self.data.augment} is for images; give none")
         if info.context != _OF_THE_PAST:
             chosen_policy(self.freeze)
-        if dataset.kind == "scores" and self.train.label_smoothing:
-            raise UserError(f"train.label_smoothing: {self.data.name} has scores, no classes; give 0")
+        check_data(self.data, self.train, images=images)
         check_pipe(self.pipe)
-        if self.data.eval_fraction is not None and self.data.name in _WITH_SPLITS:
-            raise UserError(f"data.eval_fraction: {self.data.name} has evaluation data of its own; leave it out")
-        if strange := sorted(set(self.data.splits) - {"train", "eval", "mismatched"}):
-            raise UserError(f"data.splits: {strange[0]} is no split here; name train or eval")
         if self.run.resume and self.run.overwrite:
             raise UserError("run.resume: cannot go with run.overwrite; set one of them to false")
         return self

@@ -5,6 +5,7 @@ from pipetransformer.data.dataset import IGNORED, SET_ASIDE, Dataset, Kind
 from pipetransformer.data.images import ImageDataset, ImagePreprocessing, load_image_data
 from pipetransformer.data.info import DataInfo, channels_of, describe, known_classes
 from pipetransformer.data.loader import loader
+from pipetransformer.data.mixing import Mixing
 from pipetransformer.data.prepared import Lead, alone, cache_folder
 from pipetransformer.data.questions import load_squad
 from pipetransformer.data.set_aside import set_aside
@@ -20,6 +21,7 @@ __all__ = [
     "ImagePreprocessing",
     "Kind",
     "Lead",
+    "Mixing",
     "Share",
     "alone",
     "cache_folder",

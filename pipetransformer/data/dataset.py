@@ -26,8 +26,8 @@ class Dataset(ABC):
 
     Attributes:
         kind: what the labels are.
-        labels: int64 ``[num_samples]`` of classes, float32 ``[num_samples]`` of scores, int64 ``[num_samples, 2]`` of
-            spans.
+        labels: int64 ``[num_samples]`` of classes, float32 ``[num_samples]`` of scores, float32 ``[num_samples,
+            labels]``, 0 or 1, of labels, int64 ``[num_samples, 2]`` of spans.
         metric_names: what ``measure`` gives; the first is the one that the best weights are kept by. More is better.
         lengths: padded length of each sample ``[num_samples]``: a text's bucket edge in tokens, a picture's side in
             pixels.
@@ -71,11 +71,14 @@ class Dataset(ABC):
         """
 
     def predict(self, ids: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-        """The predictions for these samples, a few numbers each: their class or their score [len(ids)].
+        """The predictions for these samples, a few numbers each: their class or their score [len(ids)], or 1 for each
+        label that is more probable than not [len(ids), labels].
 
         Args:
             outputs: the model's outputs for them, a row each.
         """
+        if self.kind == "labels":
+            return (outputs > 0).astype(np.int64)
         predictions: np.ndarray = outputs.argmax(axis=1) if self.kind == "classes" else outputs[:, 0]
         return predictions
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
+from pipetransformer.data.pictures import FilePictures, Pictures, check_picture, packed
 from pipetransformer.data.reader import PictureReader, PictureSplit, parted
-from pipetransformer.data.reading import channels_first, decoded
 from pipetransformer.errors import UserError
 
 _SPLITS = {"train": ("train",), "eval": ("val", "validation", "valid", "dev")}
-_LONGEST = 100  # longer side over the shorter one
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
 
 
 class FolderReader(PictureReader):
+    metrics = ("accuracy", "macro_f1")
+
     def label_names(self) -> tuple[str, ...]:
         """The folders of the training split, in the alphabet's order."""
         root = self._folder("train")
@@ -26,27 +27,27 @@ class FolderReader(PictureReader):
         return names
 
     def read(self, wanted: PictureSplit) -> dict[str, np.ndarray]:
-        """As timm evaluates: the shorter side is resized to ``size`` and the middle is taken."""
-        files, size = self._files(wanted), wanted.size
-        pictures = np.empty((len(files), wanted.channels, size, size), dtype=np.uint8)
-        for row, (path, _) in enumerate(files):
-            picture = decoded(path, channels=wanted.channels, source=path)
-            scale = size / min(picture.size)
-            wide, high = (max(size, round(side * scale)) for side in picture.size)
-            if wide * high > _LONGEST * size * size:
-                told = " x ".join(map(str, picture.size))
-                raise UserError(
-                    f"{path}: {told} pixels are too long a strip to be scaled to {size}; crop it, or delete it"
-                )
-            left, top = (wide - size) // 2, (high - size) // 2
-            small = picture.resize((wide, high), resample=Image.Resampling[wanted.interpolation.upper()])
-            pictures[row] = channels_first(small.crop((left, top, left + size, top + size)))
-        return {"pictures": pictures, "labels": np.array([label for _, label in files], dtype=np.int64)}
+        """The files' names: a picture is decoded when a batch needs it, so that folders larger than memory train."""
+        files, root = self._files(wanted), self._folder(wanted.split)
+        for path, _ in files:
+            check_picture(path)
+        names = [str(path.relative_to(root)) for path, _ in files]
+        return {**packed(names), "labels": np.array([label for _, label in files], dtype=np.int64)}
+
+    def opened(self, arrays: Mapping[str, np.ndarray], wanted: PictureSplit) -> Pictures:
+        return FilePictures(
+            self._folder(wanted.split),
+            arrays["names"],
+            arrays["ends"],
+            channels=wanted.channels,
+            size=wanted.size,
+            interpolation=wanted.interpolation,
+        )
 
     def digest(self, wanted: PictureSplit) -> object:
         """Of the files' names, sizes and times, because reading them all would take as long as decoding."""
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path, _ in self._files(wanted)]
-        return (stats, wanted.size, wanted.interpolation, self.data.eval_fraction)
+        return (stats, self.data.eval_fraction)
 
     def _files(self, wanted: PictureSplit) -> list[tuple[Path, int]]:
         """The pictures to read with their class, class by class."""

@@ -1,4 +1,4 @@
-"""Image datasets: one uint8 tensor a split, resized, augmented and normalised a batch at a time."""
+"""Image datasets: pictures, resized, augmented and normalised a batch at a time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 
 from pipetransformer.config import DataConfig
+from pipetransformer.data.augmentation import TimmTransforms, own_draws, shifted_and_mirrored
 from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.info import DataInfo
+from pipetransformer.data.pictures import Pictures
 from pipetransformer.data.prepared import Lead, Prepared, alone, prepared
 from pipetransformer.data.reader import PictureReader, PictureSplit, reader_of
 from pipetransformer.data.reading import Extent
 from pipetransformer.errors import UserError
-
-_PADDING_SHARE = 8  # The usual 4 pixels of a 32-pixel picture, in proportion.
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,30 +64,40 @@ class ImageDataset(Dataset):
     """Pictures, prepared a batch at a time.
 
     Args:
-        source: arrays ``pictures`` uint8 ``[num_samples, channels, height, width]``, ``labels`` int64, and ``extent``.
+        source: arrays ``labels`` int64 and ``extent``.
+        pictures: the pictures themselves.
         seed: of the augmentation; None turns it off. With it, each picture is padded with black, cropped back at a
             random place and mirrored half of the time, as (seed, epoch, sample) say.
+        transforms: what is done to training pictures in the place of that; None for that.
+        settings: whatever tells in its ``repr`` what the transforms depend on.
+        metric_names: those of ``Dataset``.
     """
 
     kind = "classes"
-    metric_names = ("accuracy",)
     num_tokens = None
 
     def __init__(
         self,
         source: Prepared,
+        pictures: Pictures,
         *,
         preprocessing: ImagePreprocessing,
         seed: int | None,
+        transforms: TimmTransforms | None = None,
+        settings: object = None,
+        metric_names: tuple[str, ...] = ("accuracy",),
     ) -> None:
+        self.metric_names = metric_names
         self.labels = torch.from_numpy(source.arrays["labels"].copy())
         self.lengths = np.full(len(self.labels), preprocessing.size, dtype=np.int64)
-        self.fingerprint = hashlib.sha256(repr((source.digest, preprocessing, seed)).encode()).hexdigest()
+        told = seed if transforms is None else settings
+        self.fingerprint = hashlib.sha256(repr((source.digest, preprocessing, told)).encode()).hexdigest()
         self.views = 1 if seed is None else None
         self.extent = Extent(*source.arrays["extent"].tolist())
-        self._pictures = source.arrays["pictures"]
+        self._pictures = pictures
         self._preprocessing = preprocessing
         self._seed = seed
+        self._transforms = transforms
         std = torch.tensor(preprocessing.std, dtype=torch.float64).view(-1, 1, 1)
         mean = torch.tensor(preprocessing.mean, dtype=torch.float64).view(-1, 1, 1)
         self._scale = (1 / (255 * std)).float()
@@ -105,10 +115,12 @@ class ImageDataset(Dataset):
     ) -> dict[str, torch.Tensor]:
         size = self._preprocessing.size
         assert length == size, (length, size)
-        pictures = torch.from_numpy(self._pictures[ids])
-        if self._seed is not None and epoch is not None:
-            view = epoch if self.views is None else epoch % self.views
-            pictures = _shifted_and_mirrored(pictures, self._draws(view)[ids])
+        view = None if self._seed is None or epoch is None else epoch % (self.views or epoch + 1)
+        if view is not None and self._transforms is not None:
+            return {"pixel_values": self._transformed(ids, view=view)}
+        pictures = self._pictures.batch(ids)
+        if view is not None:
+            pictures = shifted_and_mirrored(pictures, self._draws(view)[ids])
         if pictures.shape[-2:] != (size, size):
             mode = self._preprocessing.interpolation
             # The whole picture, where timm's evaluation would crop the centre: these pictures' objects fill the frame.
@@ -116,26 +128,19 @@ class ImageDataset(Dataset):
             pictures = F.interpolate(pictures, size=(size, size), mode=mode, antialias=True)
         return {"pixel_values": pictures.to(torch.float32).mul_(self._scale).sub_(self._shift)}
 
+    def _transformed(self, ids: np.ndarray, *, view: int) -> torch.Tensor:
+        assert self._transforms is not None
+        with own_draws():
+            return torch.stack(
+                [self._transforms(self._pictures.one(each), view=view, number=each) for each in ids.tolist()]
+            )
+
     def _draws(self, epoch: int) -> np.ndarray:
         """For every sample of the split, in 0..1: down, right, mirror ``[num_samples, 3]``.
 
         Drawn for all samples each time, which costs less than one resize, so that a sample's draw is its own.
         """
         return np.random.default_rng([self._seed or 0, epoch]).random((len(self), 3), dtype=np.float32)
-
-
-def _shifted_and_mirrored(pictures: torch.Tensor, draws: np.ndarray) -> torch.Tensor:
-    """Each picture shifted by up to an eighth of its size (black comes in), mirrored where the third draw says so."""
-    height, width = pictures.shape[-2:]
-    down, right = height // _PADDING_SHARE, width // _PADDING_SHARE
-    first_row, first_column = (draws[:, :2] * (2 * down + 1, 2 * right + 1)).astype(np.int64).T
-    rows = first_row[:, None] + np.arange(height)
-    columns = np.arange(width)
-    columns = first_column[:, None] + np.where(draws[:, 2:] < 0.5, columns[::-1], columns)
-    padded = F.pad(pictures, (right, right, down, down))
-    samples = torch.arange(len(pictures))[:, None, None]
-    cropped = padded[samples, :, torch.from_numpy(rows)[:, :, None], torch.from_numpy(columns)[:, None, :]]
-    return cropped.permute(0, 3, 1, 2).contiguous()
 
 
 def load_image_data(
@@ -157,10 +162,17 @@ def load_image_data(
             size=preprocessing.size,
             interpolation=preprocessing.interpolation,
         )
+        source = prepared(partial(_key, reader, wanted), partial(_read, reader, wanted), lead=lead)
+        is_augmented = split == "train" and data.augment != "none"
+        by_timm = is_augmented and data.augment == "timm"
         splits[split] = ImageDataset(
-            prepared(partial(_key, reader, wanted), partial(_read, reader, wanted), lead=lead),
+            source,
+            reader.opened(source.arrays, wanted),
             preprocessing=preprocessing,
-            seed=seed if split == "train" and data.augment == "basic" else None,
+            seed=seed if is_augmented else None,
+            transforms=TimmTransforms(data, preprocessing, seed=seed) if by_timm else None,
+            settings=(seed, data.crop_scale, data.rand_augment, data.color_jitter, data.erasing) if by_timm else None,
+            metric_names=reader.metrics,
         )
         splits[split].place = str(reader.location or data.name)
     return splits

@@ -22,7 +22,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.process.shutdown import cleaned_up
 
 Result = TypeVar("Result")
-_VERSION = 4
+_VERSION = 5
 _DIGEST = "digest"
 
 

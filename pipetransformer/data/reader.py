@@ -16,6 +16,7 @@ import pyarrow as pa
 from pipetransformer.config import DataConfig
 from pipetransformer.config.datasets import DATASETS
 from pipetransformer.config.registry import resolve
+from pipetransformer.data.pictures import ArrayPictures, Pictures
 from pipetransformer.data.prepared import file_digest
 from pipetransformer.data.reading import Question, Texts, drawn, one_line, require_columns
 from pipetransformer.errors import UserError
@@ -105,7 +106,7 @@ class PictureSplit:
         max_samples: number of samples to draw; None for all.
         channels: 1 (grey) or 3.
         size: height and width of the model's input in pixels, for a dataset whose pictures differ in size.
-        interpolation: the way of resizing, for such a dataset.
+        interpolation: the way of resizing, likewise.
         found: numbers of all samples that ``rows`` was asked for.
     """
 
@@ -124,16 +125,20 @@ class PictureSplit:
 
 
 class PictureReader(Reader, ABC):
-    """Of task image_classification."""
+    """Of task image_classification; ``metrics`` are names of ``METRICS``, of which the first ranks."""
 
     channels = 3
+    metrics: tuple[str, ...] = ("accuracy",)
 
     @abstractmethod
     def read(self, wanted: PictureSplit) -> dict[str, np.ndarray]:
-        """``pictures`` uint8 ``[num_samples, channels, height, width]`` and ``labels`` int64 of ``wanted.rows``.
-
-        Raises UserError.
+        """``labels`` int64 of ``wanted.rows``, and ``pictures`` uint8 ``[num_samples, channels, height, width]`` of
+        them, or whatever ``opened`` takes in their place. Raises UserError.
         """
+
+    def opened(self, arrays: Mapping[str, np.ndarray], wanted: PictureSplit) -> Pictures:
+        """The pictures that ``read`` has read, or found."""
+        return ArrayPictures(arrays["pictures"])
 
     def digest(self, wanted: PictureSplit) -> object:
         """Whatever tells in its ``repr`` what ``read`` depends on beside the name, ``split``, ``label_names``,

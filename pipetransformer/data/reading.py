@@ -153,6 +153,16 @@ def plain_values(column: pa.ChunkedArray, *, name: str, source: object) -> list[
     return values
 
 
+LABEL_MARK = ";"
+"""Stands between the labels of a sample."""
+
+
+def split_labels(value: object) -> list[str]:
+    """The labels of a sample: of a list, or of a text with semicolons between them; none of a gap."""
+    found = value if isinstance(value, (list, tuple)) else str(value).split(LABEL_MARK) if value is not None else []
+    return [name for name in (str(each).strip() for each in found) if name]
+
+
 def count_lines(path: Path) -> int:
     """The lines of a file, an unfinished last one too."""
     count, last = 0, b""

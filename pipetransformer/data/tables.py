@@ -13,8 +13,18 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
+from pipetransformer.config import DataConfig
 from pipetransformer.data.reader import TextReader, parted
-from pipetransformer.data.reading import Texts, count_lines, one_line, plain_values, require_columns, table_texts
+from pipetransformer.data.reading import (
+    LABEL_MARK,
+    Texts,
+    count_lines,
+    one_line,
+    plain_values,
+    require_columns,
+    split_labels,
+    table_texts,
+)
 from pipetransformer.errors import UserError
 
 TABLES = (".csv", ".tsv", ".jsonl", ".json", ".parquet")
@@ -24,8 +34,17 @@ _NAMES = {"train": ("train",), "eval": ("dev", "validation", "valid", "val", "ev
 """What a split's file may be called. A test set is none of them: what chooses the best weights is no test."""
 
 
+_METRICS = {
+    "classes": ("accuracy", "macro_f1"),
+    "scores": ("pearson", "spearman", "r2"),
+    "labels": ("micro_f1", "macro_f1", "subset_accuracy"),
+}
+
+
 class TableReader(TextReader):
-    metrics = ("accuracy", "macro_f1")
+    def __init__(self, data: DataConfig) -> None:
+        super().__init__(data)
+        self.metrics = _METRICS[data.kind]
 
     @property
     def location(self) -> Path | str:
@@ -36,8 +55,11 @@ class TableReader(TextReader):
         return path if self.data.path is not None and path.is_file() and path.suffix in TABLES else super().location
 
     def label_names(self) -> tuple[str, ...]:
-        """The training split's labels, numbers in their order and names in the alphabet's."""
-        values = set(self._labels(self._table("train"), "train"))
+        """The training split's labels, numbers in their order and names in the alphabet's; none of scores."""
+        if self.data.kind == "scores":
+            return ()
+        found = self._labels(self._table("train"), "train")
+        values = set(found) if self.data.kind == "classes" else {name for each in found for name in split_labels(each)}
         if len(values) < 2:
             column = self.data.label_column
             raise UserError(f"data.label_column: {column} has one label alone; at least 2 are needed")
@@ -50,15 +72,35 @@ class TableReader(TextReader):
         if self._is_parted:
             table = table.take(parted(self._labels(table, split), fraction=self._fraction)[split])
         texts = [table_texts(table[column], name=column, source=source) for column in self.data.text_columns]
-        numbers = {name: number for number, name in enumerate(label_names)}
-        labels = []
-        for row, value in enumerate(self._labels(table, split)):
-            if value not in numbers:
-                raise UserError(f"{source}: row {row}: label {value!r} is not in the training split")
-            labels.append(numbers[value])
+        if self.data.kind == "scores":
+            labels = self._scores(table, split)
+        else:
+            labels = self._numbers(self._labels(table, split), label_names, source=source)
         path = self.file(split)
         lines = count_lines(path) if path is not None and path.suffix in _LINES and not self._is_parted else -1
-        return Texts(np.array(labels, dtype=np.int64), *texts, lines=lines)
+        return Texts(labels, *texts, lines=lines)
+
+    def _numbers(self, labels: Sequence[str], label_names: tuple[str, ...], *, source: str) -> np.ndarray:
+        """The class of each sample, int64 [samples]; of several labels 1 for each, float32 [samples, labels]."""
+        numbers, several = {name: number for number, name in enumerate(label_names)}, self.data.kind == "labels"
+        found = np.zeros((len(labels), len(numbers)), np.float32) if several else np.zeros(len(labels), np.int64)
+        for row, value in enumerate(labels):
+            for name in split_labels(value) if several else [value]:
+                if name not in numbers:
+                    raise UserError(f"{source}: row {row}: label {name!r} is not in the training split")
+                found[(row, numbers[name]) if several else row] = 1 if several else numbers[name]
+        return found
+
+    def _scores(self, table: pa.Table, split: str) -> np.ndarray:
+        """float32 [samples]."""
+        name, source = self.data.label_column, self.place(split)
+        column = table[name]
+        if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+            raise UserError(f"{source}: column {name} is {column.type}; numbers are needed for data.label_kind scores")
+        found: np.ndarray = column.cast(pa.float64(), safe=False).fill_null(float("nan")).to_numpy().astype(np.float32)
+        if len(bad := np.flatnonzero(~np.isfinite(found))):
+            raise UserError(f"{source}: row {bad[0]}: there is no number in column {name}")
+        return found
 
     def file(self, split: str) -> Path | None:
         """None where ``data.path`` is a hub id. Raises UserError where there is no file or two."""
@@ -126,11 +168,18 @@ class TableReader(TextReader):
 
     def _labels(self, table: pa.Table, split: str) -> list[str]:
         name, source = self.data.label_column, self.place(split)
-        column = table[name]
+        column, kind = table[name], self.data.kind
+        if kind == "scores":
+            return [str(value) for value in column.to_pylist()]
         kinds = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_boolean)
-        if not any(fits(column.type) for fits in kinds):
-            raise UserError(f"{source}: column {name} is {column.type}; names or whole numbers are needed")
+        several = (pa.types.is_list, pa.types.is_large_list, pa.types.is_null) if kind == "labels" else ()
+        if not any(fits(column.type) for fits in (*kinds, *several)):
+            is_number = pa.types.is_floating(column.type)
+            remedy = "; if they are to be predicted, give data.label_kind=scores" if is_number else ""
+            raise UserError(f"{source}: column {name} is {column.type}; names or whole numbers are needed{remedy}")
         values = plain_values(column, name=name, source=source)
+        if kind == "labels":
+            return [LABEL_MARK.join(split_labels(value)) for value in values]
         for row, value in enumerate(values):
             if value in (None, ""):
                 raise UserError(f"{source}: row {row}: there is no label in column {name}")

@@ -41,7 +41,7 @@ def load_text_data(
             content=Texts.digest,
             build=lambda texts: _tokenized(texts, tokenizer, max_length=data.max_length),
             tokenizer=tokenizer,
-            settings=(data.max_length, max_samples, data.text_columns, data.label_column, info.label_names),
+            settings=(data.max_length, max_samples, data.text_columns, data.label_column, data.kind, info.label_names),
             lead=lead,
         )
         splits[split] = TokenDataset(arrays, reader, tokenizer)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
-from pipetransformer.config.datasets import DATASETS
 from pipetransformer.data.batches import bucket_edges
 from pipetransformer.data.dataset import Dataset
 from pipetransformer.data.prepared import Lead, Prepared, prepared
@@ -37,7 +36,7 @@ class TokenDataset(Dataset):
     num_tokens: np.ndarray
 
     def __init__(self, source: Prepared, reader: TokenReader, tokenizer: PreTrainedTokenizerFast) -> None:
-        self.kind, self.metric_names = DATASETS[reader.data.name].kind, reader.metrics
+        self.kind, self.metric_names = reader.data.kind, reader.metrics
         max_length, self._padding_id = reader.data.max_length, int(tokenizer.pad_token_id)
         arrays = source.arrays
         # Of what a checkpoint or a cache depends on: inputs, padding and labels.

@@ -2,11 +2,12 @@
 
 from pipetransformer.dp.controller import Arrival, AutoDP
 from pipetransformer.dp.lent_weights import LentWeights
-from pipetransformer.dp.optimizer_state import OptimizerState, take_state
+from pipetransformer.dp.optimizer_state import AVERAGE, OptimizerState, make_optimizer, state_factor, take_state
 from pipetransformer.dp.reducer import GradientReducer
 from pipetransformer.dp.transfer import Holders, Transfer, execute_transfers, transfers_of
 
 __all__ = [
+    "AVERAGE",
     "Arrival",
     "AutoDP",
     "GradientReducer",
@@ -15,6 +16,8 @@ __all__ = [
     "OptimizerState",
     "Transfer",
     "execute_transfers",
+    "make_optimizer",
+    "state_factor",
     "take_state",
     "transfers_of",
 ]

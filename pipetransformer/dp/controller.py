@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipetransformer.config import Config
 from pipetransformer.dp.mesh import Mesh
-from pipetransformer.dp.optimizer_state import OptimizerState, empty_state, state_keys
+from pipetransformer.dp.optimizer_state import OptimizerState, empty_state, has_state, state_keys
 from pipetransformer.dp.transfer import Holders, execute_transfers, transfers_of
 from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
@@ -102,7 +102,7 @@ class AutoDP:
         Args:
             active: the present plan, if a step was taken under it; None before the first step.
         """
-        if not state_keys(self._train):
+        if not has_state(self._train):
             return {}
         return {**self._state, **(active.state_ranks() if active is not None else {})}
 
@@ -252,7 +252,8 @@ class AutoDP:
                     state[name] = empty_state(self._train, parameter, device=self._chain.device)
 
         def state_of(unit: int) -> Iterator[Tensor]:
-            return (state[name][key] for name in parameters[unit] for key in state_keys(self._train))
+            named = parameters[unit].items()
+            return (state[name][key] for name, parameter in named for key in state_keys(self._train, parameter))
 
         transfers = transfers_of(rank, self._state, needed, ranks_per_node=self._world.local_size)
         return execute_transfers(transfers, rank=rank, tensors=state_of)

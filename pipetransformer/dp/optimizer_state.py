@@ -1,36 +1,80 @@
-"""Optimizer state by parameter name, so that it can move with its parameter."""
+"""Optimizers, and their state by parameter name, so that it can move with its parameter.
+
+Every optimizer here keeps tensors for each parameter and nothing else, and updates each from its own: what has moved
+to another rank goes on there as if it had been left alone.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipetransformer.config import TrainConfig
+from pipetransformer.errors import UserError
 
 OptimizerState = dict[str, dict[str, Tensor]]
 """The optimizer's tensors, by parameter name and then by the optimizer's own name for each."""
 
+_LIKE_PARAMETERS = frozenset({"adamw", "sgd"})  # what they keep has a parameter's shape, or is one number
+AVERAGE = "ema"
+"""Name of the weights' moving average among them, where there is one."""
 
-def state_keys(train: TrainConfig) -> tuple[str, ...]:
-    """Names of the tensors that the optimizer keeps for a parameter after its first step, in a fixed order."""
-    if train.optimizer == "adamw":
-        return ("exp_avg", "exp_avg_sq", "step")
-    return ("momentum_buffer",) if train.momentum else ()
+
+def make_optimizer(train: TrainConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """torch's own AdamW or SGD, fused, or another one by timm's factory.
+
+    Raises:
+        UserError: for options that it does not take.
+    """
+    given = train.optimizer_options
+    options: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in given.items()}
+    name, lr = train.optimizer, train.lr
+    try:
+        if name == "adamw":
+            settings: dict[str, Any] = {"betas": train.betas, "eps": train.eps, "fused": True}
+            return torch.optim.AdamW(groups, lr=lr, **{**settings, **options})
+        if name == "sgd":
+            return torch.optim.SGD(groups, lr=lr, **{"momentum": train.momentum, "fused": True, **options})
+        import timm.optim
+
+        made: Any = timm.optim
+        optimizer: torch.optim.Optimizer = made.create_optimizer_v2(
+            groups, opt=name, lr=lr, momentum=train.momentum, **options
+        )
+        return optimizer
+    except (TypeError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise UserError(f"train.optimizer_options: {name} does not take them ({said}); leave out what it lacks") from (
+            error
+        )
+
+
+def has_state(train: TrainConfig) -> bool:
+    """Whether the optimizer keeps anything for a parameter after its first step."""
+    return bool(_tensors(train, (1, 1), torch.float32)) or train.ema is not None
+
+
+def state_keys(train: TrainConfig, parameter: Tensor) -> tuple[str, ...]:
+    """Names of the tensors that are kept for a parameter after its first step, in a fixed order."""
+    return tuple(_kept(train, parameter))
 
 
 def empty_state(train: TrainConfig, parameter: Tensor, *, device: torch.device) -> dict[str, Tensor]:
-    """Uninitialised optimizer state of one parameter, to be filled from a transfer or a checkpoint.
+    """Uninitialised state of one parameter, to be filled from a transfer or a checkpoint."""
+    kept = _kept(train, parameter).items()
+    return {key: torch.empty(shape, dtype=dtype, device=device) for key, (shape, dtype) in kept}
 
-    The tensors have the shape and the type of ``parameter``, but for AdamW's ``step``: one float32 number.
-    """
-    return {
-        key: torch.zeros((), dtype=torch.float32, device=device)
-        if key == "step"
-        else torch.empty_like(parameter, device=device)
-        for key in state_keys(train)
-    }
+
+def state_factor(train: TrainConfig) -> float:
+    """Bytes of the state of a large parameter, per byte of the parameter."""
+    side = 64
+    kept = _kept(train, torch.empty(side, side, device="meta")).values()
+    return sum(shape.numel() for shape, _ in kept if shape) / side**2
 
 
 def take_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> OptimizerState:
@@ -40,3 +84,32 @@ def take_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Par
         for name, p in parameters.items()
         if p in optimizer.state
     }
+
+
+_Kept = Mapping[str, tuple[torch.Size, torch.dtype]]
+
+
+def _kept(train: TrainConfig, parameter: Tensor) -> _Kept:
+    average = {} if train.ema is None else {AVERAGE: (parameter.shape, parameter.dtype)}
+    return {**_tensors(train, tuple(parameter.shape), parameter.dtype), **average}
+
+
+def _tensors(train: TrainConfig, shape: tuple[int, ...], dtype: torch.dtype) -> _Kept:
+    settings = train.optimizer, train.momentum, json.dumps(train.optimizer_options)
+    if train.optimizer not in _LIKE_PARAMETERS:
+        return _tensors_of(*settings, shape, dtype)
+    kept = _tensors_of(*settings, (2,), dtype)  # no step of a large parameter
+    return {key: (torch.Size(shape) if found else found, kind) for key, (found, kind) in kept.items()}
+
+
+@lru_cache(maxsize=1024)
+def _tensors_of(name: str, momentum: float, options: str, shape: tuple[int, ...], dtype: torch.dtype) -> _Kept:
+    """Shape and type of what an optimizer keeps for a parameter, by a step of it: optimizers do not tell it."""
+    given = {"optimizer": name, "momentum": momentum, "optimizer_options": json.loads(options)}
+    train = TrainConfig.model_validate({"epochs": 1, "batch_size": 1, "lr": 1.0, **given})
+    parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
+    parameter.grad = torch.zeros_like(parameter)
+    optimizer = make_optimizer(train, [{"params": [parameter], "weight_decay": 0.0}])
+    optimizer.step()
+    found = take_state(optimizer, {"": parameter}).get("", {})
+    return {key: (value.shape, value.dtype) for key, value in found.items()}

@@ -12,6 +12,7 @@ The trainer calls it with the plans of the controllers, benchmarks and tests wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from pipetransformer.cache import ActivationStore
 from pipetransformer.config import Config
-from pipetransformer.data import SET_ASIDE, Batch, Dataset, epoch_batches
+from pipetransformer.data import SET_ASIDE, Batch, Dataset, Mixing, epoch_batches
 from pipetransformer.dp import AutoDP, OptimizerState
 from pipetransformer.engine.evaluate import evaluate, sample_losses
 from pipetransformer.engine.executor import StepInput
@@ -102,6 +103,7 @@ class Engine:
         self.stepper = Stepper(
             chain, train, objective=self.objective, rank=world.rank, probe=probe, needs_norms=needs_norms
         )
+        self._mixing = Mixing(train, num_classes=num_outputs(chain.model)) if train.mixes else None
         self._layout: Layout | None = None
         self._feeds: dict[str, Feed] = {}
         self._most_cached = 0
@@ -184,10 +186,12 @@ class Engine:
         self._feeds.clear()
 
     def close(self) -> None:
-        """Ends the work. The weights stay on their ranks."""
+        """Ends the work. The weights, or their averages, stay on their ranks."""
         self.close_feeds()
         if self._layout is not None:
             self._layout.close()
+            if self._layout.average is not None:
+                self._layout.average.settle()
             self._layout = None
         self.autodp.close()
 
@@ -205,6 +209,7 @@ class Engine:
                 num_workers=self._config.data.num_workers,
                 skips_masks=split == "train",
                 device_budget=(self._config.cache.device_budget or 0) if split == "train" else 0,
+                mixing=self._mixing if split == "train" else None,
             )
         return self._feeds[split]
 
@@ -261,13 +266,14 @@ class Engine:
         """
         self.chain.train(False)
         metrics: dict[str, float] = {}
-        for split, dataset in self.datasets.items():
-            if split in ("train", SET_ASIDE):
-                continue
-            batches = self._in_order(dataset)
-            found = evaluate(self.layout.executor, self.feed(split), dataset, self.objective, batches=batches)
-            suffix = "" if split == "eval" else f"_{split}"
-            metrics |= {f"{name}{suffix}": value for name, value in found.items()}
+        with self.layout.averaged():
+            for split, dataset in self.datasets.items():
+                if split in ("train", SET_ASIDE):
+                    continue
+                batches = self._in_order(dataset)
+                found = evaluate(self.layout.executor, self.feed(split), dataset, self.objective, batches=batches)
+                suffix = "" if split == "eval" else f"_{split}"
+                metrics |= {f"{name}{suffix}": value for name, value in found.items()}
         return metrics
 
     def sample_losses(self, split: str) -> np.ndarray:
@@ -296,11 +302,13 @@ class Engine:
         )
 
     def weights(self) -> Iterator[Mapping[str, Tensor]]:
-        """Values by name of parameters and persistent buffers, on the CPU of rank 0, unit by unit.
+        """Values by name of parameters and persistent buffers, on the CPU of rank 0, unit by unit; where weights are
+        averaged, their averages.
 
         Nothing on the other ranks, which must ask for them as well, to the end.
         """
-        return gathered_weights(self.chain, self.autodp, world=self._world)
+        with self.layout.averaged() if self._layout is not None else nullcontext():
+            yield from gathered_weights(self.chain, self.autodp, world=self._world)
 
     def weight_digests(self) -> dict[str, int]:
         """A digest of each parameter that all replicas of this rank's stages have, by name."""

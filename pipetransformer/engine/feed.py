@@ -6,11 +6,12 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pipetransformer.cache import ActivationStore, BatchReader, DeviceTier, read_ahead, view_numbers
-from pipetransformer.data import IGNORED, Batch, Dataset, Share, loader, replica_share
+from pipetransformer.data import IGNORED, Batch, Dataset, Mixing, Share, loader, replica_share
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.models import MASK, Chain
 from pipetransformer.plan import ParallelPlan
@@ -24,6 +25,8 @@ class _Item:
     length: int
     global_count: int
     epoch: int
+    index: int
+    partners: np.ndarray | None
 
 
 class Feed:
@@ -39,6 +42,7 @@ class Feed:
         num_workers: processes that prepare inputs; they are not used where the cache is read.
         skips_masks: whether active units get no mask where no text of a batch is padded. Then the last bits of a sample
             depend on its batch, which is of no weight in training.
+        mixing: how pictures are mixed; None for not at all.
     """
 
     def __init__(
@@ -52,7 +56,9 @@ class Feed:
         num_workers: int,
         skips_masks: bool,
         device_budget: int = 0,
+        mixing: Mixing | None = None,
     ) -> None:
+        self._mixing = mixing
         self._chain = chain
         self._dataset = dataset
         self._plan = plan
@@ -75,21 +81,18 @@ class Feed:
 
     def batches(self, batches: Sequence[Batch], *, epoch: int) -> Generator[StepInput, None, None]:
         """This rank's part of each global batch, in order, read ahead by a thread or by worker processes."""
-        plan = self._plan
-        items = [
-            _Item(
-                share=replica_share(batch, dp=plan.dp, replica=self._replica, num_microbatches=plan.num_microbatches),
-                length=batch.length,
-                global_count=len(batch.ids),
-                epoch=epoch,
-            )
-            for batch in batches
-        ]
+        items = [self._item(batch, epoch=epoch) for batch in batches]
         if self._reader is not None:
             fetch = partial(self._fetch, self._dataset)
             yield from (read_ahead(items, fetch) if self._reads_ahead(items) else map(fetch, items))
         else:
             yield from loader(self._dataset, items=items, fetch=self._fetch, num_workers=self._num_workers)
+
+    def _item(self, batch: Batch, *, epoch: int) -> _Item:
+        plan, mixing = self._plan, self._mixing
+        share = replica_share(batch, dp=plan.dp, replica=self._replica, num_microbatches=plan.num_microbatches)
+        partners = None if mixing is None else mixing.partners(share.ids, batch, epoch=epoch)
+        return _Item(share, batch.length, len(batch.ids), epoch, batch.index, partners)
 
     def _reads_ahead(self, items: Sequence[_Item]) -> bool:
         """Whether a thread reads the cache: on a CPU, a small batch is read sooner than a thread is woken."""
@@ -108,9 +111,7 @@ class Feed:
 
     def _fetch(self, dataset: Dataset, item: _Item) -> StepInput:
         chain, plan, ids = self._chain, self._plan, item.share.ids
-        labels = torch.index_select(dataset.labels, 0, torch.from_numpy(ids))
-        if item.share.num_real < len(ids):
-            labels[item.share.num_real :] = IGNORED
+        labels = _labels(dataset, ids)
         hidden = None
         if self._reader is not None:
             stored = view_numbers(dataset, ids, epoch=item.epoch)
@@ -123,6 +124,10 @@ class Feed:
             raw = dataset.inputs(ids, length=item.length, epoch=item.epoch, keys=wanted)
         if needs_main:
             hidden = raw[chain.family.main_input]
+        if item.partners is not None:
+            hidden, labels = self._mixed(dataset, item, item.partners, hidden, labels)
+        if item.share.num_real < len(ids):
+            labels[item.share.num_real :] = 0 if item.partners is not None else IGNORED
         batch = StepInput(
             hidden=hidden,
             inputs={key: raw[key] for key in keys},
@@ -137,6 +142,21 @@ class Feed:
         )
         # Note: the loader pins what it fetches itself.
         return batch.pin_memory() if self._reader is not None and chain.device.type == "cuda" else batch
+
+    def _mixed(
+        self, dataset: Dataset, item: _Item, partners: np.ndarray, hidden: Tensor | None, labels: Tensor
+    ) -> tuple[Tensor | None, Tensor]:
+        """The rows' inputs, where this rank has them, and their targets."""
+        assert self._mixing is not None
+        if hidden is None:
+            others = own = torch.empty((len(partners), 1, item.length, item.length), device="meta")
+        else:
+            key = self._chain.family.main_input
+            own, others = hidden, dataset.inputs(partners, length=item.length, epoch=item.epoch, keys=(key,))[key]
+        found, targets = self._mixing.mixed(
+            (own, others), (labels, _labels(dataset, partners)), epoch=item.epoch, index=item.index
+        )
+        return None if hidden is None else found, targets
 
     def enter(self, batch: StepInput) -> None:
         """Moves ``batch`` to the device, in place, and runs the uncached rest of the prefix, without gradients."""
@@ -158,6 +178,10 @@ class Feed:
             batch.inputs = {key: batch.inputs[key] for key in chain.family.side_inputs}
         elif batch.hidden.is_floating_point():
             batch.hidden = batch.hidden.to(chain.dtype)
+
+
+def _labels(dataset: Dataset, ids: np.ndarray) -> Tensor:
+    return torch.index_select(dataset.labels, 0, torch.from_numpy(ids))
 
 
 class Incoming:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.config import Config
-from pipetransformer.dp import Arrival, GradientReducer, LentWeights, OptimizerState, take_state
+from pipetransformer.dp import AVERAGE, Arrival, GradientReducer, LentWeights, OptimizerState, take_state
+from pipetransformer.engine.average import Average
 from pipetransformer.engine.executor import Executor, build_executor
 from pipetransformer.engine.objective import Objective
 from pipetransformer.engine.optim import build_optimizer, lr_scale
@@ -30,6 +33,7 @@ class Layout:
             head.
         norm_group: the ranks whose gradients after the reduction are those of one model; None for this rank alone.
         optimizer: the optimizer of ``updated``.
+        average: the moving average of their weights; None for none.
         reducer: the sum of gradients over the replicas.
         executor: forward and backward of this rank's stages.
         stepped: the plan, once an optimizer step was taken under it; None before.
@@ -62,8 +66,12 @@ class Layout:
         parts = [chain.numbering.part_of(units[name]) for name in self.updated]
         self.part_index = torch.tensor(parts, dtype=torch.int64, device=chain.device)
         scales = [lr_scale(config.train, part, num_blocks=chain.num_blocks) for part in parts]
+        self._has_state = {name for name in self.updated if name in arrival.state}
+        ema = config.train.ema
+        self.average = None if ema is None else Average(self.updated, arrival.state, decay=ema)
+        of_optimizer = {name: _without_average(kept) for name, kept in arrival.state.items()}
         self.optimizer = build_optimizer(
-            config.train, self.updated, arrival.state, lr_scales=dict(zip(self.updated, scales, strict=True))
+            config.train, self.updated, of_optimizer, lr_scales=dict(zip(self.updated, scales, strict=True))
         )
         self.reducer = GradientReducer(
             self.parameters,
@@ -84,12 +92,23 @@ class Layout:
 
     def state(self) -> OptimizerState:
         """This rank's optimizer state, by parameter name."""
-        return take_state(self.optimizer, self.updated)
+        state = take_state(self.optimizer, self.updated)
+        if self.average is not None:
+            for name, average in self.average.state().items():
+                if self.stepped is not None or name in self._has_state:
+                    state.setdefault(name, {})[AVERAGE] = average
+        return state
 
     def forget_state(self) -> None:
         """Deletes the optimizer's state, as if no step had been taken."""
         self.optimizer.state.clear()
-        self.stepped = None
+        self.stepped, self._has_state = None, set()
+        if self.average is not None:
+            self.average.begin_again()
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """A context in which the weights are their moving averages, where there are some."""
+        return nullcontext() if self.average is None else self.average.in_place()
 
     def gradients(self) -> list[Tensor]:
         """The local gradients in the order of ``updated``."""
@@ -107,3 +126,7 @@ class Layout:
         self.reducer.close()
         if self._lent is not None:
             self._lent.close()
+
+
+def _without_average(kept: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value for key, value in kept.items() if key != AVERAGE}

@@ -119,6 +119,8 @@ def _mean(hidden: Tensor, inputs: Mapping[str, Tensor], *, length: int) -> np.nd
 
 
 def _targets(dataset: Dataset) -> np.ndarray:
-    """A column a class, 1 for the sample's own and 0 for others; scores as they are [samples, columns]."""
+    """A column a class or a label, 1 for the sample's own and 0 for others; scores as they are [samples, columns]."""
     labels = dataset.labels.numpy()
+    if dataset.kind == "labels":
+        return labels.astype(np.float64)
     return np.eye(int(labels.max()) + 1)[labels] if dataset.kind == "classes" else labels[:, None].astype(np.float64)

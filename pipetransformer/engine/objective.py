@@ -1,6 +1,7 @@
 """The loss of a global batch, the same for every cut of the batch, and running figures of the training.
 
-classes   outputs [rows, classes]    labels int64 [rows]      cross-entropy
+classes   outputs [rows, classes]    labels int64 [rows]      cross-entropy; also of targets float [rows, classes]
+labels    outputs [rows, labels]     labels float [rows, labels], 0 or 1    mean of the binary cross-entropies
 scores    outputs [rows, 1]          labels float [rows]      squared error
 spans     outputs [rows, length, 2]  labels int64 [rows, 2]   mean of the cross-entropies of first and last token
 """
@@ -34,7 +35,7 @@ class Objective:
     GPU no step waits for them.
 
     Args:
-        kind: form of outputs and labels: ``classes``, ``scores`` or ``spans``.
+        kind: form of outputs and labels, as above.
         label_smoothing: share of the target that goes to all classes, 0 to 1.
         class_weights: weight of each class [classes]; None where all weigh 1.
         of_each: ``(outputs [rows, ...], labels [rows]) -> losses [rows]``, in the place of the losses above.
@@ -53,6 +54,7 @@ class Objective:
         self._class_weights = None if class_weights is None else class_weights.to(device)
         self._label_smoothing = label_smoothing
         self._batch_size = 1
+        self._factor: float | None = None
         self._device = device
         self._step = 0
         self._first_bad_step = -1
@@ -96,17 +98,18 @@ class Objective:
         self._unchecked.clear()
         return self._first_bad_step
 
-    def begin(self, *, step: int, batch_size: int = 1) -> None:
+    def begin(self, *, step: int, batch_size: int = 1, factor: float | None = None) -> None:
         """Prepares for one global batch.
 
         Args:
             step: number of the optimizer step, from 0; -1 for an evaluation batch.
             batch_size: number of samples, over all replicas, of a batch that is not short; of no matter where no
                 backward follows.
+            factor: multiplies what the backward begins with, and no figure; None for 1.
         """
         if len(self._seen) >= _MOST_SEEN:
             self._add_up()
-        self._batch_size, self._step = batch_size, step
+        self._batch_size, self._step, self._factor = batch_size, step, factor
         self._before = len(self._seen), len(self._unchecked)
 
     def is_finite(self) -> bool:
@@ -133,6 +136,14 @@ class Objective:
                 self._cross_entropy(outputs[..., 0], labels[:, 0]) + self._cross_entropy(outputs[..., 1], labels[:, 1])
             ) / 2
             answers = outputs.detach().argmax(dim=1)
+        elif self._kind == "labels":
+            of_rows = F.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none").mean(1)
+            loss = torch.where(labels[:, 0] != IGNORED, of_rows, 0.0).sum()
+        elif labels.is_floating_point():  # mixed, and smoothed already; of a padding copy zeros
+            weights = self._weights_like(outputs)
+            loss = F.cross_entropy(outputs, labels.to(outputs.dtype), weight=weights, reduction="sum")
+            answers = outputs.detach().argmax(dim=-1)
+            labels = torch.where(labels.any(dim=1), labels.argmax(dim=1), IGNORED)
         else:
             loss = self._cross_entropy(outputs, labels)
             answers = outputs.detach().argmax(dim=-1)
@@ -141,7 +152,7 @@ class Objective:
         if self._step >= 0:
             self._unchecked.append((self._step, told))
         self._seen.append((told, self._batch_size, answers, labels))
-        return loss
+        return loss if self._factor is None else loss * self._factor
 
     def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each sample [rows], float64, beside all running figures."""
@@ -150,6 +161,8 @@ class Objective:
             return self._of_each(outputs, labels).double()
         if self._kind == "scores":
             return (outputs[:, 0] - labels).square()
+        if self._kind == "labels":
+            return F.binary_cross_entropy_with_logits(outputs, labels.double(), reduction="none").mean(1)
         of_each = partial(
             F.cross_entropy, weight=self._weights_like(outputs), reduction="none", label_smoothing=self._label_smoothing
         )

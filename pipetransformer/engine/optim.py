@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.config import TrainConfig
+from pipetransformer.dp import make_optimizer, state_factor
 
 
 def build_optimizer(
@@ -20,7 +21,7 @@ def build_optimizer(
     *,
     lr_scales: Mapping[str, float] | None = None,
 ) -> torch.optim.Optimizer:
-    """AdamW or SGD over ``parameters``, without weight decay on biases and norms.
+    """The optimizer over ``parameters``, without weight decay on biases and norms.
 
     Args:
         parameters: parameters by name.
@@ -36,11 +37,7 @@ def build_optimizer(
         {"params": found, "lr_scale": scale, "weight_decay": decay} for (scale, decay), found in alike.items()
     ]
     groups = groups or [{"params": [], "lr_scale": 1.0, "weight_decay": 0.0}]  # where all units are frozen in place
-    optimizer: torch.optim.Optimizer
-    if train.optimizer == "adamw":
-        optimizer = torch.optim.AdamW(groups, lr=train.lr, betas=train.betas, eps=train.eps, fused=True)
-    else:
-        optimizer = torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum, fused=True)
+    optimizer = make_optimizer(train, groups)
     for name, parameter in parameters.items():
         if name in state:
             optimizer.state[parameter] = dict(state[name])
@@ -48,6 +45,11 @@ def build_optimizer(
             # Note: fused SGD cannot mix parameters with and without a buffer. A zero buffer gives the same first step.
             optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
     return optimizer
+
+
+def optimizer_factor(train: TrainConfig) -> float:
+    """Bytes of weights and optimizer state together, per byte of weights."""
+    return 1.0 + state_factor(train)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

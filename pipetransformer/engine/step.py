@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipetransformer.adapter import gradient_norms, scaled_step
+from pipetransformer.adapter import divide, gradient_norms, scaled_step
 from pipetransformer.config import TrainConfig
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed
 from pipetransformer.engine.layout import Layout
+from pipetransformer.engine.loss_scale import LossScale
 from pipetransformer.engine.objective import Objective
 from pipetransformer.engine.optim import clip_scale, set_learning_rate
 from pipetransformer.models import Chain
@@ -83,6 +84,7 @@ class Stepper:
     Attributes:
         seconds: seconds by phase since this attribute was last replaced.
         skipped: number of updates in a row that were skipped, up to now.
+        loss_scale: the factor of the loss under float16; None elsewhere.
     """
 
     def __init__(
@@ -115,7 +117,8 @@ class Stepper:
         clock, seconds, executor = perf_counter, self.seconds, layout.executor
         start = clock()
         seed(self._chain.device, _mix(self._train.seed, step, self._rank))
-        self._objective.begin(step=step, batch_size=self._train.batch_size)
+        factor = None if self.loss_scale is None else self.loss_scale.factor
+        self._objective.begin(step=step, batch_size=self._train.batch_size, factor=factor)
         layout.reducer.begin(num_microbatches=layout.plan.num_microbatches)
         feed.enter(batch)
         entered = clock()
@@ -126,18 +129,26 @@ class Stepper:
         layout.reducer.finish()
         reduced = clock()
         HERE.enter("optimizer")
+        if factor is not None:
+            divide(layout.gradients(), factor)
         if self._probe is not None and probed:
             self._probe(step, {n: p.grad for n, p in layout.parameters.items() if p.grad is not None})
-        if self._train.not_finite == "skip" and self._is_skipped(layout):
+        if (self._train.not_finite == "skip" or self.loss_scale is not None) and self._is_skipped(layout):
             self.skipped += 1
+            if self.loss_scale is not None:
+                self.loss_scale.overflowed()
             return
         self.skipped = 0
+        if self.loss_scale is not None:
+            self.loss_scale.passed()
         scale = self._norms_and_scale(layout, step)
         set_learning_rate(layout.optimizer, lr)
         if scale is None:
             layout.optimizer.step()
         else:
             scaled_step(layout.optimizer, scale)
+        if layout.average is not None:
+            layout.average.update()
         layout.share()
         layout.stepped = layout.plan
         busy = executor.times.forward + executor.times.backward
@@ -178,6 +189,7 @@ class Stepper:
     def clear(self) -> None:
         """Deletes times and norms, as needed after steps that were only timed."""
         self.seconds = PhaseSeconds()
+        self.loss_scale = LossScale() if self._train.precision == "float16" else None
         self._squares: list[Tensor] = []  # squared norms [num_blocks] of the steps that are not in the sums yet
         self._norm_sums = torch.zeros(self._chain.num_blocks, dtype=torch.float64, device=self._chain.device)
         self._num_summed = 0

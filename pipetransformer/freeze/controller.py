@@ -11,6 +11,7 @@ from pipetransformer.config import Config
 from pipetransformer.config.calendar import Calendar
 from pipetransformer.config.learning_rate import learning_rate, share_to_come
 from pipetransformer.errors import UserError
+from pipetransformer.freeze.freezing import Freezing
 from pipetransformer.freeze.guard import Guard, GuardSize, Verdict
 from pipetransformer.freeze.plasticity import plasticity
 from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy
@@ -126,6 +127,15 @@ class AutoFreeze:
             rate=lambda step: learning_rate(config.train, step=step, total_steps=total_steps) / config.train.lr,
             least_frozen=least,
         )
+
+    def outlook(self, *, wants_guard: bool) -> Freezing:
+        """What it will do, as far as it is known before training.
+
+        Args:
+            wants_guard: whether the configuration asks for one.
+        """
+        is_watched = self.guard is not None
+        return Freezing(self.never_freezes(), self.schedule(), is_watched, wants_guard and not is_watched)
 
     @property
     def needs_norms(self) -> bool:

@@ -31,7 +31,8 @@ class Judgement:
     Attributes:
         metrics: by name.
         classes: a line for each class; none where there are scores.
-        confusion: number of samples by true class (rows) and predicted class (columns); empty likewise.
+        confusion: number of samples by true class (rows) and predicted class (columns); empty likewise, and where a
+            sample may have several labels.
     """
 
     metrics: dict[str, float]
@@ -64,6 +65,28 @@ def judge(predicted: Sequence[str], labels: Sequence[str], names: Sequence[str])
     confusion = metrics.confusion_matrix(labels, predicted, labels=list(names))
     columns = zip(names, precision.tolist(), recall.tolist(), f1.tolist(), count.tolist())
     return Judgement(found, tuple(ClassFigures(*row) for row in columns), tuple(map(tuple, confusion.tolist())))
+
+
+def judge_labels(
+    predicted: Sequence[Sequence[str]], labels: Sequence[Sequence[str]], names: Sequence[str]
+) -> Judgement:
+    """Of samples with any number of labels each.
+
+    Args:
+        names: of the labels, in the order of their numbers.
+
+    Raises:
+        UserError: for a label that the model does not know.
+    """
+    from sklearn import metrics
+
+    if strange := next((label for each in labels for label in each if label not in names), None):
+        raise UserError(f"label {strange!r}: the model knows {', '.join(names)}")
+    told, true = (np.array([[name in each for name in names] for each in rows]) for rows in (predicted, labels))
+    columns = metrics.precision_recall_fscore_support(true, told, zero_division=0.0)
+    found = {name: METRICS[name](told, true) for name in ("micro_f1", "macro_f1", "subset_accuracy")}
+    lines = zip(names, *(column.tolist() for column in columns))
+    return Judgement(found, tuple(ClassFigures(*line) for line in lines))
 
 
 def judge_answers(predicted: Sequence[str], answers: Sequence[str | Sequence[str]]) -> Judgement:

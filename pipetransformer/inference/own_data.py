@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipetransformer.config.datasets import DATASETS
 from pipetransformer.data import ImagePreprocessing, describe, load_image_data
 from pipetransformer.data.questions import read_squad
 from pipetransformer.data.reader import TextReader, reader_of
-from pipetransformer.data.reading import drawn
-from pipetransformer.inference.judgement import Judgement, judge, judge_answers, judge_scores
+from pipetransformer.data.reading import drawn, split_labels
+from pipetransformer.inference.judgement import Judgement, judge, judge_answers, judge_labels, judge_scores
 from pipetransformer.inference.predictor import ImagePredictor, Predictor
 from pipetransformer.inference.saved import Saved
 
@@ -31,8 +30,11 @@ def judge_own(saved: Saved, predictor: Predictor[tuple[str, ...]], *, batch_size
     texts = texts.rows(drawn(len(texts.labels), max_samples=data.max_eval_samples))
     samples = list(zip(texts.first)) if texts.second is None else list(zip(texts.first, texts.second))
     predictions = list(predictor.predict(samples, batch_size=batch_size))
-    if DATASETS[data.name].kind == "scores":
+    if data.kind == "scores":
         return judge_scores([prediction.score for prediction in predictions], texts.labels.tolist())
+    if data.kind == "labels":
+        true = [[names[n] for n in np.flatnonzero(row)] for row in texts.labels]
+        return judge_labels([split_labels(prediction.label) for prediction in predictions], true, names)
     return judge([prediction.label for prediction in predictions], [names[n] for n in texts.labels], names)
 
 

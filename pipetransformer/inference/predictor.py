@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pipetransformer.data.questions import best_span
-from pipetransformer.data.reading import decoded
+from pipetransformer.data.reading import LABEL_MARK, decoded
 from pipetransformer.errors import UserError
 from pipetransformer.inference.saved import Saved
 
@@ -27,8 +27,10 @@ class Prediction:
     """What a model says of one sample.
 
     Attributes:
-        label: the name of the class; the answer to a question; empty where there is a score alone.
-        score: the probability of the class (0 to 1); a regression's value; the summed logits of an answer's ends.
+        label: the name of the class; all labels that are more probable than not, with semicolons between them; the
+            answer to a question; empty where there is a score alone.
+        score: the probability of the class (0 to 1), or of the most probable label; a regression's value; the summed
+            logits of an answer's ends.
         scores: the probability of each class, by its number; empty where there are no classes.
     """
 
@@ -44,11 +46,13 @@ class Predictor(ABC, Generic[Sample]):
         names: of the classes; none for scores and answers.
         model: the model, in evaluation.
         takes_paths: whether a sample is the path of a picture.
+        several: whether a sample may have any number of labels.
     """
 
     names: tuple[str, ...] = ()
     model: Any
     takes_paths = False
+    several = False
 
     def predict(self, samples: Iterable[Sample], *, batch_size: int = 32) -> Iterator[Prediction]:
         """A prediction for each sample, in their order."""
@@ -82,6 +86,7 @@ class TextPredictor(Predictor[tuple[str, ...]]):
 
         self._tokenizer, self.model = _of_transformers(saved, AutoModelForSequenceClassification)
         names = saved.settings.get("id2label") or {}
+        self.several = saved.settings.get("problem_type") == "multi_label_classification"
         is_score = saved.settings.get("problem_type") == "regression"
         self.names = () if is_score else tuple(names[str(number)] for number in range(len(names)))
         self._max_length = saved.config.data.max_length if saved.config is not None else None
@@ -94,7 +99,13 @@ class TextPredictor(Predictor[tuple[str, ...]]):
         lengths = {"truncation": True, "max_length": self._max_length} if self._max_length else {"truncation": True}
         given = self._tokenizer(*parts, padding=True, return_tensors="pt", **lengths)
         logits = self.model(**given).logits
+        if self.several:
+            return [self._labels(chances) for chances in logits.float().sigmoid().tolist()]
         return self._classes(logits) if self.names else [Prediction("", float(row[0])) for row in logits]
+
+    def _labels(self, chances: list[float]) -> Prediction:
+        given = [name for name, chance in zip(self.names, chances) if chance > 0.5]
+        return Prediction(LABEL_MARK.join(given), max(chances), tuple(chances))
 
 
 class ImagePredictor(Predictor[Path]):

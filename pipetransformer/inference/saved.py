@@ -45,6 +45,8 @@ def find_saved(place: Path, *, which: Which = "best") -> Saved:
         raise UserError(f"{place}: there is no such folder; give that of a run, or of a saved model")
     model = place / "model"
     folder = next((path for path in (model / which, model / "final", place) if (path / "config.json").is_file()), None)
+    if folder is None and (others := sorted(model.glob("*/config.json"))):
+        raise UserError(f"{place}: holds {others[0].parent.relative_to(place)} alone; model.save kept no other weights")
     if folder is None:
         raise UserError(f"{place}: holds no model; give the folder of a run that has ended, or of a saved model")
     try:

@@ -90,7 +90,8 @@ def _tell_places(run_dir: Path, config: Config) -> None:
     from pipetransformer.run.tracking import say
 
     report = run_dir / "report.html"
-    told = [("run", str(run_dir)), ("best model", f"{run_dir / 'model' / 'best'}")]
+    which = "final" if config.model.save == "final" else "best"
+    told = [("run", str(run_dir)), (f"{which} model", str(run_dir / "model" / which))]
     if config.log.report:
         try:
             write_report([read_history(run_dir)], report)
@@ -101,7 +102,7 @@ def _tell_places(run_dir: Path, config: Config) -> None:
         told.append(("dashboard", f"wandb sync {found[-1]}"))
     told.append(("next", f"pipetransformer predict {run_dir} DATA"))
     for name, place in told:
-        say(f"{name:10}  {place}")
+        say(f"{name:11}  {place}")
 
 
 def kept_line(run_dir: Path) -> str:

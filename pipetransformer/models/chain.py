@@ -20,7 +20,7 @@ from pipetransformer.models.adapters import every_adapter_runs
 from pipetransformer.models.families import MASK, Family, family_of
 from pipetransformer.models.halves import Halves
 from pipetransformer.models.held import Held
-from pipetransformer.models.proof import differ, halves_differ, row_differs
+from pipetransformer.models.proof import differ, halves_differ, indivisible, row_differs, unlike
 from pipetransformer.models.traced import logits_of
 from pipetransformer.models.values import Values, during_forward, empty
 from pipetransformer.plan.units import Numbering
@@ -32,7 +32,8 @@ class Chain(Held):
     Args:
         model: a model of one of the families; trained in place.
         name: the user's name of it, for error messages.
-        precision: ``float32``, ``bfloat16`` (autocast over float32 weights) or ``float64``; ``auto`` begins as float32.
+        precision: ``float32``, ``bfloat16`` or ``float16`` (autocast over float32 weights) or ``float64``; ``auto``
+            begins as float32.
         device: place of its tensors.
         units_per_block: 1, or 2 to cut blocks in halves.
         head_row_only: whether the last block is computed for the one row that the head reads, where there is one.
@@ -41,7 +42,8 @@ class Chain(Held):
         rest: type of weights of stem and blocks that are frozen and untrained; None for that of all others.
 
     Attributes:
-        autocasts: whether units compute in bfloat16. It may change before ``learn_shapes``.
+        autocasts: whether units compute in half the bits, in bfloat16 or float16. It may change before
+            ``learn_shapes``.
         attention: in which type they attend while they train (``adapter/attention.py``).
         stem_modules: the modules of the stem.
         needs_mask: whether texts without padding must bring a mask; they need none in the families of the table.
@@ -74,14 +76,15 @@ class Chain(Held):
         self.numbering = Numbering(len(self.blocks), units_per_block)
         self._halves = self.family.halves if units_per_block > 1 else None
         if units_per_block > 1 and self._halves is None:
-            raise self._indivisible(f"its family, {self.family.name}, has no halves")
+            raise indivisible(self.name, f"its family, {self.family.name}, has no halves")
         super().__init__(model, device=device, values=values, owner=self._owner, fixed=fixed, dtype=dtype, rest=rest)
         if any(buffer.endswith("running_mean") for buffer, _ in model.named_buffers()):
             raise UserError(
                 f"model.name: {name} has batch normalisation, whose statistics would depend on how a batch is cut; "
                 "use a model with layer normalisation"
             )
-        self.autocasts = precision == "bfloat16"
+        self._half = torch.float16 if precision == "float16" else torch.bfloat16
+        self.autocasts = precision in ("bfloat16", "float16")
         self.attention = WideAttention(0)
         self.needs_mask = True
         self._bodies = self._whole_bodies()  # the forward of each unit between stem and head
@@ -108,7 +111,7 @@ class Chain(Held):
         block, _, rest = parameter[len(prefix) :].partition(".")
         half = 0 if self._halves is None else self._halves.owner(rest)
         if half is None:
-            raise self._indivisible(f"neither half owns {parameter}")
+            raise indivisible(self.name, f"neither half owns {parameter}")
         return self.numbering.first_of(int(block) + 1) + half
 
     @property
@@ -126,7 +129,7 @@ class Chain(Held):
 
     def autocast(self) -> torch.autocast | nullcontext[None]:
         if self.autocasts:
-            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+            return torch.autocast(self.device.type, dtype=self._half)
         return nullcontext()
 
     def run(self, units: range, hidden: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -235,7 +238,11 @@ class Chain(Held):
             if autocasts and not found:
                 self._run_by_unit(main, side)
         if found:
-            raise self._unlike(found)
+            raise unlike(self.name, self.family.name, found)
+
+    def compile(self) -> None:
+        """Has the blocks run as torch.compile makes them, from their next forward on."""
+        self._bodies = [torch.compile(body) for body in self._bodies]
 
     def assume_shapes(self, inputs: Mapping[str, Tensor]) -> None:
         """Remembers every unit's output shape, and takes the chain to be right, where there is nothing but shapes."""
@@ -318,7 +325,7 @@ class Chain(Held):
             except Exception as error:  # a block that is wired in another way lacks modules, say
                 found = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         if found:
-            raise self._indivisible(found)
+            raise indivisible(self.name, found)
 
     def _narrow(self, unit: int, hidden: Tensor, side: Mapping[str, Tensor]) -> None:
         """Computes the last block for the head's row from now on, where that is proven to be the same.
@@ -343,15 +350,6 @@ class Chain(Held):
 
         self._bodies[unit - 1] = both if self._halves is None else attention
         self._narrowing = unit
-
-    def _indivisible(self, found: str) -> UserError:
-        return UserError(f"pipe.units: half cannot cut the blocks of {self.name} ({found}); give block")
-
-    def _unlike(self, found: str) -> UserError:
-        return UserError(
-            f"model.name: {self.name} looks like {self.family.name} but computes something else between its parts "
-            f"({found}); add its own entry to FAMILIES in pipetransformer/models/families.py"
-        )
 
     def boundary(self, unit: int, *, rows: int, length: int) -> Tensor:
         """A meta tensor like the output of ``unit`` for ``rows`` samples of padded length ``length``.

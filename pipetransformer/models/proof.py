@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from pipetransformer.errors import UserError
 from pipetransformer.models.halves import Halves
 from pipetransformer.models.rows import row_of
 
@@ -86,3 +87,16 @@ def _moved(block: nn.Module, hidden: Tensor) -> Iterator[None]:
             for parameter, value in zip(moved, kept):
                 parameter.copy_(value)
             block.eval()
+
+
+def indivisible(name: str, found: str) -> UserError:
+    """Blocks that cannot be cut in halves."""
+    return UserError(f"pipe.units: half cannot cut the blocks of {name} ({found}); give block")
+
+
+def unlike(name: str, family: str, found: str) -> UserError:
+    """A model that is none of its family."""
+    return UserError(
+        f"model.name: {name} looks like {family} but computes something else between its parts ({found}); add its own "
+        "entry to FAMILIES in pipetransformer/models/families.py"
+    )

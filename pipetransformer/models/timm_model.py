@@ -16,6 +16,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.models.adapters import Adapters
 from pipetransformer.models.built import BuiltModel, could_not_build, did_you_mean, own_arguments, refuse_useless_folder
 from pipetransformer.models.families import family_of
+from pipetransformer.models.traced import take_blocks
 from pipetransformer.models.weight_files import saved_tensors, write_weights
 
 
@@ -48,6 +49,7 @@ class TimmModel(BuiltModel):
             if "img_size" in kwargs and not isinstance(error, OSError):
                 _refuse_other_families(name)
             raise UserError(could_not_build(config, error)) from error
+        take_blocks(self.model, config.model.blocks, name=config.model.name, main_input="pixel_values")
         family_of(self.model, name=config.model.name)
         patch = getattr(getattr(self.model, "patch_embed", None), "patch_size", None)
         if config.data.image_size is not None and patch and config.data.image_size % patch[0]:

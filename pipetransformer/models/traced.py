@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pipetransformer.errors import UserError
-from pipetransformer.models.families import Family
+from pipetransformer.models.families import OWN, Family
 
 
 class _Tracer(fx.Tracer):
@@ -29,12 +29,13 @@ class _Tracer(fx.Tracer):
         return id(m) in self._blocks or super().is_leaf_module(m, module_qualified_name)
 
 
-def traced_family(model: nn.Module, blocks: str, *, name: str) -> Family:
+def traced_family(model: nn.Module, blocks: str, *, name: str, main_input: str | None = None) -> Family:
     """The family of one module.
 
     Args:
         blocks: attribute path of its block list.
         name: of the module, for messages.
+        main_input: the name under which batches hold its first input; None for the forward's own name.
 
     Raises:
         UserError: there is no such list; or the forward cannot be traced, or is no chain of stem, blocks and head.
@@ -60,11 +61,12 @@ def traced_family(model: nn.Module, blocks: str, *, name: str) -> Family:
     if shared := _owned(stem) & _owned(head):
         raise _no_chain(name, f"{min(shared)} is used before and behind the blocks")
     main, *others = [str(node.target) for node in stem.nodes if node.op == "placeholder"]
+    named = main if main_input is None else main_input
 
     def run_stem(module: Any, inputs: Mapping[str, Tensor]) -> Tensor:
         rest = (inputs[key] for key in others)
         dtype = next(parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
-        return _run(module, stem, inputs[main], *(x.to(dtype) if x.is_floating_point() else x for x in rest))
+        return _run(module, stem, inputs[named], *(x.to(dtype) if x.is_floating_point() else x for x in rest))
 
     def run_head(module: Any, hidden: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         return _run(module, head, hidden)
@@ -73,12 +75,21 @@ def traced_family(model: nn.Module, blocks: str, *, name: str) -> Family:
         name=f"a module of your own ({name})",
         blocks=blocks,
         stem_prefixes=tuple(sorted(f"{path}." if _is_module(model, path) else path for path in _owned(stem))),
-        main_input=main,
+        main_input=named,
         stem=run_stem,
         head=run_head,
         block_arguments=lambda module, hidden, inputs: {},
         stem_inputs=tuple(others),
     )
+
+
+def take_blocks(model: nn.Module, blocks: str | None, *, name: str, main_input: str) -> None:
+    """Has ``model`` cut at ``model.blocks``, where that is given. Raises UserError, as ``traced_family``."""
+    if blocks is not None:
+        try:
+            model.__dict__[OWN] = traced_family(model, blocks, name=name, main_input=main_input)
+        except UserError as error:
+            raise UserError(f"model.{error}") from error
 
 
 def _run(module: nn.Module, graph: fx.Graph, *inputs: Tensor) -> Tensor:

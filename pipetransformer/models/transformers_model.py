@@ -16,6 +16,7 @@ from pipetransformer.models.adapters import Adapters
 from pipetransformer.models.built import BuiltModel, could_not_build, did_you_mean, own_arguments, refuse_useless_folder
 from pipetransformer.models.families import Family, family_of
 from pipetransformer.models.shards import check_shards
+from pipetransformer.models.traced import take_blocks
 from pipetransformer.models.weight_files import LARGEST_SHARD, saved_tensors, write_weights
 
 _SPECIAL_TOKENS = {
@@ -45,6 +46,7 @@ class TransformersModel(BuiltModel):
             raise
         except Exception as error:  # whatever a constructor makes of arguments, and four libraries of a download
             raise UserError(could_not_build(config, error) + _type_remedy(name)) from error
+        take_blocks(self.model, config.model.blocks, name=name, main_input="input_ids")
         _check_weights(report, family=family_of(self.model, name=name), name=name)
         if config.model.lora is not None:
             self.adapters = Adapters(self.model, config.model, name=name)
@@ -100,7 +102,8 @@ def _tokenizer_and_settings(config: Config, info: DataInfo) -> tuple[Any, Any]:
     )
     if labels := info.label_names:
         names = {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}
-        settings |= {"num_labels": len(labels), **names}
+        several = {"problem_type": "multi_label_classification"} if config.data.kind == "labels" else {}
+        settings |= {"num_labels": len(labels), **names, **several}
     elif config.task == "question_answering":
         settings |= {"num_labels": 2}  # first and last token, whatever a saved model classified
     else:

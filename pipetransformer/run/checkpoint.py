@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _VERSION = 2
-_OLDER = {"model.dtype": "float32"}  # what is not noted in checkpoints of older versions
+_OLDER = {"model.dtype": "float32", "train.ema": False}  # what is not noted in checkpoints of older versions
 _SAME = "give the same model, data, seed, batch size, optimizer, freeze.guard, freeze.guard_samples and cache.views"
 
 
@@ -62,6 +62,7 @@ class CheckpointStore:
             "train.seed": train.seed,
             "train.batch_size": train.batch_size,
             "train.optimizer": train.optimizer,
+            "train.ema": train.ema is not None,
             "nodes": world.began_on,
             "model.dtype": config.model.dtype,
             "model.lora": None if config.model.lora is None else config.model.lora.model_dump(mode="json"),
@@ -90,6 +91,7 @@ class CheckpointStore:
             "identity": self._identity,
             "untouched": engine.untouched,
             "step": step,
+            "loss_scale": None if (scale := engine.stepper.loss_scale) is None else scale.state_dict(),
             **state,
         }
         self.writer.begin(step, self._owned_tensors(engine), record)
@@ -192,6 +194,8 @@ class CheckpointStore:
             UserError: if the checkpoint belongs to another model or optimizer, or is damaged.
         """
         plan: ParallelPlan = state["plan"]
+        if engine.stepper.loss_scale is not None and (kept := state.get("loss_scale")):
+            engine.stepper.loss_scale.load_state_dict(kept)
         optimizer_state = engine.autodp.restore(plan, state["state_holders"], untouched=state["untouched"])
         held = [unit for unit, ranks in engine.autodp.weights.items() if self._world.rank in ranks]
         parameters = engine.chain.named_parameters(held)

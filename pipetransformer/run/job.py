@@ -123,6 +123,8 @@ def build_job(config: Config, world: World, *, lead: Lead) -> Job:
     on_gpu = world.device.type == "cuda"
     if config.train.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported():
         raise UserError("train.precision: this GPU has no bfloat16; give float32")
+    if config.train.precision == "float16" and not on_gpu:
+        raise UserError("train.precision: float16 is for GPUs; give bfloat16, or auto")
     info = lead(lambda: describe(config.data))
     built, values = build_model(config, info)
     _check_base(config, values)
@@ -182,6 +184,8 @@ def assemble_job(
     if world.num_nodes > 1:
         _check_agreement(chain, datasets, world=world)
     torch.set_float32_matmul_precision(config.train.float32_matmul)  # Note: the proofs above want the whole one.
+    if config.train.compile:
+        chain.compile()
     views = _settle_views(datasets, config, chain=chain, world=world)
     guard = _set_aside(datasets, config)
     settled = _settled(config, precision=precision, views=views, guard=guard)

@@ -88,6 +88,8 @@ def of_start(run_id: str, config: Config, plan: ParallelPlan, *, total_steps: in
 
 def of_freezing(freezing: Freezing, *, plan: ParallelPlan, total_steps: int) -> Iterator[str]:
     """What the freeze policy will do, as far as it is known before training, and warnings."""
+    if not total_steps:
+        return
     if freezing.lacks_guard:
         yield f"freeze.guard: too few samples, or steps ({total_steps}), to judge a freeze; no samples are set aside"
     if freezing.never:

@@ -48,7 +48,7 @@ class Precision:
         attention_reason: the evidence for that in words; empty likewise.
     """
 
-    name: Literal["float32", "bfloat16", "float64"]
+    name: Literal["float32", "bfloat16", "float16", "float64"]
     reason: str = ""
     seconds: float = 0.0
     wide_attention: int = 0
@@ -125,14 +125,14 @@ def settle(chain: Chain, dataset: Dataset, config: Config, *, world: World) -> P
         dataset: the training data.
     """
     given, began, told = config.train.precision, perf_counter(), ""
-    name: Literal["float32", "bfloat16", "float64"] = "bfloat16" if given == "auto" else given
+    name: Literal["float32", "bfloat16", "float16", "float64"] = "bfloat16" if given == "auto" else given
     rows = -(-config.train.batch_size // world.size)
     if given == "auto":
         has = has_bfloat16(world.device)
         if not (has if world.size == 1 else all(values_of_ranks(has))):
             return Precision("float32", "no instructions for bfloat16")
         told = "there are instructions for it, and nothing is timed"
-    chain.autocasts = name == "bfloat16"
+    chain.autocasts = name in ("bfloat16", "float16")
     wide, reason = _wide_attention(chain, dataset, config, rows=rows, agree=slowest if world.size > 1 else float)
     chain.attention = WideAttention(wide)
     if given == "auto" and config.pipe.measure:

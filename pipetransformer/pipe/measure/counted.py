@@ -8,10 +8,10 @@ from __future__ import annotations
 from pipetransformer.adapter import keeps_boundaries
 from pipetransformer.config import Config
 from pipetransformer.data import Dataset
+from pipetransformer.engine.optim import optimizer_factor
 from pipetransformer.models import Chain
 from pipetransformer.pipe.measure.profile import (
     microbatch_of,
-    optimizer_factor,
     share_of_units,
     together,
     weight_bytes,

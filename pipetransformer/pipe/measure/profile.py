@@ -24,7 +24,7 @@ import torch.distributed as dist
 from pipetransformer.adapter import keeps_boundaries
 from pipetransformer.config import Config, TrainConfig
 from pipetransformer.data import Batch, Dataset, cache_folder, channels_of, known_classes
-from pipetransformer.engine.optim import build_optimizer
+from pipetransformer.engine.optim import build_optimizer, optimizer_factor
 from pipetransformer.errors import UserError
 from pipetransformer.models import Chain
 from pipetransformer.pipe.measure.links import between_seconds, median_seconds, reduction_seconds, send_seconds
@@ -210,11 +210,6 @@ def weight_bytes(chain: Chain) -> WeightBytes:
         "trained_bytes": tuple(size * number for number in trained),
         "resting_bytes": tuple(chain.resting_type(unit).itemsize * number for unit, number in zip(units, numbers)),
     }
-
-
-def optimizer_factor(train: TrainConfig) -> float:
-    """Bytes of weights and optimizer state together, per byte of weights."""
-    return 1.0 + (2 if train.optimizer == "adamw" else int(train.momentum > 0))
 
 
 def microbatch_of(chain: Chain, dataset: Dataset, batch: Batch, *, rows: int) -> Microbatch:

@@ -16,11 +16,11 @@ from torch import Tensor
 from pipetransformer.adapter import shapes_alone
 from pipetransformer.config import Config
 from pipetransformer.data import describe
+from pipetransformer.engine.optim import optimizer_factor
 from pipetransformer.errors import UserError
 from pipetransformer.models import Chain, TimmModel, build_model
 from pipetransformer.pipe.measure.profile import (
     costs_key,
-    optimizer_factor,
     weight_bytes,
     weights_apart,
 )
@@ -60,7 +60,7 @@ def profile_of_shapes(config: Config, hardware: Hardware, *, num_ranks: int) -> 
     """
     share = -(-config.train.batch_size // num_ranks)
     chain, counted = _counted(config, hardware.speeds, rows=share)
-    if config.train.precision in ("auto", "bfloat16"):
+    if config.train.precision in ("auto", "bfloat16", "float16"):
         halved: dict[str, Any] = {name: tuple(n // 2 for n in getattr(counted, name)) for name in _BYTES}
         counted = replace(counted, **halved)
     factor, slowest = optimizer_factor(config.train), hardware.between or hardware.inside

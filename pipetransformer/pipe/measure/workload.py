@@ -52,14 +52,12 @@ class Workload:
         modal = min(counts, key=lambda length: (-counts[length] * length, length))
         shortest, longest = _middle(counts)
         far = max(shortest, longest, key=lambda length: (abs(length - modal), length))
-        batch_size, microbatches = config.train.batch_size, config.pipe.microbatches
+        batch_size = config.train.batch_size
         share = -(-batch_size // num_ranks)
         rows = {share}
         for pp in divisors(local_size):
             replica_share = -(-batch_size // (num_ranks // pp))
-            choices = microbatch_choices(
-                replica_share, pp=pp, fixed=microbatches if isinstance(microbatches, int) else None
-            )
+            choices = microbatch_choices(replica_share, pp=pp, fixed=config.fixed_microbatches(pp))
             rows |= {-(-replica_share // m) for m in choices}
         lengths = (modal,) if far == modal else (modal, far)
         return cls(counts, modal, lengths, share, tuple(sorted(rows)), full_batches(batches))

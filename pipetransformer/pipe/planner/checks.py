@@ -34,6 +34,12 @@ def check_layout(config: Config, *, world_size: int, local_size: int, num_units:
     remedy = ""
     if isinstance(pipe.microbatches, int):
         num_microbatches, remedy = pipe.microbatches, ", or fewer pipe.microbatches"
+    parts = config.train.gradient_accumulation_steps
+    if parts is not None and batch_size < world_size * parts:
+        raise UserError(
+            f"train.gradient_accumulation_steps: {parts} parts on {world_size} ranks are more than train.batch_size "
+            f"{batch_size}; give at most {max(1, batch_size // world_size)}"
+        )
     if batch_size < dp * num_microbatches:
         raise UserError(
             f"train.batch_size: {batch_size} is smaller than dp x M = {dp} x {num_microbatches}; "

@@ -14,6 +14,7 @@ class Constraints:
         global_batch_size: number of samples of a full global batch.
         schedules: allowed schedules, each with its stages per rank.
         num_microbatches: a fixed M; None for the planner's choice.
+        plain_microbatches: likewise where there is no pipeline, in the place of it; None for the same.
         pipeline_lengths: allowed values of pp.
         memory_limit: bytes per rank; None for no limit.
         fixed_cut: boundaries to be kept as far as the prefix allows (AutoPipe switched off); None for a free cut.
@@ -32,6 +33,12 @@ class Constraints:
     stem_frozen: bool = False
     prefixes: tuple[str, ...] = ("replicated",)
     shard: str = "none"
+    plain_microbatches: int | None = None
+
+    def fixed_microbatches(self, pp: int) -> int | None:
+        """The fixed M of a pipeline of ``pp`` ranks; None for the planner's choice."""
+        is_own = pp == 1 and self.plain_microbatches is not None
+        return self.plain_microbatches if is_own else self.num_microbatches
 
     def share(self, pp: int) -> int:
         """Rows of a full global batch of each replica of a pipeline of ``pp`` ranks."""

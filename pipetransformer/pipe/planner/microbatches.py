@@ -38,7 +38,7 @@ def uncut_plans(
     for prefix, pp in product(places, constraints.pipeline_lengths):
         first = 0 if prefix == "in_place" else first_active
         share = constraints.share(pp)
-        choices = microbatch_choices(share, pp=pp, fixed=constraints.num_microbatches)
+        choices = microbatch_choices(share, pp=pp, fixed=constraints.fixed_microbatches(pp))
         # Note: a plain loop has no schedule, whatever is written in its plan.
         schedules = constraints.schedules if pp > 1 else ((constraints.schedules[0][0], 1),)
         for (schedule, per_rank), num_microbatches in product(schedules, choices):
