@@ -145,7 +145,7 @@ def assert_refused(ended: Ended, line: str) -> None:
     [
         ("train.epoch=3", "train.epoch: no such key; did you mean train.epochs?"),
         ("trian.epochs=3", "trian: no such key; did you mean train?"),
-        ("train.epochs=three", 'train.epochs: "three" is not allowed; give a whole number of at least 1'),
+        ("train.epochs=three", 'train.epochs: "three" is not allowed; give a whole number of at least 0'),
         ("train.lr=-1", "train.lr: -1 is not allowed; give a number above 0"),
         ("freeze.alpha=1", "freeze.alpha: 1 is not allowed; give a number above 0 and below 1"),
         ("freeze.every=-2 steps", 'freeze.every: "-2 steps" is not allowed; give a positive interval'),

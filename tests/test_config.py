@@ -103,10 +103,10 @@ def test_later_override_wins_and_a_mapping_replaces(minimal: Path) -> None:
         ("lr=1", "lr: no such key; did you mean train.lr?"),
         ("dp.zzz=1", "dp.zzz: no such key; dp has enabled, shard"),
         ("train.lr.x=1", "train.lr.x: no such key; train.lr is not a mapping"),
-        ("train.epochs=0", "train.epochs: 0 is not allowed; give a whole number of at least 1"),
+        ("train.epochs=-1", "train.epochs: -1 is not allowed; give a whole number of at least 0"),
         (
             f"train.epochs={10**24}",
-            f"train.epochs: {10**24} is not allowed; give a whole number of at least 1, at most {2**31 - 1}",
+            f"train.epochs: {10**24} is not allowed; give a whole number of at least 0, at most {2**31 - 1}",
         ),
         ("run.timeout=1e300", "run.timeout: 1e+300 is not allowed; give a number above 0, at most 2147483647.0"),
         (
@@ -115,10 +115,10 @@ def test_later_override_wins_and_a_mapping_replaces(minimal: Path) -> None:
             '"500 MB" or a number of bytes, or null',
         ),
         ('run.dir="a\\0b"', 'run.dir: "a\\u0000b" is not allowed; give text'),
-        ("train.epochs='3'", 'train.epochs: "3" is not allowed; give a whole number of at least 1'),
-        ("train.epochs=1.0", "train.epochs: 1.0 is not allowed; give a whole number of at least 1"),
-        ("train.epochs=true", "train.epochs: true is not allowed; give a whole number of at least 1"),
-        ("train.epochs=", "train.epochs: null is not allowed; give a whole number of at least 1"),
+        ("train.epochs='3'", 'train.epochs: "3" is not allowed; give a whole number of at least 0'),
+        ("train.epochs=1.0", "train.epochs: 1.0 is not allowed; give a whole number of at least 0"),
+        ("train.epochs=true", "train.epochs: true is not allowed; give a whole number of at least 0"),
+        ("train.epochs=", "train.epochs: null is not allowed; give a whole number of at least 0"),
         ("train.lr=true", "train.lr: true is not allowed; give a number above 0"),
         ("train.lr=.nan", "train.lr: NaN is not allowed; give a number above 0"),
         ("freeze.alpha=1.5", "freeze.alpha: 1.5 is not allowed; give a number above 0 and below 1"),
@@ -157,7 +157,7 @@ def test_later_override_wins_and_a_mapping_replaces(minimal: Path) -> None:
             "train.betas: [0.9, 1] is not allowed; give a list of 2, each a number of at least 0 and below 1",
         ),
         ("train=5", "train: 5 is not allowed; give a section with epochs, batch_size, lr"),
-        ("train={}", "train.epochs: missing; give a whole number of at least 1"),
+        ("train={}", "train.epochs: missing; give a whole number of at least 0"),
         ("model.kwargs={1: 2}", 'model.kwargs: {"1": 2} is not allowed; give a mapping of names to plain values'),
         ("run.id=a/b", 'run.id: "a/b" is not allowed; give letters, digits and . _ - (not . at the start), or null'),
         ("train.lr", "train.lr: not an override; write section.key=value"),
@@ -305,8 +305,8 @@ def test_with_overrides_gives_a_checked_copy(minimal: Path) -> None:
     changed = config.with_overrides({"run.id": "x", "freeze.every": Interval(2, "step"), "model.kwargs.depth": 1})
     assert (changed.run.id, changed.freeze.every, changed.model.kwargs) == ("x", Interval(2, "step"), {"depth": 1})
     assert (config.run.id, config.model.kwargs) == (None, {})
-    with pytest.raises(UserError, match="train.epochs: 0 is not allowed"):
-        config.with_overrides({"train.epochs": 0})
+    with pytest.raises(UserError, match="train.epochs: -1 is not allowed"):
+        config.with_overrides({"train.epochs": -1})
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -48,7 +48,7 @@ def _settings(name: str, path: object = None, **changes: Any) -> Any:
     defaults: dict[str, Any] = dict(
         name=name, path=None if path is None else str(path), max_train_samples=None, max_eval_samples=None,
         max_length=16, stride=4, image_size=None, text_columns=("text",), label_column="label", augment="none",
-        num_workers=0, splits={}, eval_fraction=None,
+        num_workers=0, splits={}, eval_fraction=None, kind=None,
     )  # fmt: skip
     return SimpleNamespace(**{**defaults, **changes})
 

@@ -46,7 +46,7 @@ class TimmModel(BuiltModel):
                 **kwargs,
             )
         except Exception as error:  # whatever a constructor makes of arguments, and four libraries of a download
-            if "img_size" in kwargs and not isinstance(error, OSError):
+            if "img_size" in kwargs and config.model.blocks is None and not isinstance(error, OSError):
                 _refuse_other_families(name)
             raise UserError(could_not_build(config, error)) from error
         take_blocks(self.model, config.model.blocks, name=config.model.name, main_input="pixel_values")

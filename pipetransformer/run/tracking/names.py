@@ -13,7 +13,7 @@ _SHOWN = {"exact_match": "EM", "f1": "F1"}
 def position(train: TrainConfig, *, step: int, total_steps: int, train_seconds: float) -> dict[str, float]:
     """Where a run is behind ``step`` steps: the dashboard's x axes beside steps, and the last step's learning rate."""
     lr = learning_rate(train, step=max(0, step - 1), total_steps=total_steps)
-    epoch = {} if train.max_steps is not None else {"epoch": step / total_steps * train.epochs}
+    epoch = {} if train.max_steps is not None else {"epoch": step / max(1, total_steps) * train.epochs}
     return {"lr": lr, **epoch, "train_seconds": train_seconds}
 
 
