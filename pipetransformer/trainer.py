@@ -22,9 +22,8 @@ from pipetransformer.config.calendar import Calendar
 from pipetransformer.data import SET_ASIDE
 from pipetransformer.dp import AutoDP
 from pipetransformer.engine import Engine, Probe
-from pipetransformer.engine.linear_probe import boundary_scores
 from pipetransformer.errors import UserError
-from pipetransformer.freeze import AutoFreeze, Freezing, Payoff, free_blocks
+from pipetransformer.freeze import AutoFreeze, Freezing, Payoff
 from pipetransformer.pipe.controller import AutoPipe
 from pipetransformer.pipe.planner.answers import Choice
 from pipetransformer.plan import ParallelPlan
@@ -41,10 +40,13 @@ from pipetransformer.run.guards import Guards
 from pipetransformer.run.job import JobMaker, build_job
 from pipetransformer.run.origin import Origin
 from pipetransformer.run.precision import with_past_choices
+from pipetransformer.run.probing import probe as probe_job
 from pipetransformer.run.pulse import Pulse
 from pipetransformer.run.report import Report
 from pipetransformer.run.saved_model import save_model
 from pipetransformer.run.steps import StepRunner
+from pipetransformer.run.time_left import TimeLeft
+from pipetransformer.run.timeline import Timeline
 
 
 class Trainer:
@@ -114,12 +116,15 @@ class Trainer:
             *(config, self.engine, calendar, self.autofreeze, self.autopipe, self.autocache),
             guards=self.guards,
             tell=self._tell,
+            timeline=Timeline(folder.path, rank=world.rank),
             pulse=self.pulse,
         )
+        parts, evaluated = (self.autofreeze, self.autopipe, self.autocache), job.evaluated_share
+        self.time_left = TimeLeft(calendar, *parts, evaluated=evaluated, is_asked=world.rank == 0)
         self.report = Report(
-            config, world, folder=folder, total_steps=calendar.total_steps, started=started, best_by=job.best_by
+            config, world, folder, calendar, started=started, best_by=job.best_by, time_left=self.time_left
         )
-        self.listeners: tuple[events.Listener, ...] = (self.report.hear, *listeners)
+        self.listeners: tuple[events.Listener, ...] = (self.time_left.hear, self.report.hear, *listeners)
 
     def run(self) -> None:
         """Trains to the end. The README describes the folder that a run leaves."""
@@ -315,8 +320,8 @@ class Trainer:
         for boundary in origin.refill_path(plan.cached):
             self._advance(boundary, at_start=origin.cached_at_start, is_refill=True)
         reset_peak_memory(self.world.device)
-        wants_guard = self.config.freeze.is_guarded
-        freezing = Freezing() if origin.replayed else self.autofreeze.outlook(wants_guard=wants_guard)
+        guarded = self.config.freeze.is_guarded
+        freezing = Freezing() if origin.replayed else self.autofreeze.outlook(wants_guard=guarded)
         self._tell(events.TrainingStarts(plan, freezing))
 
     def _probe(self) -> events.Probed | None:
@@ -324,12 +329,7 @@ class Trainer:
         is_wanted = (self.autofreeze.needs_probe and self.calendar.total_steps > 0) or self.config.freeze.probe
         if not is_wanted or self.origin.checkpoint is not None or self.origin.replayed:
             return None
-        began, rows = perf_counter(), -(-self.config.train.batch_size // self.world.size)
-        scores = boundary_scores(self.job.chain, self.job.datasets["train"], world=self.world, rows=rows)
-        self.autofreeze.probed(scores)
-        is_pretrained = self.config.model.pretrained
-        free = free_blocks(scores, num_blocks=self.job.chain.num_blocks, is_pretrained=is_pretrained)
-        return events.Probed(scores, free, perf_counter() - began)
+        return probe_job(self.job, self.autofreeze, world=self.world)
 
     def _save_checkpoint(self, *, wait: bool = False) -> bool:
         """Begins a checkpoint, when the one before is written. Returns whether it is written too, for whom waits."""

@@ -69,7 +69,7 @@ def test_a_run_adds_up_its_floor_and_its_seconds(tmp_path: Path) -> None:
     """Two steps, a decision of 5 s of which an advance pass takes 3, and another pass that belongs to set-up."""
     config = load_config(configuration_file("vit"), (f"run.dir={tmp_path}",))
     folder = RunFolder(run_id="x", path=tmp_path, changes=())
-    report = Report(config, mock.Mock(), folder=folder, total_steps=2, started=0.0, best_by="accuracy")
+    report = Report(config, mock.Mock(), folder, mock.Mock(total_steps=2), started=0.0, best_by="accuracy")
     report._tracker, report._floor = mock.Mock(), floor()
     plan = ParallelPlan(0, 1, 2, (), 1, "1f1b", None, 1)
     batch = mock.Mock(length=16, global_count=8, enters=0)

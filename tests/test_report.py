@@ -128,7 +128,7 @@ def report(tmp_path: Path) -> Iterator[Report]:
     folder = RunFolder(run_id="x", path=tmp_path, changes=("train.lr: 1 -> 2",))
     world = World(0, 1, 0, 1, CPU)
     with mock.patch("pipetransformer.run.report.perf_counter", lambda: 0.0):
-        made = Report(config, world, folder=folder, total_steps=20, started=-50.0, best_by="accuracy")
+        made = Report(config, world, folder, mock.Mock(total_steps=20), started=-50.0, best_by="accuracy")
     made._tracker = Tracker(config, rank=0, run_dir=tmp_path, run_id="x")
     yield made
     made._tracker.close()

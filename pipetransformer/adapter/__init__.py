@@ -14,7 +14,7 @@ from pipetransformer.adapter.pipelining import Schedule, StagePart, build_schedu
 from pipetransformer.adapter.recomputation import MODES, Recompute, kept_bytes, product_bytes
 from pipetransformer.adapter.rendezvous import Rendezvous
 from pipetransformer.adapter.split import bytes_between_halves
-from pipetransformer.adapter.stage import StageTimes
+from pipetransformer.adapter.stage import Span, StageTimes
 from pipetransformer.adapter.tensors import belongs_to_parameter, divide, gradient_norms, scaled_step, storage_of
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "NotDeferred",
     "Recompute",
     "Schedule",
+    "Span",
     "StagePart",
     "StageTimes",
     "WideAttention",

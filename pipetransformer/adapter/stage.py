@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
@@ -16,15 +16,48 @@ if TYPE_CHECKING:
     from pipetransformer.adapter.recomputation import Recompute
 
 
+class Span(NamedTuple):
+    """A piece of a rank's work, by its clock.
+
+    Attributes:
+        kind: ``forward``, ``backward``, or another phase of a step.
+        start, stop: seconds.
+        stage, microbatch: of what; None where it is of the whole step.
+    """
+
+    kind: str
+    start: float
+    stop: float
+    stage: int | None = None
+    microbatch: int | None = None
+
+
 @dataclass(slots=True)
 class StageTimes:
-    """Seconds that one stage spent computing since ``clear``; the rest of a step is waiting for a neighbour."""
+    """Seconds that one stage spent computing since ``clear``; the rest of a step is waiting for a neighbour.
+
+    Attributes:
+        spans: each piece of work, where they are kept; None elsewhere.
+    """
 
     forward: float = 0.0
     backward: float = 0.0
+    spans: list[Span] | None = None
 
     def clear(self) -> None:
         self.forward = self.backward = 0.0
+
+    def ran_forward(self, start: float, stop: float, *, stage: int, microbatch: int) -> None:
+        """Takes note of a micro-batch's forward."""
+        self.forward += stop - start
+        if self.spans is not None:
+            self.spans.append(Span("forward", start, stop, stage, microbatch))
+
+    def ran_backward(self, start: float, stop: float, *, stage: int, microbatch: int) -> None:
+        """Takes note of a micro-batch's backward, or of a half of it."""
+        self.backward += stop - start
+        if self.spans is not None:
+            self.spans.append(Span("backward", start, stop, stage, microbatch))
 
 
 class TimedStage(PipelineStage):
@@ -69,7 +102,7 @@ class TimedStage(PipelineStage):
             if self.is_last and self.has_backward:
                 self._forget_outputs(fwd_chunk_id)
         finally:
-            self.times.forward += perf_counter() - start
+            self.times.ran_forward(start, perf_counter(), stage=self.stage_index, microbatch=fwd_chunk_id)
         return output
 
     def _forget_outputs(self, microbatch: int) -> None:
@@ -113,7 +146,7 @@ class TimedStage(PipelineStage):
         try:
             super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         finally:
-            self.times.backward += perf_counter() - start
+            self.times.ran_backward(start, perf_counter(), stage=self.stage_index, microbatch=bwd_chunk_id)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         """The weights' half of a backward.
@@ -130,7 +163,7 @@ class TimedStage(PipelineStage):
         try:
             result = super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
         finally:
-            self.times.backward += perf_counter() - start
+            self.times.ran_backward(start, perf_counter(), stage=self.stage_index, microbatch=bwd_chunk_id)
         for parameter in reached:
             for hook in (parameter._post_accumulate_grad_hooks or {}).values():
                 hook(parameter)

@@ -170,6 +170,10 @@ class AutoCache:
             self._is_there[boundary] = all(values_of_ranks(own))
         return self._is_there[boundary]
 
+    def advance_work(self, cached: int, *, held: int | None) -> tuple[PrefixWork, ...]:
+        """The work of the advance pass to boundary ``cached`` from ``held``, None for an empty cache."""
+        return tuple(part for part in self._work(cached, cached, held, {}, 0) if part.times)
+
     def _work(
         self, frozen: int, cached: int | None, held: int | None, passes: Mapping[str, int], other_passes: int
     ) -> tuple[PrefixWork, ...]:

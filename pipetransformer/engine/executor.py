@@ -97,17 +97,17 @@ class _PlainExecutor:
         self.times = StageTimes()
 
     def train(self, batch: StepInput) -> None:
-        for number, (hidden, inputs, labels) in enumerate(self._microbatches(batch), start=1):
+        for number, (hidden, inputs, labels) in enumerate(self._microbatches(batch)):
             if self._recompute is not None:
-                self._recompute.is_last_microbatch = number == self._num_microbatches
+                self._recompute.is_last_microbatch = number == self._num_microbatches - 1
             HERE.enter("forward")
             start = perf_counter()
             loss = self._objective(self._stage(hidden, **inputs), labels)
             HERE.enter("backward")
             middle = perf_counter()
             torch.autograd.backward(loss)
-            self.times.forward += middle - start
-            self.times.backward += perf_counter() - middle
+            self.times.ran_forward(start, middle, stage=0, microbatch=number)
+            self.times.ran_backward(middle, perf_counter(), stage=0, microbatch=number)
 
     def evaluate(self, batch: StepInput) -> Tensor | None:
         outputs = [self._stage(hidden, **inputs) for hidden, inputs, _ in self._microbatches(batch)]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipetransformer.adapter import divide, gradient_norms, scaled_step
+from pipetransformer.adapter import Span, divide, gradient_norms, scaled_step
 from pipetransformer.config import TrainConfig
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed
@@ -157,7 +157,10 @@ class Stepper:
         seconds.backward += executor.times.backward
         seconds.wait += max(0.0, computed - entered - busy)
         seconds.reduction += reduced - computed
-        seconds.optimizer += clock() - reduced
+        seconds.optimizer += (stepped := clock()) - reduced
+        if executor.times.spans is not None:
+            phases = zip(("prefix", "reduction", "optimizer"), (start, computed, reduced), (entered, reduced, stepped))
+            executor.times.spans += [Span(*phase) for phase in phases]
 
     def _is_skipped(self, layout: Layout) -> bool:
         """Collective. Whether a loss or a gradient of any rank is not finite. Then the step leaves no figures."""

@@ -192,9 +192,7 @@ class AutoFreeze:
         return self.guard is None or step == 0 or self.guard.can_judge(step, total_steps=self._total_steps)
 
     def schedule(self) -> tuple[tuple[int, int], ...] | None:
-        """The (step, frozen blocks) of each change to come, where the policy looks at nothing but the interval; else
-        None.
-        """
+        """The (step, frozen blocks) of each change, where the policy looks at nothing but the interval; else None."""
         # Note: a class of a user's own that derives from a schedule may look at more.
         if self.policy is None or not vars(type(self.policy)).get("is_schedule", False):
             return None
@@ -210,6 +208,19 @@ class AutoFreeze:
                 changes.append((step, wanted))
                 frozen, decided = wanted, self.guard.judged_at(step) if self.guard is not None and step else 0
         return tuple(changes)
+
+    def changes_from(self, step: int, *, frozen: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """What may freeze from ``step`` on, where ``frozen`` blocks are now: the (step, frozen blocks) of each change,
+        where they are known; else of the most that may happen, and of the least."""
+        known = () if self.policy is None else self.schedule()
+        if known is not None:
+            return (tuple((at, wanted) for at, wanted in known if at > step),)
+        due = next((at for at in range(step + 1, int(self._total_steps)) if self._policy_is_due(at)), None)
+        most = min(self._max_frozen, getattr(self.policy, "most", self._num_blocks))  # of a user's own class, none
+        fastest = ((due, most),) if due is not None and most > frozen else ()
+        trusted = None if self.guard is None else self.guard.trusted
+        thaws = due is not None and trusted is not None and trusted < frozen
+        return fastest, ((due, trusted),) if thaws else ()  # type: ignore[return-value]
 
     def _interval(self, step: int) -> int:
         return (step - self._warmup) // self._every

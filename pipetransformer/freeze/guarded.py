@@ -31,6 +31,10 @@ class GuardedPolicy(Policy):
     options: Options
     needs_probe = True
 
+    @property
+    def most(self) -> int:
+        return self.num_blocks - -(-self.num_blocks // STAGES)
+
     def decide(self, signals: Signals) -> int:
         frozen, scores = signals.frozen, signals.scores
         first, free = self._free(signals), self._free(signals, to_come=signals.to_come)

@@ -96,6 +96,11 @@ class Policy(ABC):
     def __init__(self, num_blocks: int, *, options: Any) -> None:
         self.num_blocks, self.options = num_blocks, options
 
+    @property
+    def most(self) -> int:
+        """The most blocks that it may ever freeze."""
+        return self.num_blocks
+
     @abstractmethod
     def decide(self, signals: Signals) -> int:
         """The number of leading blocks to be frozen from now on (n)."""

@@ -21,7 +21,7 @@ from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.static_layouts import TIMED_STEPS, StaticLayouts, time_static_layouts, time_steps
 from pipetransformer.pipe.measure.watch import FEWEST_STEPS, CostWatch
 from pipetransformer.pipe.measure.workload import Workload
-from pipetransformer.pipe.planner.answers import Choice, Outlook, Settled
+from pipetransformer.pipe.planner.answers import Ahead, Choice, Outlook, Settled
 from pipetransformer.pipe.planner.calibration import Line, Observed, lines_of
 from pipetransformer.pipe.planner.checks import check_layout
 from pipetransformer.pipe.planner.choice import LEAST_MARGIN, MOST_MARGIN, Planner
@@ -249,8 +249,37 @@ class AutoPipe:
         options = partial(self._options, offers)
         return self._planner.gains(frozen, current=current, options=options, outlook=self._outlook(step, current))
 
+    def ahead(self, frozen: int, *, step: int, current: ParallelPlan, offers: Offers) -> Ahead | None:
+        """The run from ``step`` on with ``frozen`` blocks, as it is predicted from ``current``; None where no plan
+        fits, or nothing is measured. Not collective. The other arguments are those of ``settle``.
+        """
+        if not self._is_measured:
+            return None
+        outlook, plan, move = self._outlook(step, current), current, 0.0
+        if frozen == current.frozen:
+            seconds = self._planner.stay(current, outlook)
+        else:
+            options = self._options(offers, frozen)
+            choice = self._planner.next_plan(frozen, cached_options=options, current=current, outlook=outlook)
+            if choice is None:
+                return None
+            plan, seconds, move = choice.plan, choice.prediction.step_seconds, choice.transition_seconds
+        counts, costs = self.workload.counts, self.profile.measured
+        modal, full = sum(costs[self.workload.modal_length].step_ns), self.layouts.timed_samples
+        work = sum(sum(costs[length].step_ns) / modal * count for length, count in counts.items())
+        mean = work / full / self._calendar.batches_per_epoch
+        forward = costs[self.workload.modal_length].forward_ns
+        share = sum(forward[plan.numbering.behind(plan.cached) if plan.cached else 0 :]) / max(1, sum(forward))
+        whole = seconds * mean / 3 * self._calendar.batches_per_epoch  # a forward is a third of a step's work
+        return Ahead(step, seconds * mean, move, whole * share, plan.cached)
+
+    @property
+    def seconds_behind_training(self) -> float:
+        """Predicted seconds of what is timed when training is over."""
+        return TIMED_STEPS * sum(self.layouts.rounds)
+
     def _options(self, offers: Offers, frozen: int) -> Mapping[int | None, float]:
-        return {cached: self._seconds(work) for cached, work in offers(frozen).items()}
+        return {cached: self.seconds_of(work) for cached, work in offers(frozen).items()}
 
     def _outlook(self, step: int, current: ParallelPlan, *, parked_from: int | None = None) -> Outlook:
         """The rest of the run behind ``step`` steps, the last of them under ``current``."""
@@ -265,7 +294,7 @@ class AutoPipe:
             margin=MOST_MARGIN if layouts.spread is None else min(max(LEAST_MARGIN, layouts.spread), MOST_MARGIN),
         )
 
-    def _seconds(self, work: Sequence[PrefixWork]) -> float:
+    def seconds_of(self, work: Sequence[PrefixWork]) -> float:
         """Predicted seconds of ``work``, shared by all ranks."""
         by_length, seconds = self.profile.measured, 0.0
         for part in work:

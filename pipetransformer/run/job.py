@@ -76,6 +76,12 @@ class Job:
             )
         return wanted or known[0]
 
+    @property
+    def evaluated_share(self) -> float:
+        """Number of samples of an evaluation, for each one of an epoch."""
+        sizes = {split: len(data) for split, data in self.datasets.items() if split != SET_ASIDE}
+        return sum(size for split, size in sizes.items() if split != "train") / sizes["train"]
+
     def whole_model(self) -> nn.Module:
         """The model, all of its weights on this rank: those of before training, where it did not hold them."""
         self.chain.fill(range(self.chain.num_units))

@@ -5,7 +5,7 @@ It decides nothing.
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple, fields
+from dataclasses import asdict, astuple
 from functools import singledispatchmethod
 from time import perf_counter
 from typing import IO, Any
@@ -13,23 +13,16 @@ from typing import IO, Any
 from pydantic import TypeAdapter
 
 from pipetransformer.config import Config
+from pipetransformer.config.calendar import Calendar
 from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.device import peak_memory_bytes
 from pipetransformer.process.world import World
 from pipetransformer.run import events, lines
 from pipetransformer.run.compute_floor import ComputeFloor
 from pipetransformer.run.folder import RunFolder, make_run_folder
+from pipetransformer.run.time_left import TimeLeft
 from pipetransformer.run.totals import Totals
-from pipetransformer.run.tracking import (
-    CacheBytes,
-    CacheUse,
-    Summary,
-    Tracker,
-    Transition,
-    evaluation_metrics,
-    position,
-    say,
-)
+from pipetransformer.run.tracking import Tracker, Transition, evaluation_metrics, position, say
 
 
 class Report:
@@ -38,6 +31,7 @@ class Report:
     Args:
         started: start of the process's work on the job, by ``perf_counter``.
         best_by: name of the metric that decides which evaluation is the best.
+        time_left: tells the time left; None where nobody asks.
 
     Attributes:
         folder: place of the run's files.
@@ -48,12 +42,20 @@ class Report:
     _tracker: Tracker
 
     def __init__(
-        self, config: Config, world: World, *, folder: RunFolder, total_steps: int, started: float, best_by: str
+        self,
+        config: Config,
+        world: World,
+        folder: RunFolder,
+        calendar: Calendar,
+        *,
+        started: float,
+        best_by: str,
+        time_left: TimeLeft | None = None,
     ) -> None:
-        self.folder = folder
+        self.folder, self._time_left = folder, time_left
         self.totals = Totals()
         self.resumed_from: str | None = None
-        self._config, self._world, self._total_steps = config, world, total_steps
+        self._config, self._world, self._total_steps = config, world, calendar.total_steps
         self._started, self._best_by = started, best_by
         self._floor = ComputeFloor()  # until the costs are measured
         self._wall_before = self._last_transition_s = self._seconds_logged = 0.0
@@ -284,6 +286,8 @@ class Report:
                 num_blocks=plan.num_blocks,
                 pp=plan.pp,
                 dp=plan.dp,
+                microbatches=plan.num_microbatches,
+                time_left=self._time_left,
             )
 
     @hear.register
@@ -305,6 +309,7 @@ class Report:
             event.step,
             total_steps=self._total_steps,
             loss=found.loss,
+            lr=self._place(event.step)["lr"],
             samples_per_second=found.samples_per_s,
             cache_hit_rate=found.hit_rate,
         )
@@ -333,6 +338,8 @@ class Report:
         self._tracker.event("evaluation", **of_event, best_metrics=best, seconds=event.seconds, train_s=totals.train_s)
         shown = {**evaluation_metrics(self._config.task, metrics, best=best), **self._place(event.step)}
         self._tracker.evaluation(shown, step=event.step)
+        if event.step < self._total_steps:
+            self._tracker.step(event.step, total_steps=self._total_steps, metric=(by, metrics[by]))
         told = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         self._tracker.line(f"step {event.step}: evaluation {told} (best {by} {best[by]:.4f}), {event.seconds:.1f} s")
 
@@ -364,26 +371,17 @@ class Report:
     @hear.register
     def _finished(self, event: events.Finished) -> None:
         """Collective. Writes and shows the summary."""
-        config, totals = self._config, self.totals
+        totals = self.totals
         peaks, cached = zip(*values_of_ranks((self._peak_bytes, self._cached_bytes)))
         self._tracker.event("end", step=event.steps, metrics=totals.metrics, train_s=totals.train_s)
-        totals.wall_s, held = self._wall_seconds(), CacheBytes(device=max(cached), **totals.cache_bytes)
-        # The sums that the summary has under the same names.
-        sums = {field.name: getattr(totals, field.name) for field in fields(totals) if field.name in Summary.__slots__}
-        summary = Summary(
-            **sums,
+        totals.wall_s = self._wall_seconds()
+        summary = totals.summary(
+            self._config,
             run_id=self.folder.run_id,
-            task=config.task,
-            model=config.model.name,
-            dataset=config.data.name,
             world_size=self._world.size,
-            epochs=config.train.epochs,
             steps=event.steps,
-            global_batch_size=config.train.batch_size,
-            seed=config.train.seed,
             peak_memory_bytes=peaks,
-            cache=CacheUse(hits=totals.hits, misses=totals.misses, bytes=held),
-            compute_floor_s=totals.floor_s,
+            device_cache_bytes=max(cached),
             t0_start_s=self._t0_start,
             t0_end_s=self._t0_end,
             resumed_from=self.resumed_from,

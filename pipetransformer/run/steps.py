@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+from pipetransformer.adapter import Span
 from pipetransformer.cache import AutoCache
 from pipetransformer.config import Config
 from pipetransformer.config.calendar import Calendar
@@ -20,6 +21,7 @@ from pipetransformer.run import events
 from pipetransformer.run.guards import Guards
 from pipetransformer.run.pulse import Pulse
 from pipetransformer.run.step_figures import StepFigures
+from pipetransformer.run.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class StepRunner:
 
     Attributes:
         tell: gives an event to all listeners.
+        timeline: keeps one step of each plan.
         pulse: the ranks' agreement to end early; None where they do not ask.
     """
 
@@ -40,6 +43,7 @@ class StepRunner:
     autocache: AutoCache
     guards: Guards
     tell: events.Listener
+    timeline: Timeline
     pulse: Pulse | None = None
 
     def run(self, batches: Sequence[Batch], *, first_step: int, num_steps: int) -> int:
@@ -58,19 +62,24 @@ class StepRunner:
         """
         engine, plan, clock = self.engine, self.engine.plan, perf_counter
         calendar, step, stop = self.calendar, first_step, first_step + num_steps
-        epoch = calendar.epoch(first_step)
+        epoch, spans = calendar.epoch(first_step), list[Span]() or None
         incoming, batches = engine.incoming(batches, epoch=epoch), batches[:num_steps]
         engine.chain.train()
         on_cpu = engine.chain.device.type == "cpu"
         HERE.step = step
         paused = start = clock()
         counts: Counter[str] = Counter()
+        drawn, times = self.timeline.step_of(plan, first_step=first_step, stop=stop), engine.layout.executor.times
         for batch_plan in batches:
             waiting = clock()
             batch = incoming.take()
             engine.stepper.seconds.data += clock() - waiting
             lr = learning_rate(self.config.train, step=step, total_steps=calendar.total_steps)
+            if step == drawn:
+                times.spans = []
             engine.step(batch, step=step, lr=lr)
+            if step == drawn:
+                spans, times.spans = times.spans, None
             step += 1
             if engine.stepper.skipped:
                 self.guards.check_skipped(engine.stepper.skipped, last_step=step - 1)
@@ -92,6 +101,8 @@ class StepRunner:
                 paused = clock()
             if step == stop:
                 break
+        if first_step <= drawn < step:
+            self.timeline.add(plan, spans or [], step=drawn)
         self.autopipe.trained(plan, batches[: step - first_step], seconds=clock() - start)
         self.guards.check_weights(last_step=stop - 1)
         epoch_samples = len(engine.datasets["train"]) if calendar.ends_epoch(stop) else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from pipetransformer.run.tracking import Transition
+from pipetransformer.config import Config
+from pipetransformer.run.tracking import CacheBytes, CacheUse, Summary, Transition
 
 
 def _by_tier(found: object) -> object:
@@ -86,3 +87,29 @@ class Totals:
         """Ends an epoch of ``num_samples`` samples."""
         self.samples_per_s.append(num_samples / self.epoch_train_s if self.epoch_train_s else 0.0)
         self.epoch_train_s = 0.0
+
+    def summary(
+        self, config: Config, *, device_cache_bytes: int, steps: int, world_size: int, **others: Any
+    ) -> Summary:
+        """The summary of a run that has ended.
+
+        Args:
+            device_cache_bytes: the most bytes of the cache on a rank's device.
+            others: of the summary's fields, those that neither the sums nor the configuration tell.
+        """
+        names = {of_summary.name for of_summary in fields(Summary)} & {own.name for own in fields(self)}
+        held = CacheBytes(device=device_cache_bytes, **self.cache_bytes)
+        return Summary(
+            **{name: getattr(self, name) for name in names},
+            task=config.task,
+            model=config.model.name,
+            dataset=config.data.name,
+            world_size=world_size,
+            epochs=config.train.epochs,
+            steps=steps,
+            global_batch_size=config.train.batch_size,
+            seed=config.train.seed,
+            cache=CacheUse(hits=self.hits, misses=self.misses, bytes=held),
+            compute_floor_s=self.floor_s,
+            **others,
+        )

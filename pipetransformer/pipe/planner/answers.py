@@ -32,6 +32,25 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """A part of the rest of a run, as it is predicted.
+
+    Attributes:
+        step: the step that it begins at.
+        step_seconds: seconds of a mean step.
+        spent_seconds: seconds of the transition to it.
+        pass_seconds: seconds of a forward of as many samples as an epoch has, from the cache's boundary on.
+        cached: the cache's boundary, in blocks; None for no cache.
+    """
+
+    step: int
+    step_seconds: float
+    spent_seconds: float
+    pass_seconds: float
+    cached: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Outlook:
     """The rest of a run, as a choice counts it.
 

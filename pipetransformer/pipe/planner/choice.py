@@ -267,11 +267,11 @@ class Planner:
         choice = self.next_plan(frozen, cached_options=options(frozen), current=current, outlook=outlook)
         if choice is None:
             return 0.0, math.inf
-        go, stay = choice.prediction, self._stay(current, outlook)
+        go, stay = choice.prediction, self.stay(current, outlook)
         others = options(frozen)[go.plan.cached] - options(current.frozen).get(current.cached, 0.0)
         return (stay - go.step_seconds) * outlook.remaining_steps, choice.transition_seconds + max(others, 0.0)
 
-    def _stay(self, current: ParallelPlan, outlook: Outlook) -> float:
+    def stay(self, current: ParallelPlan, outlook: Outlook) -> float:
         """Predicted seconds of a step of the present plan."""
         costs, line = outlook.costs, outlook.lines.get(current.pp, AS_SIMULATED)
         stay = predict(current, costs=costs, global_batch_size=self.first.global_batch_size, line=line)
@@ -280,7 +280,7 @@ class Planner:
     def pays(self, choice: Choice, *, current: ParallelPlan, outlook: Outlook) -> bool:
         """Whether a plan with the same n pays: for the rest of the run, transition included, it gains more than the
         margin over ``current`` (``LEAST_MARGIN`` at least)."""
-        stay_seconds = self._stay(current, outlook) * outlook.remaining_steps
+        stay_seconds = self.stay(current, outlook) * outlook.remaining_steps
         go_seconds = choice.prediction.step_seconds * outlook.remaining_steps + choice.transition_seconds
         return go_seconds < (1.0 - max(outlook.margin, LEAST_MARGIN)) * stay_seconds
 

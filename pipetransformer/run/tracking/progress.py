@@ -7,8 +7,8 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, SupportsFloat, TextIO
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TextIO
 
 from rich import progress as rich_progress
 from rich.console import Console, RenderableType
@@ -67,13 +67,15 @@ class Progress:
         self._figures: dict[str, Any] = {}
         self._next_draw = 0.0 if self._bar else time.monotonic() + _SECONDS_BETWEEN_LINES
 
-    def update(self, step: int, **figures: SupportsFloat | None) -> None:
+    def update(self, step: int, **figures: Any) -> None:
         """Shows that ``step`` steps are done.
 
         Args:
-            figures: ``total_steps``, ``epoch`` (counted from 1), ``num_epochs``, ``loss``, ``samples_per_second``,
-                ``frozen``, ``num_blocks``, ``pp``, ``dp`` and ``cache_hit_rate`` (0 to 1). One that is None, or not
-                given, keeps its last value. ``loss`` may be a tensor: it is read only when the bar is drawn.
+            figures: ``total_steps``, ``epoch`` (counted from 1), ``num_epochs``, ``loss``, ``lr``, ``metric`` (its name
+                and value), ``samples_per_second``, ``frozen``, ``num_blocks``, ``pp``, ``dp``, ``microbatches``,
+                ``cache_hit_rate`` (0 to 1) and ``time_left`` (of ``step``, gives a ``Left``, or None). One that is
+                None, or not given, keeps its last value. ``loss`` may be a tensor: it is read only when the bar is
+                drawn, as ``time_left`` is called only then.
         """
         self._figures |= {name: value for name, value in figures.items() if value is not None}
         total_steps = self._figures["total_steps"]
@@ -82,15 +84,17 @@ class Progress:
             return
         if self._bar is None:
             self._next_draw = now + _SECONDS_BETWEEN_LINES
-            self.line(f"step {step}/{total_steps}: {_status(self._figures, wide=True)}")
+            told = (*_pieces(self._figures, wide=True), *_clock(self._figures, step))
+            self.line(f"step {step}/{total_steps}: {', '.join(told)}")
             return
         self._next_draw = now + _SECONDS_BETWEEN_DRAWS
         if self._task is None:
             self._bar.start()
-            self._task = self._bar.add_task("", total=total_steps, completed=step, status="")
-        status = _status(self._figures, wide=self._bar.console.width >= 110)
+            self._task = self._bar.add_task("", total=total_steps, completed=step, clock="")
+        self._bar.status = _fitting(_pieces(self._figures, wide=False), width=self._bar.console.width)
         with _bearing(self._bar.console):
-            self._bar.update(self._task, completed=step, total=total_steps, status=status)
+            clock = ", ".join(_clock(self._figures, step))
+            self._bar.update(self._task, completed=step, total=total_steps, clock=clock)
             self._bar.refresh()
 
     def line(self, text: str) -> None:
@@ -118,7 +122,21 @@ def _bearing(console: Console) -> Iterator[None]:
         _send_nowhere(console.file)  # type: ignore[arg-type]
 
 
-def _new_bar(*, out: TextIO, err: TextIO, facts: Console) -> rich_progress.Progress | None:
+class _Bar(rich_progress.Progress):
+    """The bar with steps and times, and a line of figures below it.
+
+    Attributes:
+        status: that line.
+    """
+
+    status = ""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self.status, no_wrap=True, overflow="ellipsis")
+
+
+def _new_bar(*, out: TextIO, err: TextIO, facts: Console) -> _Bar | None:
     # Not Console.is_terminal: FORCE_COLOR makes that true for a file.
     if out.isatty():
         console = facts
@@ -128,15 +146,15 @@ def _new_bar(*, out: TextIO, err: TextIO, facts: Console) -> rich_progress.Progr
         return None
     if console.is_dumb_terminal:
         return None
-    return rich_progress.Progress(
-        rich_progress.BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=5)),
+    return _Bar(
         rich_progress.TextColumn(
-            "{task.completed:.0f}/{task.total:.0f} {task.fields[status]}",
+            "step {task.completed:.0f}/{task.total:.0f}",
             style="none",
             markup=False,
             table_column=Column(no_wrap=True),
         ),
-        rich_progress.TimeRemainingColumn(compact=True),
+        rich_progress.BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=5)),
+        rich_progress.TextColumn("{task.fields[clock]}", style="none", markup=False, table_column=Column(no_wrap=True)),
         console=console,
         auto_refresh=False,
         expand=True,
@@ -144,28 +162,66 @@ def _new_bar(*, out: TextIO, err: TextIO, facts: Console) -> rich_progress.Progr
     )
 
 
-def _blocks(frozen: int, num_blocks: int | None, *, wide: bool) -> str:
+def _clock(values: Mapping[str, Any], step: int) -> Iterator[str]:
+    """Time gone and time left, in words."""
+    left = values["time_left"](step) if "time_left" in values else None
+    if left is None or step >= values["total_steps"]:
+        return
+    yield f"{_time(left.elapsed)} gone"
+    least, most = _time(left.least), _time(left.most)
+    yield f"{least} left" if least == most else f"{least} to {most} left"
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _blocks(frozen: int, num_blocks: int | None) -> str:
     """How many of the blocks are frozen, as a bar where there are few, and in words."""
     if num_blocks is None:
-        return f"frozen {frozen}"
-    told = f"{frozen} of {num_blocks}"
-    if num_blocks > _MOST_SHOWN:
-        return f"frozen {told}"
-    bar = "▓" * frozen + "░" * (num_blocks - frozen)
-    return f"frozen {bar} {told}" if wide else f"{bar} {told}"
+        return f"{frozen} frozen"
+    told = f"{frozen} of {num_blocks} frozen"
+    return told if num_blocks > _MOST_SHOWN else "▓" * frozen + "░" * (num_blocks - frozen) + f" {told}"
 
 
-def _status(values: Mapping[str, Any], *, wide: bool) -> str:
-    """The figures in one phrase: about 90 characters if ``wide``, about 60 otherwise."""
-    shown = [f"epoch {values['epoch']}/{values['num_epochs']}"] if "epoch" in values else []
+def _pieces(values: Mapping[str, Any], *, wide: bool) -> list[str]:
+    """The figures in words, those first that matter most.
+
+    Args:
+        wide: whether there is room for all, in their usual order.
+    """
+    found = dict[str, str]()
+    if "epoch" in values:
+        found["epoch"] = f"epoch {values['epoch']}/{values['num_epochs']}"
     if "loss" in values:
-        shown.append(f"loss {float(values['loss']):.3f}")
-    if "samples_per_second" in values:
-        shown.append(f"{values['samples_per_second']:,.0f}{' samples/s' if wide else '/s'}")
+        found["loss"] = f"loss {float(values['loss']):.3f}"
+    if "metric" in values:
+        name, value = values["metric"]
+        found["metric"] = f"{name.replace('_', ' ')} {value:.3f}"
     if "frozen" in values:
-        shown.append(_blocks(values["frozen"], values.get("num_blocks"), wide=wide))
+        found["frozen"] = _blocks(values["frozen"], values.get("num_blocks"))
+    if "samples_per_second" in values:
+        found["speed"] = f"{values['samples_per_second']:,.0f} samples/s"
     if "pp" in values:
-        shown.append(f"pp {values['pp']} x dp {values['dp']}" if wide else f"pp {values['pp']} dp {values['dp']}")
+        found["pp"] = f"pp {values['pp']} x dp {values['dp']}"
     if "cache_hit_rate" in values:
-        shown.append(f"cache {100 * values['cache_hit_rate']:.0f} %")
-    return ", ".join(shown) if wide else " ".join(shown)
+        found["cache"] = f"cache {100 * values['cache_hit_rate']:.0f} %"
+    if "microbatches" in values:
+        found["M"] = f"M {values['microbatches']}"
+    if "lr" in values:
+        found["lr"] = f"lr {values['lr']:.1e}"
+    usual = ("epoch", "loss", "metric", "lr", "speed", "frozen", "pp", "M", "cache")
+    return [found[name] for name in usual if name in found] if wide else list(found.values())
+
+
+def _fitting(pieces: Sequence[str], *, width: int) -> str:
+    """As many of the pieces, from the first on, as a line of ``width`` has room for."""
+    line = ""
+    for piece in pieces:
+        longer = f"{line}  {piece}" if line else piece
+        if len(longer) > width:
+            break
+        line = longer
+    return line
