@@ -18,8 +18,8 @@ from pipetransformer.pipe.planner.answers import Ahead
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
 from pipetransformer.run import events
+from pipetransformer.run.page import TIMELINE
 from pipetransformer.run.time_left import Left, TimeLeft
-from pipetransformer.run.timeline import FILE
 from pipetransformer.trainer import Trainer
 
 PLAN = ParallelPlan(0, 1, 1, (), 1, "1f1b", None, 6)
@@ -80,7 +80,7 @@ def test_where_freezing_is_not_known_it_is_a_range() -> None:
 # ---- of real runs ----------------------------------------------------------------------------------------------------
 
 TIMED = (
-    *("train.epochs=8", "data.image_size=24", "train.batch_size=32", "log.wandb=disabled", "log.report=false"),
+    *("train.epochs=8", "data.image_size=32", "train.batch_size=32", "log.wandb=disabled", "log.report=false"),
     *("run.id=x", "run.overwrite=true", "train.precision=float32", "log.every=5"),
 )
 
@@ -108,7 +108,7 @@ def timed_run(world: World, overrides: tuple[str, ...], folder: str) -> list[tup
 @pytest.mark.parametrize(
     "policy",
     [
-        ("freeze.policy=schedule", "freeze.guard=false"),
+        ("freeze.policy=schedule", "freeze.max_frozen=4", "freeze.guard=false"),
         ("freeze.policy=static", "freeze.max_frozen=4", "freeze.warmup=2 epochs", "freeze.guard=false"),
         ("freeze.policy=none",),
     ],
@@ -134,7 +134,7 @@ def test_the_timeline_has_a_real_step_of_each_plan(ranks: RankPool, tmp_path: Pa
     """Each rank's micro-batches, forward and backward, none beside another, in Perfetto's format."""
     case = Case("vit", 4, SHRINK_AND_GROW, num_microbatches=4)
     ranks.run(4, elastic_run, case, str(tmp_path), str(tmp_path))
-    told = json.loads((tmp_path / "elastic" / FILE).read_text())["traceEvents"]
+    told = json.loads((tmp_path / "elastic" / TIMELINE).read_text())["traceEvents"]
     names = [event["args"]["name"] for event in told if event["name"] == "process_name"]
     assert [name.split(":")[0] for name in names] == ["step 1", "step 6", "step 9", "step 13", "step 17"]
     assert "pp 4 x dp 1" in names[0] and "4 of 6 frozen, pp 1 x dp 4" in names[2]

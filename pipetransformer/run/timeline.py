@@ -12,8 +12,8 @@ from typing import Any
 from pipetransformer.adapter import Span
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.collectives import values_of_ranks
+from pipetransformer.run.page import TIMELINE
 
-FILE = "timeline.json"
 _DRAWN = 1  # the step of a stretch that is drawn, from 0: the first one of a plan warms up
 _MOST_PLANS = 20
 
@@ -57,4 +57,4 @@ class Timeline:
                 place = {"pid": number, "tid": rank, "ts": round(at, 1), "dur": round(length, 1)}
                 self._events.append({"name": label, "cat": span.kind, "ph": "X", **place, "args": of})
         text = json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"})
-        (self._folder / FILE).write_text(text, encoding="utf-8")
+        (self._folder / TIMELINE).write_text(text, encoding="utf-8")

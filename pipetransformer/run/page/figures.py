@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, cast
 
@@ -212,6 +212,33 @@ def balance(run: History) -> str:
         axes.grid(axis="x", visible=False)
 
     return _drawn(draw, height=3.0)
+
+
+def timeline(name: str, work: Sequence[Mapping[str, Any]]) -> str:
+    """A real step: the pieces of work of each rank over time, micro-batches by their numbers."""
+
+    def draw(axes: Axes) -> None:
+        ranks = sorted({piece["tid"] for piece in work})
+        end = max(piece["ts"] + piece["dur"] for piece in work) / 1e3
+        named = set[str]()
+        for piece in work:
+            kind, length = piece["cat"], piece["dur"] / 1e3
+            label = None if kind in named else kind
+            named.add(kind)
+            colour = _COLOURS[_PHASES.get(kind, 7)]
+            axes.barh(piece["tid"], length, left=piece["ts"] / 1e3, height=0.8, color=colour, label=label, linewidth=0)
+            number = piece["args"].get("micro-batch")
+            if number is not None and length > end / 40:
+                centre = piece["ts"] / 1e3 + length / 2
+                axes.text(centre, piece["tid"], str(number), ha="center", va="center", fontsize=7, color="#ffffff")
+        axes.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
+        axes.invert_yaxis()
+        axes.set_xlim(0, end)
+        axes.set_xlabel(f"milliseconds of {name}")
+        axes.grid(False)
+        axes.legend(ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+
+    return _drawn(draw, height=1.3 + 0.32 * len({piece["tid"] for piece in work}))
 
 
 def cache(run: History) -> str:

@@ -14,6 +14,7 @@ import yaml
 from pipetransformer.errors import UserError
 from pipetransformer.run.tracking.events import read_events
 
+TIMELINE = "timeline.json"
 _TRAINING = ("steps", "transition", "advance", "probe", "guard")
 """Events whose seconds are training time."""
 
@@ -51,6 +52,7 @@ class History:
         evaluations: all of them.
         plans: the plans, the first one first.
         told: (step, event, its content) of decisions, guards, refusals and the like, in order.
+        drawn: a real step of each plan, as ``run/timeline.py`` writes it: its name, and the pieces of work of it.
     """
 
     run_id: str
@@ -62,6 +64,7 @@ class History:
     evaluations: list[Point] = field(default_factory=list)
     plans: list[PlanChange] = field(default_factory=list)
     told: list[tuple[int, str, Mapping[str, Any]]] = field(default_factory=list)
+    drawn: list[tuple[str, list[Mapping[str, Any]]]] = field(default_factory=list)
 
     @property
     def num_blocks(self) -> int:
@@ -105,12 +108,20 @@ def read_history(run_dir: Path) -> History:
         summary = run_dir / "summary.json"
         found = History(run_dir.name, run_dir, config)
         found.summary = json.loads(summary.read_text(encoding="utf-8")) if summary.is_file() else {}
-        train_s = 0.0
+        train_s, found.drawn = 0.0, _drawn_steps(run_dir / TIMELINE)
         for event in read_events(path):
             train_s = _take(found, event, train_s)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{run_dir}: its files cannot be read ({type(error).__name__}: {error})") from error
     return found
+
+
+def _drawn_steps(path: Path) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    if not path.is_file():
+        return []
+    told = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in told if event["name"] == "process_name"}
+    return [(name, [e for e in told if e["ph"] == "X" and e["pid"] == number]) for number, name in names.items()]
 
 
 def _take(found: History, event: Mapping[str, Any], train_s: float) -> float:

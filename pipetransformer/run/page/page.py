@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,8 @@ def _of_one(run: History) -> Iterator[str]:
             (
                 figures.balance(run),
                 "Each rank's seconds by phase; ranks of a balanced pipeline are as high as each other.",
-            )
+            ),
+            *((figures.timeline(*drawn), _STEP_WORDS) for drawn in _shown_steps(run)),
         )
     if summary:
         yield "<h2>Memory, cache and time</h2>"
@@ -98,6 +99,14 @@ def _of_one(run: History) -> Iterator[str]:
     yield f"<details><summary>Configuration</summary><pre>{escape(masked(run.config))}</pre></details>"
 
 
+def _shown_steps(run: History) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Those of the first plans and of the last."""
+    drawn = [(name, work) for name, work in run.drawn if work]
+    return drawn if len(drawn) <= _MOST_STEPS else [*drawn[: _MOST_STEPS - 1], drawn[-1]]
+
+
+_MOST_STEPS = 4
+_STEP_WORDS = "A real step, micro-batches by their numbers; timeline.json in the run's folder opens in ui.perfetto.dev."
 _AXES = (("train_s", "time"), ("step", "steps"))
 
 
