@@ -49,7 +49,8 @@ class Case:
             with one. prefixes: for each move the place of the prefix, where it is not on all ranks.
             clip: max_grad_norm. recompute: pipe.recompute. units: pipe.units. stem: freeze.stem. head_lr_scale,
             layer_decay: those of train. shard: dp.shard. lora: settings of model.lora, as "r=4". dtype: model.dtype.
-            class_weights, max_steps, ema, mixup, cutmix, schedule_of_lr: those of train.
+            class_weights, max_steps, ema, mixup, cutmix, lr_schedule: those of train.
+            more: further settings.
     """
 
     model: str
@@ -78,6 +79,7 @@ class Case:
     mixup: float = 0.0
     cutmix: float = 0.0
     lr_schedule: str = "linear"
+    more: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -105,6 +107,7 @@ class Case:
             f"train.lr_schedule={self.lr_schedule}",
             f"train.max_steps={'null' if self.max_steps is None else self.max_steps}",
             *(f"model.lora.{setting}" for setting in self.lora),
+            *self.more,
         ]
 
     def plans(self) -> dict[int, ParallelPlan]:
@@ -379,7 +382,7 @@ def plain_loss(
     outputs = plain_outputs(network, inputs, dtype)
     if labels.is_floating_point() and labels.ndim == 2 and "pixel_values" in inputs:  # mixed, and smoothed
         return F.cross_entropy(outputs[0], labels.to(dtype))
-    if labels.is_floating_point() and labels.ndim == 2:
+    if labels.is_floating_point() and labels.ndim == 2:  # several each
         return F.binary_cross_entropy_with_logits(outputs[0], labels.to(dtype))
     if labels.is_floating_point():
         return F.mse_loss(outputs[0][:, 0], labels.to(dtype))

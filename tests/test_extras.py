@@ -3,9 +3,11 @@ loop through plans that cut, freeze and thaw; timm's transforms; compiled blocks
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,15 +15,22 @@ import torch
 from laws import TWO_RANKS, Case, deviation, elastic_run, gradient_deviation
 from ranks import RankPool
 from test_exactness import reference
+from test_readers import pictures, write_folder
+from test_readers import texts as table
 from tiny import tiny_bert, tiny_sst2
 from torch import nn
 
+from benchmarks.soak.forked import ForkedJob, running
+from pipetransformer import commands
 from pipetransformer.config import DataConfig, TrainConfig, load_config
 from pipetransformer.config.learning_rate import learning_rate, share_to_come
 from pipetransformer.data import Batch, ImagePreprocessing, Mixing, describe, load_image_data
+from pipetransformer.data.reading import decoded
 from pipetransformer.dp.optimizer_state import empty_state, make_optimizer, state_factor, state_keys, take_state
 from pipetransformer.engine.loss_scale import LossScale
 from pipetransformer.errors import UserError
+from pipetransformer.inference.saved import find_saved
+from pipetransformer.run.tracking import read_events
 
 PLAIN = ImagePreprocessing(size=16, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bilinear")
 
@@ -232,3 +241,153 @@ def test_settings_that_do_not_go_together(override: str, line: str) -> None:
         load_config("table", ["train.cutmix=1", "data.path=x"])
     with pytest.raises(UserError, match=r"^data.crop_scale: \[0.9, 0.2\] is not in order"):
         load_config("digits", ["data.augment=timm", "data.crop_scale=[0.9, 0.2]"])
+
+
+# ---- whole runs ------------------------------------------------------------------------------------------------------
+
+
+def run_of(folder: Path, config: str, *settings: str, ranks: int = 1) -> tuple[str, str]:
+    """(What a small run prints, the cause of its end; empty where it has ended well)."""
+    own = ("train.precision=float32", "log.wandb=disabled", "log.report=false", "run.id=x", "pipe.measure=false")
+    given = [*own, "train.epochs=1", "train.batch_size=16", f"run.dir={folder}", *settings]
+    job = ForkedJob(load_config(config, given).task, [config, *given], num_ranks=ranks)
+    with running(job):
+        ended = job.supervise()
+    return ended.out, "" if ended.exit_code == 0 else ended.cause
+
+
+def test_no_epoch_evaluates_the_model_as_it_is(tmp_path: Path) -> None:
+    out, cause = run_of(tmp_path, "digits", "train.epochs=0", "data.max_eval_samples=40", ranks=2)
+    assert cause == "" and "step 0: evaluation accuracy" in out
+    told = read_events(tmp_path / "x" / "events.jsonl")
+    assert [event["step"] for event in told if event["event"] == "evaluation"] == [0]
+    assert json.loads((tmp_path / "x" / "summary.json").read_text())["steps"] == 0
+
+
+def test_a_small_disk_keeps_the_best_weights_alone(tmp_path: Path) -> None:
+    out, cause = run_of(tmp_path, "digits", "model.save=best", "data.max_train_samples=32", "data.max_eval_samples=8")
+    assert cause == "" and [path.name for path in (tmp_path / "x" / "model").iterdir()] == ["best"]
+    with pytest.raises(UserError, match=r"x: holds model/best alone; model.save kept no other weights"):
+        find_saved(tmp_path / "x", which="final")
+
+
+RESMLP = ("model.name=resmlp_12_224", "model.kwargs={}", "data.image_size=32", "model.dropout=null")
+
+
+def test_a_model_of_no_family_is_cut_at_the_blocks_that_are_named(tmp_path: Path) -> None:
+    few = ("data.max_train_samples=48", "data.max_eval_samples=16")
+    freezing = ("freeze.policy=static", "freeze.max_frozen=5", "freeze.guard=false")
+    out, cause = run_of(tmp_path, "digits", *RESMLP, "model.blocks=blocks", *freezing, *few)
+    assert cause == "" and "(12 blocks)" in out and "frozen 0 -> 5" in out
+    _, cause = run_of(tmp_path / "no", "digits", *RESMLP, "model.blocks=layers", *few)
+    assert cause == "rank 0: model.blocks: resmlp_12_224 has no layers; its lists of modules are blocks"
+    _, cause = run_of(tmp_path / "no", "digits", *RESMLP, *few)
+    assert "is no chain of stem, blocks and head that is known here" in cause and "model.blocks=PATH" in cause
+
+
+def test_mixed_pictures_are_not_cached_and_it_says_so(tmp_path: Path) -> None:
+    mixing = ("train.mixup=0.2", "train.ema=0.9", "data.max_train_samples=64", "data.max_eval_samples=16")
+    freezing = ("freeze.policy=static", "freeze.max_frozen=2", "freeze.guard=false")
+    out, cause = run_of(tmp_path, "digits", *mixing, *freezing, ranks=2)
+    assert cause == "" and "no cache: training inputs are mixed anew at each step (train.mixup, train.cutmix)" in out
+
+
+def test_half_precision_with_a_scaled_loss_is_for_gpus(tmp_path: Path) -> None:
+    _, cause = run_of(tmp_path, "digits", "train.precision=float16")
+    assert cause == "rank 0: train.precision: float16 is for GPUs; give bfloat16, or auto"
+
+
+@pytest.mark.full
+def test_compiled_blocks_train_as_others_do(tmp_path: Path) -> None:
+    settings = ("data.max_train_samples=96", "data.max_eval_samples=32", "freeze.policy=static", "freeze.max_frozen=2")
+    losses = []
+    for compiled in ("true", "false"):
+        freezing = ("freeze.warmup=3 steps", "freeze.every=1 steps", "freeze.guard=false", "train.eval_every=2 steps")
+        folder = tmp_path / compiled
+        _, cause = run_of(folder, "digits", f"train.compile={compiled}", *settings, *freezing)
+        assert cause == ""
+        told = read_events(folder / "x" / "events.jsonl")
+        losses.append([event["metrics"]["loss"] for event in told if event["event"] == "evaluation"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+# ---- tables of several labels, and of numbers ------------------------------------------------------------------------
+
+
+def write_requests(path: Path, *, label: str) -> Path:
+    """Texts of one or two topics; their number in place of the topics for ``label`` scores."""
+    rows = ["text,label"]
+    for number in range(60):
+        topics = [name for bit, name in enumerate(("bills", "cards", "loans")) if number % 7 & 1 << bit]
+        told = len(topics) + number % 3 / 10 if label == "scores" else ";".join(topics)
+        rows.append(f"about {' and '.join(topics) or 'nothing'} number {number},{told}")
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["labels", "scores"])
+def test_tables_of_labels_and_of_numbers(
+    kind: str, tmp_path: Path, texts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trained on two ranks, predicted, judged: through the saved folder the same figures as in training."""
+    path = write_requests(tmp_path / "asked.csv", label=kind)
+    own = (f"data.path={path}", "data.eval_fraction=0.3", f"data.label_kind={kind}", f"model.name={texts}/bert")
+    metric = {"labels": "micro_f1", "scores": "pearson"}[kind]
+    out, cause = run_of(tmp_path, "table", *own, "train.lr=3e-3", "train.epochs=6", "train.batch_size=8", ranks=2)
+    assert cause == "", cause
+    summary = json.loads((tmp_path / "x" / "summary.json").read_text())
+    assert commands.main(["evaluate", str(tmp_path / "x"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["metrics"][metric] == pytest.approx(summary["best_metrics"][metric], abs=1e-3)
+    assert told["confusion"] == [] and [line["name"] for line in told["classes"]] == (
+        ["bills", "cards", "loans"] if kind == "labels" else []
+    )
+    assert commands.main(["predict", str(tmp_path / "x"), str(path), "--json"]) == 0
+    first = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert ({"prediction", "bills"} <= first.keys()) == (kind == "labels")
+
+
+@pytest.mark.parametrize("kind", ["labels", "scores"])
+def test_their_losses_are_plain(kind: str, ranks: RankPool, tmp_path: Path, texts: str) -> None:
+    path = write_requests(tmp_path / "asked.csv", label=kind)
+    (tmp_path / "bert").symlink_to(f"{texts}/bert")
+    table = ("task=text_classification", "data.name=table", f"data.path={path}", "data.eval_fraction=0.3")
+    case = Case("bert", 2, TWO_RANKS, cached=True, more=(*table, f"data.label_kind={kind}", "train.label_smoothing=0"))
+    weights, gradients = reference(case, str(tmp_path))
+    answers = ranks.run(2, elastic_run, case, str(tmp_path), str(tmp_path))
+    assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
+    assert deviation(answers[0][0], weights) < 1e-10
+
+
+def test_a_column_of_numbers_is_told_how_to_be_predicted(tmp_path: Path) -> None:
+    path = write_requests(tmp_path / "asked.csv", label="scores")
+    load = {"eval_fraction": 0.3, "text_columns": ("text",), "label_column": "label"}
+    with pytest.raises(UserError, match=r"names or whole numbers are needed; .* give data.label_kind=scores"):
+        table("table", path, **load)
+    path.write_text("text,label\na,1.5\nb,\nc,2.5\n")
+    with pytest.raises(UserError, match=r"asked.csv: row 1: there is no number in column label"):
+        table("table", path, label_kind="scores", **load)
+
+
+# ---- pictures in their files -----------------------------------------------------------------------------------------
+
+
+def test_pictures_are_decoded_when_they_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIPETRANSFORMER_CACHE", str(tmp_path / "kept"))
+    train = pictures("image_folder", write_folder(tmp_path / "data"))["train"]
+    assert sum(path.stat().st_size for path in (tmp_path / "kept").rglob("*.npy")) < 2000, "names, no pictures"
+    with mock.patch("pipetransformer.data.pictures.decoded", side_effect=decoded) as seen:
+        train.inputs(np.array([5, 2]), length=32, epoch=0)
+    assert [call.args[0].name for call in seen.call_args_list] == ["1.png", "2.png"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_torn_picture_is_named_whoever_decodes_it(workers: int, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data")
+    torn = folder / "train" / "dog" / "2.png"
+    torn.write_bytes(torn.read_bytes()[:60])
+    few = ("model.name=vit_tiny_patch16_224", "model.pretrained=false", "data.image_size=32")
+    tiny = "model.kwargs={depth: 2, embed_dim: 16, num_heads: 2}"
+    own = (f"data.path={folder}", f"data.num_workers={workers}", *few, tiny, "freeze.policy=none", "train.batch_size=4")
+    _, cause = run_of(tmp_path, "image_folder", *own)
+    assert f"{torn}: the picture cannot be decoded" in cause and "Traceback" not in cause

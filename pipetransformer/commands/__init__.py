@@ -70,7 +70,11 @@ def _run(argv: Sequence[str]) -> None:
         _complete(parser, parsers)
     arguments = parser.parse_args(argv)
     arguments.call = argv
-    modules[arguments.command].run(arguments)
+    try:
+        modules[arguments.command].run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # behind ``| head``, which has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _complete(parser: Parser, commands: Sequence[Parser]) -> None:

@@ -6,7 +6,7 @@ import argparse
 import csv
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -15,7 +15,8 @@ from pipetransformer.errors import UserError, writing
 from pipetransformer.launch.arguments import count
 
 EXAMPLES = """examples:
-  pipetransformer predict runs/1000 new.csv > predictions.csv
+  pipetransformer predict runs/1000 new.csv > predictions.csv          rows of a table are numbered from 1
+  pipetransformer predict runs/1000 new.csv --keep id --output predictions.csv
   echo "a fine film" | pipetransformer predict runs/1000 -
   pipetransformer predict runs/1001 holiday/ --json --output predictions.json
   pipetransformer predict runs/1000/model/final new.tsv --columns question,context"""
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="RUN", type=Path, help="folder of a run, or of a saved model")
     parser.add_argument("data", metavar="DATA", help="table, text file, picture, folder of pictures, or - for stdin")
     add_sample_arguments(parser)
+    parser.add_argument("--keep", metavar="A,B", default="", help="columns of a table to give back, such as an id")
     parser.add_argument("--json", action="store_true", help="a JSON object a line in place of CSV")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write there, not to standard output")
 
@@ -41,16 +43,20 @@ def run(arguments: argparse.Namespace) -> None:
     from pipetransformer.inference.samples import read_samples
 
     saved = find_saved(arguments.model.expanduser(), which="final" if arguments.final else "best")
-    found = read_samples(arguments.data, saved, columns=[name for name in arguments.columns.split(",") if name])
+    columns, kept = ([name for name in text.split(",") if name] for text in (arguments.columns, arguments.keep))
+    found = read_samples(arguments.data, saved, columns=columns, kept=kept)
     predictor = open_predictor(saved)
 
     def rows() -> Iterator[dict[str, object]]:
         predictions: Iterator[Prediction] = predictor.predict(found.samples, batch_size=arguments.batch_size)
-        for name, prediction in zip(found.names, predictions):
-            row: dict[str, object] = {"sample": name}
+        for number, (name, prediction) in enumerate(zip(found.names, predictions)):
+            row: dict[str, object] = {"sample": name, **{key: values[number] for key, values in found.kept.items()}}
             if prediction.label or predictor.names or saved.task == "question_answering":
                 row["prediction"] = prediction.label
             row["score"] = round(prediction.score, 6)
+            if twice := sorted({*row} & {*predictor.names}):
+                remedy = "leave it out of --keep" if twice[0] in found.kept else "rename the class"
+                raise UserError(f"{twice[0]}: a class is called as a column of the output; {remedy}")
             yield row | {name: round(score, 6) for name, score in zip(predictor.names, prediction.scores)}
 
     with _opened(arguments.output) as file:
@@ -73,12 +79,6 @@ def _write(rows: Iterator[dict[str, object]], file: TextIO, *, as_json: bool) ->
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             continue
         if writer is None:
-            writer = csv.DictWriter(file, _distinct(row))
+            writer = csv.DictWriter(file, list(row))
             writer.writeheader()
         writer.writerow(row)
-
-
-def _distinct(row: dict[str, object]) -> Sequence[str]:
-    if {"sample", "prediction", "score"} & set(list(row)[3:]):
-        raise UserError("a class is called as a column of the output; give --json")
-    return list(row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,23 @@ class Samples:
         names: one a sample, for the reader of the predictions: its path, its id, or its row from 1.
         samples: as ``open_predictor`` says.
         labels: the class or the score of each, or all right answers, as their source says; empty where it says nothing.
+        kept: columns of a table to be given back beside the predictions, by name.
     """
 
     names: list[str]
     samples: list[Any]
     labels: list[Any]
+    kept: dict[str, list[Any]] = field(default_factory=dict)
 
 
 def read_samples(
-    place: str, saved: Saved, *, columns: Sequence[str] = (), label: str | None = None, labelled: bool = False
+    place: str,
+    saved: Saved,
+    *,
+    columns: Sequence[str] = (),
+    label: str | None = None,
+    labelled: bool = False,
+    kept: Sequence[str] = (),
 ) -> Samples:
     """Reads what ``saved`` can predict.
 
@@ -45,10 +53,13 @@ def read_samples(
         columns: the columns of a table's texts; by default those of the model's run.
         label: the column of a table's labels, likewise.
         labelled: whether labels are needed.
+        kept: further columns of a table.
 
     Raises:
         UserError: naming the file.
     """
+    if kept and Path(place).suffix not in TABLES:
+        raise UserError(f"--keep: {place} is no table, and has no columns; leave it out")
     if saved.task == "image_classification":
         return _pictures(Path(place).expanduser(), labelled=labelled)
     if labelled and (place == STDIN or Path(place).suffix not in (*TABLES, ".json")):
@@ -69,7 +80,11 @@ def read_samples(
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{path}: is no UTF-8 text ({error}); save it as UTF-8, or give a table") from error
         return _numbered([tuple(line.split("\t")) for line in lines], [], width=_width(saved))
-    return _table(path, saved, columns=columns, label=label, labelled=labelled)
+    found = _table(path, saved, columns=columns, label=label, labelled=labelled)
+    if not kept:
+        return found
+    others = read_table(path, list(kept))
+    return replace(found, kept={name: plain_values(others[name], name=name, source=path) for name in kept})
 
 
 def _table(path: Path, saved: Saved, *, columns: Sequence[str], label: str | None, labelled: bool) -> Samples:

@@ -25,6 +25,7 @@ from pipetransformer.config import Config, load_config
 from pipetransformer.errors import UserError
 from pipetransformer.launch.arguments import count
 from pipetransformer.launch.entry import kept_line
+from pipetransformer.launch.preflight import check_early
 from pipetransformer.launch.rollcall import call_the_roll
 from pipetransformer.process import failure, shutdown
 
@@ -85,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def launch_configured(job: NodeJob, config: Config) -> int:
-    """Runs the ranks of a job that has this configuration, and returns the exit code."""
+    """Runs the ranks of a job that has this configuration, and returns the exit code. Raises UserError."""
+    check_early(config, num_ranks=job.num_ranks, node_rank=job.node_rank)
     exit_code = launch(
         job,
         entry=RANK,

@@ -396,5 +396,5 @@ def family_of(model: nn.Module, *, name: str) -> Family:
     known = "; ".join(shown for shown, _ in FAMILIES)
     raise UserError(
         f"model.name: {name} ({type(model).__name__}) is no chain of stem, blocks and head that is known here; "
-        f"use one of: {known}, or add its entry to FAMILIES in pipetransformer/models/families.py"
+        f"use one of: {known}; or name its list of blocks, model.blocks=PATH"
     )

@@ -96,7 +96,7 @@ def find_run_folder(config: Config, *, num_nodes: int = 1) -> RunFolder:
         UserError: on every rank, if the folder exists and is neither resumed nor overwritten; if it does not exist and
             is to be resumed; if it cannot be made; or if another job is at work in it.
     """
-    found = led_by(0, lambda: _find_run_folder(config))
+    found = led_by(0, lambda: folder_of(config))
     return found if num_nodes == 1 else replace(found, is_shared=is_shared(found.path))
 
 
@@ -145,7 +145,7 @@ def make_run_folder(folder: RunFolder, config: Config) -> IO[str] | None:
     return locks[0] if locks else None
 
 
-def _find_run_folder(config: Config) -> RunFolder:
+def folder_of(config: Config) -> RunFolder:
     run = config.run
     if run.resume and run.id is None:
         raise UserError("run.resume: which run is not said; give run.id")

@@ -47,14 +47,27 @@ def check_layout(config: Config, *, world_size: int, local_size: int, num_units:
         )
 
 
+def check_ranks(config: Config, *, local_size: int, world_size: int | None = None) -> None:
+    """Refuses a pipeline that so many ranks of a node cannot hold.
+
+    Raises:
+        UserError: for ``pipe.initial_length``.
+    """
+    length = config.pipe.initial_length
+    if not isinstance(length, int) or local_size % length == 0:
+        return
+    allowed = ", ".join(map(str, divisors(local_size)))
+    is_one = world_size in (None, local_size)
+    whole = "world size" if is_one else "number of ranks of a node, which holds whole pipelines:"
+    more = f", or start {length} ranks (--ranks {length})" if length > local_size else ""
+    raise UserError(
+        f"pipe.initial_length: {length} does not divide the {whole} {local_size}; give one of {allowed}{more}"
+    )
+
+
 def _check_length(length: int, config: Config, *, world_size: int, local_size: int, num_units: int) -> None:
     units = f"{num_units} units (stem, {'blocks' if config.pipe.units == 'block' else 'halves of blocks'}, head)"
-    if local_size % length:
-        allowed = ", ".join(map(str, divisors(local_size)))
-        whole = "world size" if local_size == world_size else "number of ranks of a node, which holds whole pipelines:"
-        raise UserError(
-            f"pipe.initial_length: {length} does not divide the {whole} {local_size}; give one of {allowed}"
-        )
+    check_ranks(config, local_size=local_size, world_size=world_size)
     if length > num_units:
         raise UserError(f"pipe.initial_length: {length} exceeds the {units} of the model; give at most {num_units}")
     per_rank = min(stages for _, stages in schedules_of(config))
