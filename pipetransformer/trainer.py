@@ -91,14 +91,12 @@ class Trainer:
         calendar = self.calendar = Calendar.of(config, batches_per_epoch=per_epoch)
         self.checkpoints = CheckpointStore(config, run_dir=folder.path, job=job, calendar=calendar, world=world)
         self.origin = Origin(config, job, folder=folder, checkpoints=self.checkpoints, calendar=calendar, world=world)
-
         blocks = chain.num_blocks
         self.autofreeze = AutoFreeze.of(config, num_blocks=blocks, batches_per_epoch=per_epoch, guard=job.guard)
         self.autopipe = AutoPipe(config, chain=chain, world=world, calendar=calendar)
         keeps_state = bool(self.origin.replayed) or self.autofreeze.may_unfreeze
         self.autodp = AutoDP(config, chain=chain, world=world, keeps_frozen_state=keeps_state)
         self.autocache = AutoCache(config, chain=chain, datasets=job.datasets, world=world)
-
         self.engine = Engine(
             chain,
             job.datasets,
@@ -112,15 +110,15 @@ class Trainer:
         )
         self.guards = Guards(self.engine, world.rank, self.checkpoints)
         self.pulse = Pulse(is_told) if config.run.on_sigterm == "save" else None
+        parts = (self.autofreeze, self.autopipe, self.autocache)
         self.steps = StepRunner(
-            *(config, self.engine, calendar, self.autofreeze, self.autopipe, self.autocache),
+            *(config, self.engine, calendar, *parts),
             guards=self.guards,
             tell=self._tell,
             timeline=Timeline(folder.path, rank=world.rank),
             pulse=self.pulse,
         )
-        parts, evaluated = (self.autofreeze, self.autopipe, self.autocache), job.evaluated_share
-        self.time_left = TimeLeft(calendar, *parts, evaluated=evaluated, is_asked=world.rank == 0)
+        self.time_left = TimeLeft(calendar, *parts, evaluated=job.evaluated_share)
         self.report = Report(
             config, world, folder, calendar, started=started, best_by=job.best_by, time_left=self.time_left
         )

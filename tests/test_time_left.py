@@ -136,7 +136,7 @@ def test_the_timeline_has_a_real_step_of_each_plan(ranks: RankPool, tmp_path: Pa
     ranks.run(4, elastic_run, case, str(tmp_path), str(tmp_path))
     told = json.loads((tmp_path / "elastic" / TIMELINE).read_text())["traceEvents"]
     names = [event["args"]["name"] for event in told if event["name"] == "process_name"]
-    assert [name.split(":")[0] for name in names] == ["step 1", "step 6", "step 9", "step 13", "step 17"]
+    assert [name.split(":")[0] for name in names] == ["step 3", "step 7", "step 9", "step 14", "step 19"]
     assert "pp 4 x dp 1" in names[0] and "4 of 6 frozen, pp 1 x dp 4" in names[2]
     first = [event for event in told if event["ph"] == "X" and event["pid"] == 1]
     assert {event["tid"] for event in first} == {0, 1, 2, 3}

@@ -25,6 +25,7 @@ from pipetransformer.config import Config
 from pipetransformer.errors import UserError
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.run.step_figures import StepFigures
+from pipetransformer.run.time_left import Left
 from pipetransformer.run.tracking import (
     CacheBytes,
     CacheUse,
@@ -164,27 +165,43 @@ def _step(progress: Progress, step: int, *, total_steps: int = 1000) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("columns", "pp_x_dp"), [("80", "pp 1 dp 2"), ("120", "pp 1 x dp 2")])
-def test_the_bar_shows_every_figure_at_any_width(monkeypatch: pytest.MonkeyPatch, columns: str, pp_x_dp: str) -> None:
+@pytest.mark.parametrize("columns", ["80", "140"])
+def test_the_bar_shows_every_figure_at_any_width(monkeypatch: pytest.MonkeyPatch, columns: str) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
     progress = Progress(out=out, err=io.StringIO())
     _step(progress, 1000)
     progress.close()
-    for shown in ("1000/1000", "epoch 2/3", "0.500", "1,203", "4", pp_x_dp, "cache 98 %"):
+    for shown in ("1000/1000", "epoch 2/3", "0.500", "1,203", "4 frozen", "pp 1 x dp 2", "cache 98 %"):
         assert shown in out.getvalue()
 
 
-@pytest.mark.parametrize(("columns", "shown"), [("80", "▓▓░░░░ 2 of 6"), ("140", "frozen ▓▓░░░░ 2 of 6")])
-def test_blocks_are_a_bar_and_words(columns: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("columns", ["80", "140"])
+def test_blocks_are_a_bar_and_words(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setenv("TERM", "xterm")
     out = Terminal()
     progress = Progress(out=out, err=io.StringIO())
     progress.update(9, total_steps=9, frozen=2, num_blocks=6)
     progress.close()
-    assert shown in out.getvalue()
+    assert "▓▓░░░░ 2 of 6 frozen" in out.getvalue()
+
+
+def test_what_matters_least_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two lines on a narrow terminal: the bar with the clock, and whole figures as far as there is room."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    out, left = Terminal(), Left(elapsed=75.0, least=30.0, most=3700.0)
+    progress = Progress(out=out, err=io.StringIO())
+    progress.update(
+        *(40,), total_steps=100, epoch=1, num_epochs=2, loss=0.25, metric=("macro_f1", 0.5), frozen=2, num_blocks=6,
+        samples_per_second=80.0, pp=2, dp=1, microbatches=4, lr=1e-4, cache_hit_rate=1.0, time_left=lambda step: left,
+    )  # fmt: skip
+    progress.close()
+    shown = out.getvalue()
+    assert "step 40/100" in shown and "1:15 gone, 0:30 to 1:01:40 left" in shown
+    assert "epoch 1/2  loss 0.250  macro f1 0.500" in shown and "lr" not in shown and "cache" not in shown
 
 
 @pytest.mark.parametrize("terminal", ["stdout", "stderr"])
@@ -207,7 +224,7 @@ def test_without_a_terminal_lines_are_plain_and_few() -> None:
         _step(progress, step)
     progress.close()
     assert out.getvalue() == (
-        "step 1000/1000: epoch 2/3, loss 0.500, 1,203 samples/s, frozen 4, pp 1 x dp 2, cache 98 %\n"
+        "step 1000/1000: epoch 2/3, loss 0.500, 1,203 samples/s, 4 frozen, pp 1 x dp 2, cache 98 %\n"
     )
 
 

@@ -85,10 +85,10 @@ class AutoCache:
         self.path: list[int] = []
         self.is_of_start = False
         self.declined = "" if config.cache.enabled else "cache.enabled is false"
-        if config.cache.enabled and datasets["train"].views is None:
-            self.declined = "training inputs are augmented anew at each epoch; cache.views would cycle a few of them"
-        if config.cache.enabled and config.train.mixes:
+        if not self.declined and config.train.mixes:
             self.declined = "training inputs are mixed anew at each step (train.mixup, train.cutmix)"
+        if not self.declined and datasets["train"].views is None:
+            self.declined = "training inputs are augmented anew at each epoch; cache.views would cycle a few of them"
         self._kept = KeptStores(stores_folder())
         self._identity: Identity | None = None
         self._publisher = Publisher()
@@ -102,9 +102,7 @@ class AutoCache:
 
     @property
     def _rows(self) -> int:
-        """Samples of a batch of the advance pass: those of a step at dp = world size, from the configuration and never
-        from measurements, because results depend on the shape.
-        """
+        """Samples of a batch of the advance pass: those of a step at dp = world size. Results depend on the shape."""
         return -(-self._config.train.batch_size // self._world.size)
 
     @property
@@ -171,7 +169,7 @@ class AutoCache:
         return self._is_there[boundary]
 
     def advance_work(self, cached: int, *, held: int | None) -> tuple[PrefixWork, ...]:
-        """The work of the advance pass to boundary ``cached`` from ``held``, None for an empty cache."""
+        """Of the advance pass to boundary ``cached`` from ``held``; None: an empty cache."""
         return tuple(part for part in self._work(cached, cached, held, {}, 0) if part.times)
 
     def _work(

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from pipetransformer.adapter import Span
 from pipetransformer.cache import AutoCache
 from pipetransformer.config import Config
 from pipetransformer.config.calendar import Calendar
@@ -62,7 +61,7 @@ class StepRunner:
         """
         engine, plan, clock = self.engine, self.engine.plan, perf_counter
         calendar, step, stop = self.calendar, first_step, first_step + num_steps
-        epoch, spans = calendar.epoch(first_step), list[Span]() or None
+        epoch = calendar.epoch(first_step)
         incoming, batches = engine.incoming(batches, epoch=epoch), batches[:num_steps]
         engine.chain.train()
         on_cpu = engine.chain.device.type == "cpu"
@@ -78,8 +77,6 @@ class StepRunner:
             if step == drawn:
                 times.spans = []
             engine.step(batch, step=step, lr=lr)
-            if step == drawn:
-                spans, times.spans = times.spans, None
             step += 1
             if engine.stepper.skipped:
                 self.guards.check_skipped(engine.stepper.skipped, last_step=step - 1)
@@ -101,8 +98,8 @@ class StepRunner:
                 paused = clock()
             if step == stop:
                 break
-        if first_step <= drawn < step:
-            self.timeline.add(plan, spans or [], step=drawn)
+        if times.spans is not None:
+            self.timeline.add(plan, times, step=drawn)
         self.autopipe.trained(plan, batches[: step - first_step], seconds=clock() - start)
         self.guards.check_weights(last_step=stop - 1)
         epoch_samples = len(engine.datasets["train"]) if calendar.ends_epoch(stop) else None

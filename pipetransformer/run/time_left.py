@@ -37,7 +37,6 @@ class TimeLeft:
 
     Args:
         evaluated: number of samples of an evaluation, for each one of an epoch.
-        is_asked: whether anybody is told on this rank.
     """
 
     def __init__(
@@ -48,9 +47,8 @@ class TimeLeft:
         autocache: AutoCache,
         *,
         evaluated: float,
-        is_asked: bool = True,
     ) -> None:
-        self._evaluated, self._is_asked = evaluated, is_asked
+        self._evaluated = evaluated
         self._calendar, self._autofreeze, self._autopipe, self._autocache = calendar, autofreeze, autopipe, autocache
         self._paths: tuple[tuple[Ahead, ...], ...] = ()  # predictions of the rest of the run, the present plan first
         self._step, self._began = 0, perf_counter()
@@ -128,7 +126,7 @@ class TimeLeft:
         if self._num_steps >= _FEWEST_STEPS and self._paths and (before := self._paths[0][0].step_seconds):
             self._ratio = self._seconds / self._num_steps / before
         self._num_steps, self._seconds, self._plan, step = 0, 0.0, None, self._step
-        known = self._autofreeze.changes_from(step, frozen=plan.frozen) if self._is_asked else ()
+        known = self._autofreeze.changes_from(step, frozen=plan.frozen)
         paths = [self._path(plan, changes, step=step) for changes in known]
         self._paths = tuple(path for path in paths if path)
 

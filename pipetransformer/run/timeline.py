@@ -9,12 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipetransformer.adapter import Span
+from pipetransformer.adapter import StageTimes
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.run.page import TIMELINE
 
-_DRAWN = 1  # the step of a stretch that is drawn, from 0: the first one of a plan warms up
 _MOST_PLANS = 20
 
 
@@ -32,14 +31,15 @@ class Timeline:
         self._events = list[dict[str, Any]]()
 
     def step_of(self, plan: ParallelPlan, *, first_step: int, stop: int) -> int:
-        """The step of ``first_step`` .. ``stop`` - 1 that is to be drawn; -1 for none."""
+        """The step of ``first_step`` .. ``stop`` - 1 that is to be drawn, the last of some; -1 for none."""
         is_new = plan not in self._seen and len(self._seen) < _MOST_PLANS
-        return first_step + _DRAWN if is_new and first_step + _DRAWN < stop else -1
+        return stop - 1 if is_new and stop > first_step + 1 else -1
 
-    def add(self, plan: ParallelPlan, spans: list[Span], *, step: int) -> None:
+    def add(self, plan: ParallelPlan, times: StageTimes, *, step: int) -> None:
         """Collective. Takes this rank's part of a step, and writes all of them."""
         self._seen.add(plan)
-        everyone = values_of_ranks(spans)
+        everyone = values_of_ranks(times.spans or [])
+        times.spans = None
         if not self._is_first:
             return
         number, begin = len(self._seen), min((span.start for part in everyone for span in part), default=0.0)
