@@ -30,7 +30,8 @@ _OURS: Mapping[str, str] = {
     **dict.fromkeys(("resume_from_checkpoint", "resume", "ckpt_path"), "run.resume"),
     **dict.fromkeys(("overwrite_output_dir",), "run.overwrite"),
     **dict.fromkeys(
-        ("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps"), "pipe.microbatches"
+        ("gradient_accumulation_steps", "accumulate_grad_batches", "grad_accum_steps"),
+        "train.gradient_accumulation_steps",
     ),
     **dict.fromkeys(("gradient_checkpointing", "grad_checkpointing", "activation_checkpointing"), "pipe.recompute"),
     **dict.fromkeys(("model_name_or_path", "model_name", "pretrained_model_name_or_path"), "model.name"),
@@ -45,7 +46,31 @@ _OURS: Mapping[str, str] = {
     **dict.fromkeys(("drop", "hidden_dropout_prob", "drop_rate"), "model.dropout"),
     **dict.fromkeys(("lora_r",), "model.lora.r"),
     **dict.fromkeys(("ddp_timeout",), "run.timeout"),
+    **dict.fromkeys(("mixup_alpha",), "train.mixup"),
+    **dict.fromkeys(("cutmix_alpha",), "train.cutmix"),
+    **dict.fromkeys(("model_ema", "model_ema_decay", "ema_decay", "use_ema"), "train.ema"),
+    **dict.fromkeys(("torchcompile", "torch_compile", "compile_model"), "train.compile"),
+    **dict.fromkeys(("aa", "auto_augment", "randaugment"), "data.rand_augment"),
+    **dict.fromkeys(("reprob", "random_erasing", "re_prob"), "data.erasing"),
+    **dict.fromkeys(("optim_args", "opt_kwargs", "opt_betas", "opt_args"), "train.optimizer_options"),
+    **dict.fromkeys(("lr_scheduler_kwargs", "decay_epochs", "decay_rate"), "train.lr_options"),
+    **dict.fromkeys(("problem_type",), "data.label_kind"),
+    **dict.fromkeys(("metric_for_best_model", "eval_metric", "monitor"), "train.best_by"),
+    **dict.fromkeys(("early_stopping_patience",), "train.early_stopping"),
 }
+
+
+_NOT_HERE: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("streaming", "webdataset", "wds", "iterable", "iterable_dataset"),
+        "a stream has no order to freeze, cache and resume by; give files: a folder, parquet, or a hub's dataset",
+    ),
+}
+
+
+def not_here(name: str) -> str:
+    """The reason why there is nothing for what another tool calls ``name``; empty where there may be."""
+    return _NOT_HERE.get(name.lower().replace("-", "_").rpartition(".")[2], "")
 
 
 def ours(name: str) -> str:

@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from pipetransformer.config.foreign import ours
+from pipetransformer.config.foreign import not_here, ours
 from pipetransformer.config.registry import Registry
 
 _NOUNS = {
@@ -138,6 +138,8 @@ def _explain_unknown(path: Sequence[str], *, schema: type[BaseModel]) -> str:
     for section in parents:
         names = _fields(names[section].annotation)
     prefix = f"{parent}." if parent else ""
+    if reason := not_here(name):
+        return f"{key}: no such key; {reason}"
     if (known := ours(name)) and known in {leaf for leaf, _ in _leaves(schema)}:
         return f"{key}: no such key; did you mean {known}?"
     if near := difflib.get_close_matches(name.lower(), names, n=1):

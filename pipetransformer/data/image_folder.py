@@ -89,6 +89,8 @@ class FolderReader(PictureReader):
             if split == "eval":
                 test = ", or data.splits={eval: test}" if (folder / "test").is_dir() else ""
                 rest = f"; give one, or data.eval_fraction=0.1 to keep a tenth of the training data{test}"
+            if any(folder.glob("*.tar")):
+                rest = "; shards of WebDataset are not read, as a stream has no order to resume by: unpack them"
             raise UserError(f"data.path: {folder} holds no folder {wanted}{rest}")
         return found[split][0]
 

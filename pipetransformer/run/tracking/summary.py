@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +152,11 @@ class Summary:
     t0_start_s: Sequence[float]
     t0_end_s: Sequence[float]
     resumed_from: str | None
+
+    def figures(self) -> dict[str, float]:
+        """The single numbers of it, by their names on the dashboard."""
+        seconds = {f"{name.replace(' ', '_').replace('-', '')}_s": value for name, value in parts_of_time(asdict(self))}
+        held = {f"cache_bytes_{tier}": value for tier, value in asdict(self.cache.bytes).items()}
+        peak = {"peak_memory_bytes": max(self.peak_memory_bytes, default=0)}
+        whole = {"train_s": self.train_s, "wall_s": self.wall_s, "compute_floor_s": self.compute_floor_s}
+        return {**whole, **seconds, **held, **peak}

@@ -73,10 +73,11 @@ class Tracker:
             self.line(f"warning: {error}; the answers are those of an evaluation before")
 
     def summarise(self, summary: Summary) -> None:
-        """Writes ``summary.json`` and shows it; the bar ends."""
+        """Writes ``summary.json`` and shows it, on the dashboard too; the bar ends."""
         self._progress.close()
         if self._run_dir is not None:
             write_json(self._run_dir / "summary.json", summary)
+        self._wandb_run.conclude(summary.figures())
         self._progress.show(render(summary))
 
     def close(self, *, exit_code: int = 0) -> None:

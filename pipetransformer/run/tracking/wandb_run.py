@@ -101,6 +101,15 @@ class WandbRun:
         except Exception as error:  # as above
             self._give_up("stopped", error)
 
+    def conclude(self, figures: Mapping[str, Any]) -> None:
+        """The figures of a whole run, for the table of runs."""
+        if self._run is None:
+            return
+        try:
+            self._run.summary.update(to_plain(figures))
+        except Exception as error:  # as above
+            self._give_up("stopped", error)
+
     def finish(self, *, exit_code: int = 0) -> None:
         """Flushes, marks the run as finished or failed, and ends wandb's service process.
 
