@@ -231,12 +231,15 @@ def test_timms_transforms_depend_on_seed_view_and_sample_alone(channels: int) ->
         ("train.optimizer=lamb", 'train.optimizer: "lamb" is not allowed; give one of adamw, sgd'),
         ("data.label_kind=scores", "data.label_kind: is for a table; digits has classes, leave it out"),
         ("train.mixup=-1", "train.mixup: -1"),
+        ("data.streaming=true", "data.streaming: no such key; a stream has no order to freeze, cache and resume by"),
     ],
 )
 def test_settings_that_do_not_go_together(override: str, line: str) -> None:
     with pytest.raises(UserError) as refused:
         load_config("digits", [override])
     assert str(refused.value).startswith(line)
+    with pytest.raises(UserError, match=r"^train.ema: cannot go with dp.shard"):
+        load_config("digits", ["train.ema=0.9", "dp.shard=optimizer"])
     with pytest.raises(UserError, match=r"^train.cutmix: is for images; leave it out"):
         load_config("table", ["train.cutmix=1", "data.path=x"])
     with pytest.raises(UserError, match=r"^data.crop_scale: \[0.9, 0.2\] is not in order"):
@@ -370,6 +373,12 @@ def test_a_column_of_numbers_is_told_how_to_be_predicted(tmp_path: Path) -> None
 
 
 # ---- pictures in their files -----------------------------------------------------------------------------------------
+
+
+def test_shards_of_a_stream_are_told(tmp_path: Path) -> None:
+    (tmp_path / "train-0000.tar").touch()
+    with pytest.raises(UserError, match="shards of WebDataset are not read, as a stream has no order to resume by"):
+        pictures("image_folder", tmp_path)
 
 
 def test_pictures_are_decoded_when_they_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

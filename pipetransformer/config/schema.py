@@ -260,6 +260,8 @@ class Config(Section):
             chosen_policy(self.freeze)
         check_data(self.data, self.train, images=images)
         check_pipe(self.pipe)
+        if self.train.ema is not None and self.dp.shard != "none":
+            raise UserError("train.ema: cannot go with dp.shard, which shares out what is averaged; give dp.shard=none")
         if self.run.resume and self.run.overwrite:
             raise UserError("run.resume: cannot go with run.overwrite; set one of them to false")
         return self
