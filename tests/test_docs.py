@@ -11,7 +11,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _FILE = re.compile(r"`([\w./-]+\.(?:py|md|yaml|json|sh|toml|txt))`|\]\(([\w./-]+\.md|LICENSE)[)#]")
 _MADE = re.compile(
-    r"(summary|predictions|tokenizer|timeline)\.json|config\.yaml|(train|dev)\.\w+|.*_bs1\..*"  # by a run, a user, a command
+    r"(summary|predictions|tokenizer|timeline)\.json|config\.yaml|(train|dev)\.\w+"  # by a run, a user
+    r"|.*_bs1\..*"  # by a command
     r"|.*my_policies\.py|.*npz\.py|names\.txt|__main__\.py"  # by who follows docs/extending.md or CONTRIBUTING.md
 )
 _PLACES = ("", "pipetransformer", "tests", "docs", "pipetransformer/pipe/planner", "config")

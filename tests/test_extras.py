@@ -4,6 +4,7 @@ loop through plans that cut, freeze and thaw; timm's transforms; compiled blocks
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
@@ -274,6 +275,49 @@ def test_a_small_disk_keeps_the_best_weights_alone(tmp_path: Path) -> None:
         find_saved(tmp_path / "x", which="final")
 
 
+def test_a_batch_is_computed_in_parts_where_there_is_no_pipeline(tmp_path: Path) -> None:
+    few = ("data.max_train_samples=32", "data.max_eval_samples=8", "freeze.policy=none")
+    out, cause = run_of(tmp_path, "digits", "train.gradient_accumulation_steps=4", *few)
+    assert cause == "" and "pp 1 x dp 1, M 4" in out
+    out, cause = run_of(tmp_path / "two", "digits", "train.gradient_accumulation_steps=4", *few, ranks=2)
+    assert cause == "" and ("pp 1 x dp 2, M 4" in out or "pp 2 x dp 1" in out)
+    _, cause = run_of(tmp_path / "many", "digits", "train.gradient_accumulation_steps=17", *few)
+    assert cause.startswith("rank 0: train.gradient_accumulation_steps: 17 parts on 1 ranks are more than")
+
+
+def test_where_nothing_froze_it_says_so(tmp_path: Path) -> None:
+    few = ("data.max_train_samples=32", "data.max_eval_samples=8", "freeze.policy=guarded", "train.epochs=2")
+    out, cause = run_of(tmp_path, "digits", *few)
+    assert cause == "" and "no block was frozen; the last decision: step " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["digits", "run.id=x"], "run.id: .*x exists; continue it with run.resume=true"),
+        (["digits", "pipe.initial_length=2"], r"does not divide .* or start 2 ranks \(--ranks 2\)"),
+        (["table", "data.path=gone.csv"], "data.path: there is no file gone.csv"),
+        (["table", "data.path=asked.csv", "data.eval_fraction=0.2", "data.label_column=topic"], "no column topic"),
+        (["digits", "model.name=./gone"], "model.name: there is no folder ./gone"),
+    ],
+)
+def test_what_needs_no_rank_is_told_before_they_start(
+    arguments: list[str],
+    line: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pipetransformer.adapter.run_ranks", lambda *_, **__: pytest.fail("ranks were started"))
+    write_requests(tmp_path / "asked.csv", label="labels")
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "config.yaml").write_text("task: none\n")
+    assert commands.main(["train", *arguments]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert re.search(line, told), told
+
+
 RESMLP = ("model.name=resmlp_12_224", "model.kwargs={}", "data.image_size=32", "model.dropout=null")
 
 
@@ -345,9 +389,12 @@ def test_tables_of_labels_and_of_numbers(
     assert told["confusion"] == [] and [line["name"] for line in told["classes"]] == (
         ["bills", "cards", "loans"] if kind == "labels" else []
     )
-    assert commands.main(["predict", str(tmp_path / "x"), str(path), "--json"]) == 0
+    assert commands.main(["predict", str(tmp_path / "x"), str(path), "--json", "--keep", "text"]) == 0
     first = json.loads(capsys.readouterr().out.splitlines()[0])
     assert ({"prediction", "bills"} <= first.keys()) == (kind == "labels")
+    assert (first["sample"], first["text"]) == ("1", "about nothing number 0")
+    assert commands.main(["predict", str(tmp_path / "x"), str(path), "--keep", "score,text"]) == 2
+    assert "no column score; there are text, label" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["labels", "scores"])
