@@ -292,7 +292,7 @@ class Trainer:
         self._announce(*self.job.precision.lines())
         probed = self._probe()
         if self.timed:
-            if self.config.pipe.measure:
+            if self.config.pipe.measure and self.calendar.total_steps:
                 self._announce("measuring the model's units and the step time of every static layout ...")
             self.autopipe.measure(
                 self.engine,

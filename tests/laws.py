@@ -49,7 +49,7 @@ class Case:
             with one. prefixes: for each move the place of the prefix, where it is not on all ranks.
             clip: max_grad_norm. recompute: pipe.recompute. units: pipe.units. stem: freeze.stem. head_lr_scale,
             layer_decay: those of train. shard: dp.shard. lora: settings of model.lora, as "r=4". dtype: model.dtype.
-            class_weights, max_steps, ema, mixup, cutmix, lr_schedule: those of train.
+            class_weights, max_steps, ema, mixup, cutmix: those of train.
             more: further settings.
     """
 
@@ -78,7 +78,6 @@ class Case:
     ema: float | None = None
     mixup: float = 0.0
     cutmix: float = 0.0
-    lr_schedule: str = "linear"
     more: tuple[str, ...] = ()
 
     @property
@@ -104,7 +103,6 @@ class Case:
             f"train.ema={'null' if self.ema is None else self.ema}",
             f"train.mixup={self.mixup}",
             f"train.cutmix={self.cutmix}",
-            f"train.lr_schedule={self.lr_schedule}",
             f"train.max_steps={'null' if self.max_steps is None else self.max_steps}",
             *(f"model.lora.{setting}" for setting in self.lora),
             *self.more,
@@ -341,7 +339,8 @@ def plain_loop(
         optimizer.step()
         for name, parameter in network.named_parameters():
             if parameter.requires_grad and train.ema is not None:
-                averages[name] = train.ema * averages[name] + (1 - train.ema) * parameter.detach()
+                decay = min(train.ema, (1 + step) / (10 + step))
+                averages[name] = decay * averages[name] + (1 - decay) * parameter.detach()
     final = {name: value.numpy().copy() for name, value in network.state_dict().items()}
     if train.ema is not None:
         trained = [name for name, parameter in network.named_parameters() if parameter.requires_grad]

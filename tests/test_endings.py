@@ -196,6 +196,7 @@ def test_what_nohup_has_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.full
 def test_a_signal_ends_an_entry_that_runs_alone(folder: Path) -> None:
     """It saves after each step: the signal comes to libraries that catch whatever is raised."""
     shared_memory = set(os.listdir("/dev/shm"))

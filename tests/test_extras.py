@@ -318,6 +318,18 @@ def test_what_needs_no_rank_is_told_before_they_start(
     assert re.search(line, told), told
 
 
+@pytest.mark.parametrize("resumes", ["auto", "true"])
+def test_a_job_to_be_resumed_is_left_to_its_ranks(
+    resumes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They find out whether there is a run to go on with: a job that restarts has none at its first start."""
+    monkeypatch.chdir(tmp_path)
+    started = mock.Mock(return_value={})
+    monkeypatch.setattr("pipetransformer.adapter.run_ranks", started)
+    assert commands.main(["train", "digits", "run.id=x", f"run.resume={resumes}"]) == 0
+    assert started.call_count == 1
+
+
 RESMLP = ("model.name=resmlp_12_224", "model.kwargs={}", "data.image_size=32", "model.dropout=null")
 
 

@@ -126,7 +126,7 @@ def guarded_run(world: World, folder: str, undoes: bool, shard: str) -> tuple[We
     overrides.append(f"dp.shard={shard}")
     told = -1.0 if undoes else 100.0
     with (
-        mock.patch("pipetransformer.trainer.boundary_scores", lambda *_, **__: (0.0, *[0.2] * 6)),
+        mock.patch("pipetransformer.run.probing.boundary_scores", lambda *_, **__: (0.0, *[0.2] * 6)),
         mock.patch("pipetransformer.pipe.controller.AutoPipe.gains", lambda *_, **__: (10.0, 1.0)),
         frequent_guard(),
         mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, moved: told),

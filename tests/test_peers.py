@@ -29,7 +29,7 @@ from pipetransformer.errors import UserError
 DIGITS = CONFIGS / "train_config_digits_no_freeze.yaml"
 
 
-@pytest.mark.parametrize("name", [OURS, HF, HF + KEEPS])
+@pytest.mark.parametrize("name", [OURS, HF, pytest.param(HF + KEEPS, marks=pytest.mark.full)])
 def test_both_train_the_same_epoch(name: str, tmp_path: Path) -> None:
     model, data = tiny_bert(tmp_path / "bert"), tiny_sst2(tmp_path / "SST-2", 96, num_eval_samples=8)
     task = peers.texts(data, model, "data.max_train_samples=96", "train.batch_size=8", "train.precision=float32")

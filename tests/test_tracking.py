@@ -201,7 +201,7 @@ def test_what_matters_least_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.close()
     shown = out.getvalue()
     assert "step 40/100" in shown and "1:15 gone, 0:30 to 1:01:40 left" in shown
-    assert "epoch 1/2  loss 0.250  macro f1 0.500" in shown and "lr" not in shown and "cache" not in shown
+    assert "epoch 1/2  loss 0.250  macro_f1 0.500" in shown and "lr" not in shown and "cache" not in shown
 
 
 @pytest.mark.parametrize("terminal", ["stdout", "stderr"])

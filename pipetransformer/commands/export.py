@@ -55,12 +55,14 @@ def _card(saved: Any, run_dir: Path) -> str:
     frozen = summary.get("transitions") or []
     froze = ", ".join(f"{move['frozen']} at step {move['step']}" for move in frozen)
     froze = f" (blocks frozen: {froze})" if froze else ""
+    on_hub = config.model.pretrained and not Path(config.model.name).is_absolute()  # else a place of this machine
+    base = f"base_model: {config.model.name}\n" if on_hub and not Path(config.model.name).is_dir() else ""
+    is_own = config.data.name in ("table", "image_folder", "own")
+    data = "" if is_own else f"datasets: [{config.data.name}]\n"
     return f"""---
 library_name: {library}
 pipeline_tag: {tag.get(saved.task, "question-answering")}
-base_model: {config.model.name if config.model.pretrained else "none"}
-datasets: [{config.data.name}]
----
+{base}{data}---
 
 # {config.model.name} on {config.data.name}
 

@@ -142,7 +142,8 @@ class TrainConfig(Section):
     ema: OpenShare | None = Field(
         default=None,
         description="Evaluate and save a moving average of the weights: after each step so much of it, such as 0.999, "
-        "and the rest of the new weights. What is frozen is its own average; null: the weights themselves.",
+        "less in the first steps, and the rest of the new weights. What is frozen is its own average; null: the "
+        "weights themselves.",
     )
     compile: bool = Field(
         default=False,

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from pipetransformer.errors import UserError
+
 if TYPE_CHECKING:
     from pipetransformer.config import DataConfig
     from pipetransformer.data.images import ImagePreprocessing
@@ -45,9 +47,29 @@ class TimmTransforms:
 
     Args:
         seed: of all draws.
+
+    Raises:
+        UserError: for a policy that timm cannot read.
     """
 
     def __init__(self, data: DataConfig, preprocessing: ImagePreprocessing, *, seed: int) -> None:
+        try:
+            self._make(data, preprocessing)
+        except (
+            AssertionError,
+            KeyError,
+            ValueError,
+            IndexError,
+            TypeError,
+        ) as error:  # of a policy that it cannot read
+            told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            raise UserError(
+                f"data.rand_augment: timm cannot read {data.rand_augment} ({told}); give one such as "
+                "rand-m9-mstd0.5-inc1 or augmix-m5-w4-d2"
+            ) from error
+        self._seed = seed
+
+    def _make(self, data: DataConfig, preprocessing: ImagePreprocessing) -> None:
         from torchvision.transforms import Compose, Grayscale
 
         colours = (sum(preprocessing.mean) / len(preprocessing.mean),) * 3
@@ -55,7 +77,6 @@ class TimmTransforms:
         _, _, final = self._made(data, preprocessing, mean=preprocessing.mean, std=preprocessing.std)
         grey = [Grayscale()] if preprocessing.channels == 1 else []
         self._transform: Callable[[Image.Image], Tensor] = Compose([in_colours, of_policy, *grey, final])
-        self._seed = seed
 
     def _made(
         self, data: DataConfig, preprocessing: ImagePreprocessing, *, mean: tuple[float, ...], std: tuple[float, ...]

@@ -74,7 +74,8 @@ class FolderReader(PictureReader):
             raise UserError("data.path: missing; give the folder that holds train and val")
         folder = self.location
         if isinstance(folder, str):
-            raise UserError(f"data.path: {folder} is no local folder; give the one that holds train and val")
+            holds = "train and val" if self.data.eval_fraction is None else "a folder for each class"
+            raise UserError(f"data.path: {folder} is no local folder; give the one that holds {holds}")
         given, apart = dict(self.data.splits), self.data.eval_fraction is None
         names = {name: [given[name]] if name in given else [*_SPLITS[name]] for name in ("train", "eval")}
         found = {name: [folder / each for each in names[name] if (folder / each).is_dir()] for name in names}

@@ -1,5 +1,8 @@
 """The moving average of the weights that train (Polyak and Juditsky, "Acceleration of stochastic approximation by
 averaging", 1992): evaluated and saved in their place. What is frozen is its own average.
+
+It warms up, as TensorFlow's with ``num_updates`` does: else a short run would save little but the weights that it began
+with.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from pipetransformer.dp import AVERAGE, OptimizerState
 
 
 class Average:
-    """The averages of some parameters: after each step, ``decay`` of them and the rest of the new weights.
+    """The averages of some parameters: after each step, ``decay`` of them, less in the first steps, and the rest of the
+    new weights.
 
     Args:
         parameters: by name.
@@ -29,12 +33,13 @@ class Average:
             name: state[name][AVERAGE] if AVERAGE in state.get(name, ()) else parameter.detach().clone()
             for name, parameter in parameters.items()
         }
-        self._move: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        self._decay = decay
 
-    def update(self) -> None:
-        """Takes note of the weights after a step."""
+    def update(self, step: int) -> None:
+        """Takes note of the weights after step ``step``, from 0."""
         if self._parameters:
-            self._move([*self._averages.values()], [p.detach() for p in self._parameters.values()], None)
+            move: Any = get_ema_multi_avg_fn(min(self._decay, (1 + step) / (10 + step)))  # type: ignore[no-untyped-call]
+            move([*self._averages.values()], [p.detach() for p in self._parameters.values()], None)
 
     def begin_again(self) -> None:
         """Forgets all steps."""

@@ -148,7 +148,7 @@ class Stepper:
         else:
             scaled_step(layout.optimizer, scale)
         if layout.average is not None:
-            layout.average.update()
+            layout.average.update(step)
         layout.share()
         layout.stepped = layout.plan
         busy = executor.times.forward + executor.times.backward

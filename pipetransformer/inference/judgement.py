@@ -105,5 +105,5 @@ def judge_answers(predicted: Sequence[str], answers: Sequence[str | Sequence[str
 def judge_scores(predicted: Sequence[float], labels: Sequence[float]) -> Judgement:
     """Of a regression."""
     told, wanted = np.array(predicted, dtype=np.float64), np.array(labels, dtype=np.float64)
-    found = {name: METRICS[name](told, wanted) for name in ("pearson", "spearman")}
+    found = {name: METRICS[name](told, wanted) for name in ("pearson", "spearman", "r2")}
     return Judgement({**found, "mean_absolute_error": float(np.abs(told - wanted).mean())})

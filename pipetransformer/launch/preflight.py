@@ -23,7 +23,7 @@ def check_early(config: Config, *, num_ranks: int, node_rank: int) -> None:
     from pipetransformer.models.built import refuse_useless_folder
     from pipetransformer.run.folder import folder_of
 
-    if node_rank == 0:
+    if node_rank == 0 and not config.run.resume:
         folder_of(config)
     check_ranks(config, local_size=num_ranks)
     refuse_useless_folder(config.model.name)

@@ -101,15 +101,15 @@ class AutoPipe:
         config, world, began = self._config, self._world, perf_counter()
         workload = Workload.of(batches, config, num_ranks=world.size, local_size=world.local_size)
         num_steps = self._calendar.total_steps - first_step
-        timed = partial(measure_profile, num_steps=num_steps)
-        costs = timed if config.pipe.measure else counted_profile
+        timed, measures = partial(measure_profile, num_steps=num_steps), config.pipe.measure and num_steps > 0
+        costs = timed if measures else counted_profile
         profile = costs(engine.chain, engine.datasets["train"], workload=workload, config=config, world=world)
         self.workload, self.profile = workload, profile.at_lengths(workload.counts)
         self._planner.first_plan(self.profile.job, {})  # raises UserError if no layout fits
         self._is_measured = True
         job = self.profile.job
         predictions = self._planner.static_layouts(job)
-        if not config.pipe.measure:
+        if not measures:
             self.layouts = predicted_layouts(predictions, workload)
             return
         run_seconds = num_steps * min(prediction.step_seconds for prediction in predictions)

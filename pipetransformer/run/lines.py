@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pipetransformer.config import Config
 from pipetransformer.data import SET_ASIDE, Dataset
+from pipetransformer.data.reading import LABEL_MARK
 from pipetransformer.freeze import NOISE, FreezeDecision, Freezing, Verdict, transfer
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.plan import ParallelPlan
@@ -44,8 +45,11 @@ def of_data(datasets: Mapping[str, Dataset], *, label_names: Sequence[str]) -> s
     if SET_ASIDE in datasets:
         told[0] += f", {len(datasets[SET_ASIDE]):,} of them set aside for the guard"
     names = [*label_names[:_MOST_NAMES], *(["..."] if len(label_names) > _MOST_NAMES else [])]
-    classes = f"; {len(label_names)} classes: {', '.join(names)}" if label_names else ""
-    return f"data: {', '.join(told)}{classes}"
+    kind = "labels" if datasets["train"].kind == "labels" else "classes"
+    classes = f"; {len(label_names)} {kind}: {', '.join(names)}" if label_names else ""
+    several = kind == "classes" and any(LABEL_MARK in name for name in label_names)
+    hint = "; if a text may have several labels, give data.label_kind=labels" if several else ""
+    return f"data: {', '.join(told)}{classes}{hint}"
 
 
 def of_layouts(layouts: StaticLayouts) -> str:

@@ -386,7 +386,7 @@ class Report:
             t0_end_s=self._t0_end,
             resumed_from=self.resumed_from,
         )
-        if self._decisions and not any(frozen for _, frozen, _ in self._decisions):
+        if self._decisions and not any(f for _, f, _ in self._decisions) and not totals.transitions:
             self._tracker.line(f"no block was frozen; the last decision: {self._decisions[-1][2]}")
         self._tracker.table("decisions", ("step", "frozen blocks", "why"), self._decisions)
         self._tracker.table("transitions", [*Transition.__slots__], map(astuple, totals.transitions))

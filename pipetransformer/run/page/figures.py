@@ -12,6 +12,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from pipetransformer.run.page.history import History
 
@@ -107,6 +108,8 @@ def frozen(runs: Sequence[History]) -> str:
             x, y = _stairs(run, end)
             axes.step(x, y, where="post", color=colour, label=f"{run.run_id} (of {run.num_blocks})")
         axes.legend()
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylim(bottom=0)
         _label(axes, "train_s", "frozen blocks")
 
     return _drawn(draw)
@@ -138,6 +141,7 @@ def freeze(run: History) -> str:
         axes.grid(False)
         axes.set_xlabel("steps (orange: another plan; grey: frozen)")
         axes.set_ylabel("block")
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
 
     return _drawn(draw, height=3.0)
 

@@ -101,6 +101,8 @@ def read_history(run_dir: Path) -> History:
         UserError: there is no run.
     """
     path = run_dir / "events.jsonl"
+    if not run_dir.is_dir():
+        raise UserError(f"{run_dir}: there is no such folder; give that of a run")
     if not path.is_file():
         raise UserError(f"{run_dir}: holds no events.jsonl; give the folder of a run")
     try:

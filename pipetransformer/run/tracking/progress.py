@@ -199,7 +199,7 @@ def _pieces(values: Mapping[str, Any], *, wide: bool) -> list[str]:
         found["loss"] = f"loss {float(values['loss']):.3f}"
     if "metric" in values:
         name, value = values["metric"]
-        found["metric"] = f"{name.replace('_', ' ')} {value:.3f}"
+        found["metric"] = f"{name} {value:.3f}"
     if "frozen" in values:
         found["frozen"] = _blocks(values["frozen"], values.get("num_blocks"))
     if "samples_per_second" in values:
