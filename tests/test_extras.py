@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from laws import TWO_RANKS, Case, deviation, elastic_run, gradient_deviation
+from PIL import Image
 from ranks import RankPool
 from test_exactness import reference
 from test_readers import pictures, write_folder
@@ -218,6 +219,10 @@ def test_timms_transforms_depend_on_seed_view_and_sample_alone(channels: int) ->
         alone = train.inputs(np.array([7, 3]), length=16, epoch=1)["pixel_values"]
         assert torch.equal(alone, second[[7, 3]]) and torch.equal(torch.get_rng_state(), before)
         assert train.views is None
+        noise = Image.fromarray(np.random.default_rng(0).integers(255, size=(16, 16, 3), dtype=np.uint8))
+        with mock.patch.object(train, "_pictures", mock.Mock(one=lambda number: noise)):
+            alike = train.inputs(np.arange(12), length=16, epoch=0)["pixel_values"]
+        assert len({picture.numpy().tobytes() for picture in alike}) > 6, "each sample has draws of its own"
         return second
 
     assert torch.equal(pictures(1), pictures(1)) and not torch.equal(pictures(1), pictures(2))

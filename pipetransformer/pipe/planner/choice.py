@@ -82,7 +82,7 @@ class Planner:
             global_batch_size=config.train.batch_size,
             schedules=schedules_of(config),
             num_microbatches=config.fixed_microbatches(2),
-            plain_microbatches=config.train.gradient_accumulation_steps,
+            plain_microbatches=config.fixed_microbatches(1),
             pipeline_lengths=(pipe.initial_length,) if isinstance(pipe.initial_length, int) else divisors(local_size),
             memory_limit=limit,
             stem_frozen=config.freezes_stem,
