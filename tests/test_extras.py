@@ -16,6 +16,7 @@ import torch
 from laws import TWO_RANKS, Case, deviation, elastic_run, gradient_deviation
 from PIL import Image
 from ranks import RankPool
+from safetensors.torch import load_file
 from test_exactness import reference
 from test_readers import pictures, write_folder
 from test_readers import texts as table
@@ -271,6 +272,21 @@ def test_no_epoch_evaluates_the_model_as_it_is(tmp_path: Path) -> None:
     told = read_events(tmp_path / "x" / "events.jsonl")
     assert [event["step"] for event in told if event["event"] == "evaluation"] == [0]
     assert json.loads((tmp_path / "x" / "summary.json").read_text())["steps"] == 0
+
+
+def test_averages_go_on_where_a_run_does(tmp_path: Path) -> None:
+    """Two epochs at once, or one, and then the other on another number of ranks: the same weights."""
+    own = ("train.ema=0.9", "train.lr_schedule=constant", "train.warmup_ratio=0", "freeze.policy=none")
+    few = ("data.max_train_samples=48", "data.max_eval_samples=16", "model.dropout=0", "train.precision=float64")
+    for folder, epochs, more, ranks in (
+        ("whole", 2, (), 1),
+        ("parts", 1, (), 2),
+        ("parts", 2, ("run.resume=true",), 1),
+    ):
+        _, cause = run_of(tmp_path / folder, "digits", *own, *few, f"train.epochs={epochs}", *more, ranks=ranks)
+        assert cause == "", cause
+    whole, parts = (load_file(tmp_path / name / "x/model/final/model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.allclose(whole[name], parts[name], rtol=0, atol=1e-10) for name in whole)
 
 
 def test_a_small_disk_keeps_the_best_weights_alone(tmp_path: Path) -> None:

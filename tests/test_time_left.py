@@ -11,6 +11,7 @@ import pytest
 from laws import SHRINK_AND_GROW, Case, elastic_run
 from ranks import RankPool
 
+from pipetransformer.adapter import Span, StageTimes
 from pipetransformer.config import load_config
 from pipetransformer.config.calendar import Calendar
 from pipetransformer.config.quantities import Interval
@@ -20,6 +21,7 @@ from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.run.page import TIMELINE
 from pipetransformer.run.time_left import Left, TimeLeft
+from pipetransformer.run.timeline import Timeline
 from pipetransformer.trainer import Trainer
 
 PLAN = ParallelPlan(0, 1, 1, (), 1, "1f1b", None, 6)
@@ -75,6 +77,16 @@ def test_where_freezing_is_not_known_it_is_a_range() -> None:
     of_run.hear(events.TrainingStarts(PLAN, mock.Mock()))
     most, least = 100.0 + 4 * 8.0 + 1.0, 20 + 80 * 0.25 + 2.0 + 4 * 4.0 + 1.0
     assert left(of_run(0)) == (pytest.approx(0.95 * least), pytest.approx(1.05 * most))
+
+
+def test_no_clock_and_no_picture_ends_a_job(tmp_path: Path) -> None:
+    of_run = clock((), seconds={})
+    of_run.hear(events.TrainingStarts(PLAN, mock.Mock()))  # the prediction fails
+    assert of_run(0) is None
+    drawn = Timeline(tmp_path / "gone", rank=0)
+    with mock.patch("pipetransformer.run.timeline.values_of_ranks", lambda mine: [mine]):
+        drawn.add(PLAN, StageTimes(spans=[Span("forward", 0.0, 1.0, 0, 0)]), step=3)
+    assert not (tmp_path / "gone").exists()
 
 
 # ---- of real runs ----------------------------------------------------------------------------------------------------

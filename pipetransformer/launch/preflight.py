@@ -9,6 +9,8 @@ from typing import Any
 from pipetransformer.config import Config
 from pipetransformer.pipe.planner.checks import check_ranks
 
+_LARGE = 2**28  # bytes: a file that takes seconds to read is left to the ranks
+
 
 def check_early(config: Config, *, num_ranks: int, node_rank: int) -> None:
     """Refuses what the ranks would refuse later; what they alone can see is left to them.
@@ -37,7 +39,6 @@ def _check_files(config: Config) -> None:
     reader: Any = reader_of(config.data)
     if not isinstance(reader.location, Path):  # of a hub
         return
-    for split in reader.splits:
-        if hasattr(reader, "file"):
-            reader.file(split)
-    reader.label_names()
+    files = [reader.file(split) for split in reader.splits] if hasattr(reader, "file") else []
+    if all(path is None or path.stat().st_size < _LARGE for path in files):
+        reader.label_names()

@@ -7,6 +7,7 @@ it is a range: from the most blocks that may freeze at the next decision to none
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial, singledispatchmethod
 from time import perf_counter
@@ -126,9 +127,11 @@ class TimeLeft:
         if self._num_steps >= _FEWEST_STEPS and self._paths and (before := self._paths[0][0].step_seconds):
             self._ratio = self._seconds / self._num_steps / before
         self._num_steps, self._seconds, self._plan, step = 0, 0.0, None, self._step
-        known = self._autofreeze.changes_from(step, frozen=plan.frozen)
-        paths = [self._path(plan, changes, step=step) for changes in known]
-        self._paths = tuple(path for path in paths if path)
+        self._paths = ()
+        with suppress(Exception):  # no clock may end a job
+            known = self._autofreeze.changes_from(step, frozen=plan.frozen)
+            paths = [self._path(plan, changes, step=step) for changes in known]
+            self._paths = tuple(path for path in paths if path)
 
     def _path(self, plan: ParallelPlan, changes: Sequence[tuple[int, int]], *, step: int) -> tuple[Ahead, ...]:
         found, held = list[Ahead](), plan.cached

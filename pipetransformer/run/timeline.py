@@ -6,6 +6,7 @@ The format is Chrome's trace events: a process for each plan, a thread for each 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,4 +58,5 @@ class Timeline:
                 place = {"pid": number, "tid": rank, "ts": round(at, 1), "dur": round(length, 1)}
                 self._events.append({"name": label, "cat": span.kind, "ph": "X", **place, "args": of})
         text = json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"})
-        (self._folder / TIMELINE).write_text(text, encoding="utf-8")
+        with suppress(OSError):  # a full disk may cost a picture, no job
+            (self._folder / TIMELINE).write_text(text, encoding="utf-8")

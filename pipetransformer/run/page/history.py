@@ -121,7 +121,10 @@ def read_history(run_dir: Path) -> History:
 def _drawn_steps(path: Path) -> list[tuple[str, list[Mapping[str, Any]]]]:
     if not path.is_file():
         return []
-    told = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    except (OSError, ValueError):  # cut off by a full disk
+        return []
     names = {event["pid"]: event["args"]["name"] for event in told if event["name"] == "process_name"}
     return [(name, [e for e in told if e["ph"] == "X" and e["pid"] == number]) for number, name in names.items()]
 
