@@ -115,7 +115,7 @@ class Trainer:
             *(config, self.engine, calendar, *parts),
             guards=self.guards,
             tell=self._tell,
-            timeline=Timeline(folder.path, rank=world.rank),
+            timeline=Timeline(folder.path, rank=world.rank, local_size=world.local_size),
             pulse=self.pulse,
         )
         self.time_left = TimeLeft(calendar, *parts, evaluated=job.evaluated_share)

@@ -25,6 +25,7 @@ from torch import nn
 
 from benchmarks.soak.forked import ForkedJob, running
 from pipetransformer import commands
+from pipetransformer.adapter import scaled_step
 from pipetransformer.config import DataConfig, TrainConfig, load_config
 from pipetransformer.config.learning_rate import learning_rate, share_to_come
 from pipetransformer.data import Batch, ImagePreprocessing, Mixing, describe, load_image_data
@@ -32,7 +33,8 @@ from pipetransformer.data.reading import decoded
 from pipetransformer.dp.optimizer_state import empty_state, make_optimizer, state_factor, state_keys, take_state
 from pipetransformer.engine.loss_scale import LossScale
 from pipetransformer.errors import UserError
-from pipetransformer.inference.saved import find_saved
+from pipetransformer.inference.samples import _named
+from pipetransformer.inference.saved import Saved, find_saved
 from pipetransformer.run.tracking import read_events
 
 PLAIN = ImagePreprocessing(size=16, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bilinear")
@@ -151,6 +153,25 @@ def test_schedules_of_transformers_and_timm(name: str, options: dict[str, object
     assert shares[0] == 1.0 and shares[10] == pytest.approx(0.0) and shares == sorted(shares, reverse=True)
     warm = train_config(lr_schedule=name, lr_options=options, warmup_ratio=0.2)
     assert [learning_rate(warm, step=step, total_steps=10) for step in (0, 1)] == [0.5, 1.0]
+
+
+def test_a_floor_is_a_learning_rate_and_no_share_of_it() -> None:
+    for name, options in (
+        ("cosine_with_min_lr", {"min_lr": 1e-4}),
+        ("polynomial", {"lr_end": 1e-4}),
+        ("tanh", {"min_lr": 1e-4}),
+    ):
+        train = train_config(lr=1e-3, lr_schedule=name, lr_options=options)
+        rates = [learning_rate(train, step=step, total_steps=50) for step in range(50)]
+        assert rates[0] == pytest.approx(1e-3, rel=1e-3) and min(rates) == pytest.approx(1e-4, rel=0.3), name
+    with pytest.raises(UserError, match=r"^train.lr_schedule: step counts epochs; leave train.max_steps out"):
+        load_config("digits", ["train.lr_schedule=step", "train.max_steps=7"])
+
+
+def test_a_rank_that_trains_nothing_clips_nothing() -> None:
+    for name in ("lion", "adamw"):
+        optimizer = make_optimizer(train_config(optimizer=name), [{"params": [], "weight_decay": 0.0}])
+        scaled_step(optimizer, torch.tensor(0.5))
 
 
 def test_options_that_a_schedule_does_not_take() -> None:
@@ -427,7 +448,9 @@ def test_tables_of_labels_and_of_numbers(
     assert ({"prediction", "bills"} <= first.keys()) == (kind == "labels")
     assert (first["sample"], first["text"]) == ("1", "about nothing number 0")
     assert commands.main(["predict", str(tmp_path / "x"), str(path), "--keep", "score,text"]) == 2
-    assert "no column score; there are text, label" in capsys.readouterr().err
+    assert "--keep: score is a column of the output already" in capsys.readouterr().err
+    assert commands.main(["predict", str(tmp_path / "x"), str(path), "--keep", "id"]) == 2
+    assert "no column id; there are text, label" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["labels", "scores"])
@@ -440,6 +463,11 @@ def test_their_losses_are_plain(kind: str, ranks: RankPool, tmp_path: Path, text
     answers = ranks.run(2, elastic_run, case, str(tmp_path), str(tmp_path))
     assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
     assert deviation(answers[0][0], weights) < 1e-10
+
+
+def test_labels_are_read_as_they_are_written() -> None:
+    saved = Saved(Path(), "text_classification", None, {}, None)
+    assert _named([0, 1, None, "a", [1, 2]], saved) == ["0", "1", "", "a", "1;2"]
 
 
 def test_a_column_of_numbers_is_told_how_to_be_predicted(tmp_path: Path) -> None:
@@ -459,6 +487,18 @@ def test_shards_of_a_stream_are_told(tmp_path: Path) -> None:
     (tmp_path / "train-0000.tar").touch()
     with pytest.raises(UserError, match="shards of WebDataset are not read, as a stream has no order to resume by"):
         pictures("image_folder", tmp_path)
+
+
+def test_folders_of_other_pictures_are_other_data(tmp_path: Path) -> None:
+    """Of the same names and sizes: what is cached, or resumed, of one is not of the other."""
+    prints = []
+    for shade in (10, 200):
+        folder = tmp_path / str(shade)
+        for split, name in (("train", "a"), ("train", "b"), ("val", "a")):
+            (folder / split / name).mkdir(parents=True)
+            Image.new("RGB", (32, 32), (shade, 0, 0)).save(folder / split / name / "0.bmp")
+        prints.append({split: data.fingerprint for split, data in pictures("image_folder", folder).items()})
+    assert prints[0]["train"] != prints[1]["train"] and prints[0]["eval"] != prints[1]["eval"]
 
 
 def test_pictures_are_decoded_when_they_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from unittest import mock
@@ -83,10 +84,20 @@ def test_no_clock_and_no_picture_ends_a_job(tmp_path: Path) -> None:
     of_run = clock((), seconds={})
     of_run.hear(events.TrainingStarts(PLAN, mock.Mock()))  # the prediction fails
     assert of_run(0) is None
-    drawn = Timeline(tmp_path / "gone", rank=0)
+    drawn = Timeline(tmp_path / "gone", rank=0, local_size=1)
     with mock.patch("pipetransformer.run.timeline.values_of_ranks", lambda mine: [mine]):
         drawn.add(PLAN, StageTimes(spans=[Span("forward", 0.0, 1.0, 0, 0)]), step=3)
     assert not (tmp_path / "gone").exists()
+
+
+def test_nodes_have_clocks_of_their_own(tmp_path: Path) -> None:
+    plan = replace(PLAN, dp=2)
+    times = [StageTimes(spans=[Span("forward", start, start + 0.5, 0, 0)]) for start in (5.0, 90_000.0)]
+    with mock.patch("pipetransformer.run.timeline.values_of_ranks", lambda mine: [of.spans or [] for of in saved]):
+        saved = [StageTimes(spans=list(of.spans or [])) for of in times]
+        Timeline(tmp_path, rank=0, local_size=1).add(plan, times[0], step=3)
+    told = json.loads((tmp_path / TIMELINE).read_text())["traceEvents"]
+    assert [event["ts"] for event in told if event["ph"] == "X"] == [0.0, 0.0]
 
 
 # ---- of real runs ----------------------------------------------------------------------------------------------------

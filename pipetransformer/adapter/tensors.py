@@ -44,6 +44,8 @@ def scaled_step(optimizer: torch.optim.Optimizer, scale: Tensor) -> None:
     are not fused, are multiplied before.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not parameters:
+        return  # of a rank whose units are all frozen in place
     is_fused = bool(optimizer.defaults.get("fused"))
     if not (is_fused and all(parameter.dtype == torch.float32 for parameter in parameters)):
         torch._foreach_mul_([parameter.grad for parameter in parameters], scale)

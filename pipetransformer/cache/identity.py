@@ -36,7 +36,15 @@ class Identity:
         self._fingerprints = {split: data.fingerprint for split, data in datasets.items()}
         device = chain.device
         self._surroundings = (
-            *(rows, chain.autocasts, str(chain.dtype), torch.get_float32_matmul_precision(), torch.get_num_threads()),
+            *(
+                rows,
+                chain.autocasts,
+                str(chain.half),
+                chain.is_compiled,
+                str(chain.dtype),
+                torch.get_float32_matmul_precision(),
+                torch.get_num_threads(),
+            ),
             *(device_name(device), _settings(chain.model), _code()),
             *(version(name) for name in ("torch", "transformers", "timm", "peft")),
         )

@@ -44,6 +44,8 @@ def run(arguments: argparse.Namespace) -> None:
 
     saved = find_saved(arguments.model.expanduser(), which="final" if arguments.final else "best")
     columns, kept = ([name for name in text.split(",") if name] for text in (arguments.columns, arguments.keep))
+    if taken := sorted({*kept} & {"sample", "prediction", "score"}):
+        raise UserError(f"--keep: {taken[0]} is a column of the output already; rename the table's")
     found = read_samples(arguments.data, saved, columns=columns, kept=kept)
     predictor = open_predictor(saved)
 

@@ -14,8 +14,10 @@ from pipetransformer.errors import UserError
 if TYPE_CHECKING:
     from pipetransformer.config.training import TrainConfig
 
+OF_EPOCHS = frozenset({"step", "multistep", "tanh"})
+"""Schedules whose options count epochs: timm's."""
+
 _OURS = frozenset({"linear", "cosine", "constant"})
-_OF_TIMM = frozenset({"step", "multistep", "tanh"})
 
 
 def learning_rate(train: TrainConfig, *, step: int, total_steps: int) -> float:
@@ -43,8 +45,7 @@ def share_to_come(train: TrainConfig, *, step: int, total_steps: int) -> float:
     By the areas under the schedule, to a part of ``total_steps``; of a library's schedule, by the sum itself.
     """
     if train.lr_schedule not in _OURS:
-        rates = (learning_rate(train, step=at, total_steps=total_steps) for at in range(total_steps))
-        sums = (0.0, *accumulate(rates))
+        sums = _sums_of(*_key(train), math.ceil(train.warmup_ratio * total_steps - 1e-9), total_steps)
         return 1.0 - sums[step] / sums[-1]
     warmup = train.warmup_ratio * total_steps
     decay = total_steps - warmup
@@ -64,16 +65,26 @@ def share_to_come(train: TrainConfig, *, step: int, total_steps: int) -> float:
 
 def _factors(train: TrainConfig, *, warmup: int, total_steps: int) -> tuple[float, ...]:
     """Of each step behind the warm-up, as a library's schedule has them."""
-    name, options = train.lr_schedule, json.dumps(train.lr_options)
-    return _factors_of(name, options, warmup, total_steps, train.epochs)
+    return _factors_of(*_key(train), warmup, total_steps)
+
+
+def _key(train: TrainConfig) -> tuple[str, str, float, int]:
+    return train.lr_schedule, json.dumps(train.lr_options), train.lr, train.epochs
 
 
 @lru_cache(maxsize=8)
-def _factors_of(name: str, options: str, warmup: int, total_steps: int, epochs: int) -> tuple[float, ...]:
+def _sums_of(name: str, options: str, lr: float, epochs: int, warmup: int, total_steps: int) -> tuple[float, ...]:
+    """Sums of the factors of the first steps, 0 to all of them [total_steps + 1]."""
+    rising = ((step + 1) / warmup for step in range(warmup))
+    return (0.0, *accumulate((*rising, *_factors_of(name, options, lr, epochs, warmup, total_steps))))
+
+
+@lru_cache(maxsize=8)
+def _factors_of(name: str, options: str, lr: float, epochs: int, warmup: int, total_steps: int) -> tuple[float, ...]:
     given = json.loads(options)
-    make = _of_timm if name in _OF_TIMM else _of_transformers
+    make = _of_timm if name in OF_EPOCHS else _of_transformers
     try:
-        factor = make(name, given, warmup, total_steps, epochs)
+        factor = make(name, given, _optimizer(lr), warmup, total_steps, epochs)
         return tuple(factor(step) for step in range(warmup, max(warmup + 1, total_steps)))
     except Exception as error:  # whatever a factory makes of arguments
         said = " ".join(str(error).split())[:200]
@@ -81,13 +92,13 @@ def _factors_of(name: str, options: str, warmup: int, total_steps: int, epochs: 
 
 
 def _of_transformers(
-    name: str, options: dict[str, Any], warmup: int, total_steps: int, epochs: int
+    name: str, options: dict[str, Any], optimizer: Any, warmup: int, total_steps: int, epochs: int
 ) -> Callable[[int], float]:
     from transformers import get_scheduler
 
     scheduler: Any = get_scheduler(
         name,
-        _optimizer(),
+        optimizer,
         num_warmup_steps=warmup,
         num_training_steps=max(1, total_steps),
         scheduler_specific_kwargs=_with_needed(name, options, num_steps=total_steps - warmup),
@@ -105,11 +116,13 @@ def _with_needed(name: str, options: dict[str, Any], *, num_steps: int) -> dict[
     return {**needed.get(name, {}), **options}
 
 
-def _of_timm(name: str, options: dict[str, Any], warmup: int, total_steps: int, epochs: int) -> Callable[[int], float]:
+def _of_timm(
+    name: str, options: dict[str, Any], optimizer: Any, warmup: int, total_steps: int, epochs: int
+) -> Callable[[int], float]:
     import timm.scheduler
 
     made: Any = timm.scheduler
-    optimizer, per_epoch = _optimizer(), max(1, -(-total_steps // max(1, epochs)))
+    lr, per_epoch = optimizer.param_groups[0]["lr"], max(1, -(-total_steps // max(1, epochs)))
     settings = {"num_epochs": max(1, epochs), "decay_epochs": max(1, epochs // 3), **options}
     scheduler: Any = made.create_scheduler_v2(
         optimizer, sched=name, step_on_epochs=False, updates_per_epoch=per_epoch, **settings
@@ -117,13 +130,13 @@ def _of_timm(name: str, options: dict[str, Any], warmup: int, total_steps: int, 
 
     def factor(step: int) -> float:
         scheduler.step_update(step)
-        return float(optimizer.param_groups[0]["lr"])
+        return float(optimizer.param_groups[0]["lr"] / lr)
 
     return factor
 
 
-def _optimizer() -> Any:
-    """Of a learning rate of 1, which a library's schedule is asked for its factors with."""
+def _optimizer(lr: float) -> Any:
+    """One that a library's schedule is made with: some of its options are learning rates themselves."""
     import torch
 
-    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)

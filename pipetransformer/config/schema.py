@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, JsonValue, ValidationError, Validat
 from pipetransformer.config.data import DataConfig, check_data
 from pipetransformer.config.datasets import DATASETS, Task
 from pipetransformer.config.freezing import FreezeConfig
+from pipetransformer.config.learning_rate import OF_EPOCHS
 from pipetransformer.config.lora import LoraConfig
 from pipetransformer.config.pipelines import PipeConfig, check_pipe
 from pipetransformer.config.policies import chosen_policy
@@ -260,6 +261,9 @@ class Config(Section):
             chosen_policy(self.freeze)
         check_data(self.data, self.train, images=images)
         check_pipe(self.pipe)
+        if self.train.max_steps is not None and self.train.lr_schedule in OF_EPOCHS:
+            schedule = self.train.lr_schedule
+            raise UserError(f"train.lr_schedule: {schedule} counts epochs; leave train.max_steps out, or give another")
         if self.train.ema is not None and self.dp.shard != "none":
             raise UserError("train.ema: cannot go with dp.shard, which shares out what is averaged; give dp.shard=none")
         if self.run.resume and self.run.overwrite:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipetransformer.data.pictures import FilePictures, Pictures, check_picture, packed
+from pipetransformer.data.pictures import FilePictures, Pictures, check_picture, digest_of, packed
 from pipetransformer.data.reader import PictureReader, PictureSplit, parted
 from pipetransformer.errors import UserError
 
@@ -32,7 +32,8 @@ class FolderReader(PictureReader):
         for path, _ in files:
             check_picture(path)
         names = [str(path.relative_to(root)) for path, _ in files]
-        return {**packed(names), "labels": np.array([label for _, label in files], dtype=np.int64)}
+        labels = np.array([label for _, label in files], dtype=np.int64)
+        return {**packed(names), "labels": labels, "digests": np.stack([digest_of(path) for path, _ in files])}
 
     def opened(self, arrays: Mapping[str, np.ndarray], wanted: PictureSplit) -> Pictures:
         return FilePictures(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +16,7 @@ from torch import Tensor
 from pipetransformer.data.reading import channels_first, decoded
 from pipetransformer.errors import UserError
 
+_ENDS = 2**16  # bytes
 _LONGEST = 100  # longer side over the shorter one
 
 
@@ -73,7 +76,7 @@ class FilePictures(Pictures):
 
     def _path(self, number: int) -> Path:
         first = int(self._ends[number - 1]) if number else 0
-        return self._folder / self._names[first : int(self._ends[number])].tobytes().decode()
+        return self._folder / os.fsdecode(self._names[first : int(self._ends[number])].tobytes())
 
     def _middle(self, path: Path) -> np.ndarray:
         picture, size = decoded(path, channels=self._channels, source=path), self._size
@@ -86,11 +89,24 @@ class FilePictures(Pictures):
 
 def packed(names: Sequence[str]) -> dict[str, np.ndarray]:
     """Names of files as arrays: their bytes one behind the other, and where each ends."""
-    encoded = [name.encode() for name in names]
+    encoded = [os.fsencode(name) for name in names]
     return {
         "names": np.frombuffer(b"".join(encoded), dtype=np.uint8),
         "ends": np.cumsum([len(name) for name in encoded], dtype=np.int64),
     }
+
+
+def digest_of(path: Path) -> np.ndarray:
+    """8 bytes that tell a file's content, by its size, beginning and end: uint8 [8]. Small files are read whole; to read
+    all of large ones would take as long as decoding."""
+    size = path.stat().st_size
+    digest = hashlib.blake2b(str(size).encode(), digest_size=8)
+    with path.open("rb") as file:
+        digest.update(file.read(_ENDS))
+        if size > _ENDS:
+            file.seek(max(_ENDS, size - _ENDS))
+            digest.update(file.read())
+    return np.frombuffer(digest.digest(), dtype=np.uint8)
 
 
 def check_picture(path: Path) -> None:

@@ -2,7 +2,14 @@
 
 from pipetransformer.dp.controller import Arrival, AutoDP
 from pipetransformer.dp.lent_weights import LentWeights
-from pipetransformer.dp.optimizer_state import AVERAGE, OptimizerState, make_optimizer, state_factor, take_state
+from pipetransformer.dp.optimizer_state import (
+    AVERAGE,
+    OptimizerState,
+    give_state,
+    make_optimizer,
+    state_factor,
+    take_state,
+)
 from pipetransformer.dp.reducer import GradientReducer
 from pipetransformer.dp.transfer import Holders, Transfer, execute_transfers, transfers_of
 
@@ -16,6 +23,7 @@ __all__ = [
     "OptimizerState",
     "Transfer",
     "execute_transfers",
+    "give_state",
     "make_optimizer",
     "state_factor",
     "take_state",

@@ -20,7 +20,7 @@ from pipetransformer.errors import UserError
 OptimizerState = dict[str, dict[str, Tensor]]
 """The optimizer's tensors, by parameter name and then by the optimizer's own name for each."""
 
-_LIKE_PARAMETERS = frozenset({"adamw", "sgd"})  # what they keep has a parameter's shape, or is one number
+_FACTORED = frozenset({"adafactorbv", "muon"})  # what the others keep has a parameter's shape, or is one number
 AVERAGE = "ema"
 """Name of the weights' moving average among them, where there is one."""
 
@@ -47,11 +47,13 @@ def make_optimizer(train: TrainConfig, groups: list[dict[str, Any]]) -> torch.op
             groups, opt=name, lr=lr, momentum=train.momentum, **options
         )
         return optimizer
-    except (TypeError, ValueError) as error:
-        said = " ".join(str(error).split())
-        raise UserError(f"train.optimizer_options: {name} does not take them ({said}); leave out what it lacks") from (
-            error
-        )
+    except (TypeError, ValueError, LookupError, AssertionError, NotImplementedError) as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if options:
+            told = f"train.optimizer_options: {name} does not take them ({said}); leave out what it lacks"
+        else:
+            told = f"train.optimizer: {name} cannot be made ({said}); give another train.momentum, or another one"
+        raise UserError(told) from error
 
 
 def has_state(train: TrainConfig) -> bool:
@@ -78,12 +80,19 @@ def state_factor(train: TrainConfig) -> float:
 
 
 def take_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> OptimizerState:
-    """The optimizer's tensors by parameter name, without the parameters that have none yet."""
+    """The optimizer's tensors by parameter name, without the parameters that have none yet, on its parameter's device:
+    those that are not fused keep their number of steps on the CPU."""
     return {
-        name: {key: value for key, value in optimizer.state[p].items() if isinstance(value, Tensor)}
+        name: {key: value.to(p.device) for key, value in optimizer.state[p].items() if isinstance(value, Tensor)}
         for name, p in parameters.items()
         if p in optimizer.state
     }
+
+
+def give_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, kept: Mapping[str, Tensor]) -> None:
+    """Continues with what ``take_state`` gave of a parameter."""
+    on_device = optimizer.defaults.get("fused") or optimizer.defaults.get("capturable")
+    optimizer.state[parameter] = {key: t if t.dim() or on_device else t.cpu() for key, t in kept.items()}
 
 
 _Kept = Mapping[str, tuple[torch.Size, torch.dtype]]
@@ -96,7 +105,7 @@ def _kept(train: TrainConfig, parameter: Tensor) -> _Kept:
 
 def _tensors(train: TrainConfig, shape: tuple[int, ...], dtype: torch.dtype) -> _Kept:
     settings = train.optimizer, train.momentum, json.dumps(train.optimizer_options)
-    if train.optimizer not in _LIKE_PARAMETERS:
+    if train.optimizer in _FACTORED:
         return _tensors_of(*settings, shape, dtype)
     kept = _tensors_of(*settings, (2,), dtype)  # no step of a large parameter
     return {key: (torch.Size(shape) if found else found, kind) for key, (found, kind) in kept.items()}

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipetransformer.config import TrainConfig
-from pipetransformer.dp import make_optimizer, state_factor
+from pipetransformer.dp import give_state, make_optimizer, state_factor
 
 
 def build_optimizer(
@@ -40,7 +40,7 @@ def build_optimizer(
     optimizer = make_optimizer(train, groups)
     for name, parameter in parameters.items():
         if name in state:
-            optimizer.state[parameter] = dict(state[name])
+            give_state(optimizer, parameter, state[name])
         elif state and train.optimizer == "sgd" and train.momentum:
             # Note: fused SGD cannot mix parameters with and without a buffer. A zero buffer gives the same first step.
             optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}

@@ -165,7 +165,8 @@ class Stepper:
     def _is_skipped(self, layout: Layout) -> bool:
         """Collective. Whether a loss or a gradient of any rank is not finite. Then the step leaves no figures."""
         gradients = layout.gradients()
-        is_good = self._objective.is_finite() and all(bool(gradient.isfinite().all()) for gradient in gradients)
+        finite = [gradient.isfinite().all() for gradient in gradients]
+        is_good = self._objective.is_finite() and (not finite or bool(torch.stack(finite).all()))
         bad = torch.tensor(float(not is_good))
         dist.all_reduce(bad, op=dist.ReduceOp.MAX)
         if bad:

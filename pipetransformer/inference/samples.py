@@ -11,7 +11,7 @@ from typing import Any
 from pipetransformer.config.datasets import DATASETS
 from pipetransformer.data.glue import GLUE
 from pipetransformer.data.image_folder import SUFFIXES
-from pipetransformer.data.reading import LABEL_MARK, plain_values, table_texts
+from pipetransformer.data.reading import LABEL_MARK, plain_values, split_labels, table_texts
 from pipetransformer.data.squad import questions_of
 from pipetransformer.data.tables import TABLES, column_names, read_table
 from pipetransformer.errors import UserError
@@ -137,9 +137,16 @@ def _named(labels: Sequence[object], saved: Saved) -> list[str]:
     """Labels as the model calls its classes: of GLUE's files, which may number them, by their names."""
     data = saved.config.data if saved.config is not None else None
     if data is None or data.name not in GLUE or DATASETS[data.name].kind != "classes":
-        return [LABEL_MARK.join(label) if isinstance(label, list) else str(label or "") for label in labels]
+        return [_as_text(label) for label in labels]
     names = dict(zip(GLUE[data.name].values, GLUE[data.name].names))
     return [names.get(str(label), str(label)) for label in labels]
+
+
+def _as_text(label: object) -> str:
+    """A label, or several with semicolons between them; empty where there is a gap."""
+    if isinstance(label, list):
+        return LABEL_MARK.join(split_labels(label))
+    return "" if label is None else str(label)
 
 
 def _pictures(place: Path, *, labelled: bool) -> Samples:

@@ -87,7 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def launch_configured(job: NodeJob, config: Config) -> int:
     """Runs the ranks of a job that has this configuration, and returns the exit code. Raises UserError."""
-    check_early(config, num_ranks=job.num_ranks, node_rank=job.node_rank)
+    if job.num_nodes == 1:  # else the others would wait for this one
+        check_early(config, num_ranks=job.num_ranks)
     exit_code = launch(
         job,
         entry=RANK,

@@ -12,12 +12,11 @@ from pipetransformer.pipe.planner.checks import check_ranks
 _LARGE = 2**28  # bytes: a file that takes seconds to read is left to the ranks
 
 
-def check_early(config: Config, *, num_ranks: int, node_rank: int) -> None:
+def check_early(config: Config, *, num_ranks: int) -> None:
     """Refuses what the ranks would refuse later; what they alone can see is left to them.
 
     Args:
-        num_ranks: number of ranks of this node.
-        node_rank: number of this node.
+        num_ranks: number of ranks, of one node.
 
     Raises:
         UserError: as the ranks would.
@@ -25,7 +24,7 @@ def check_early(config: Config, *, num_ranks: int, node_rank: int) -> None:
     from pipetransformer.models.built import refuse_useless_folder
     from pipetransformer.run.folder import folder_of
 
-    if node_rank == 0 and not config.run.resume:
+    if not config.run.resume:
         folder_of(config)
     check_ranks(config, local_size=num_ranks)
     refuse_useless_folder(config.model.name)

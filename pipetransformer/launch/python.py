@@ -79,7 +79,7 @@ def train(
     make = partial(_make_job, model=model, given=given, blocks=blocks, loss=loss, metrics=metrics, collate=collate)
     try:
         found = _trained(settings, here, make, callbacks)
-        found.model(model)
+        found.model(model, which="final" if settings.model.save == "final" else "best")
     except BaseException:
         if world is None and here.size == 1:  # with peers it might wait for them
             close_world()

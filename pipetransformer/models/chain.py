@@ -42,8 +42,8 @@ class Chain(Held):
         rest: type of weights of stem and blocks that are frozen and untrained; None for that of all others.
 
     Attributes:
-        autocasts: whether units compute in half the bits, in bfloat16 or float16. It may change before
-            ``learn_shapes``.
+        autocasts: whether units compute in ``half``, bfloat16 or float16. It may change before ``learn_shapes``.
+        is_compiled: whether blocks run as torch.compile makes them.
         attention: in which type they attend while they train (``adapter/attention.py``).
         stem_modules: the modules of the stem.
         needs_mask: whether texts without padding must bring a mask; they need none in the families of the table.
@@ -83,9 +83,9 @@ class Chain(Held):
                 f"model.name: {name} has batch normalisation, whose statistics would depend on how a batch is cut; "
                 "use a model with layer normalisation"
             )
-        self._half = torch.float16 if precision == "float16" else torch.bfloat16
+        self.half = torch.float16 if precision == "float16" else torch.bfloat16
         self.autocasts = precision in ("bfloat16", "float16")
-        self.attention = WideAttention(0)
+        self.attention, self.is_compiled = WideAttention(0), False
         self.needs_mask = True
         self._bodies = self._whole_bodies()  # the forward of each unit between stem and head
         self._head_row_only = head_row_only and self.family.row is not None
@@ -129,7 +129,7 @@ class Chain(Held):
 
     def autocast(self) -> torch.autocast | nullcontext[None]:
         if self.autocasts:
-            return torch.autocast(self.device.type, dtype=self._half)
+            return torch.autocast(self.device.type, dtype=self.half)
         return nullcontext()
 
     def run(self, units: range, hidden: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -242,7 +242,7 @@ class Chain(Held):
 
     def compile(self) -> None:
         """Has the blocks run as torch.compile makes them, from their next forward on."""
-        self._bodies = [torch.compile(body) for body in self._bodies]
+        self._bodies, self.is_compiled = [torch.compile(body) for body in self._bodies], True
 
     def assume_shapes(self, inputs: Mapping[str, Tensor]) -> None:
         """Remembers every unit's output shape, and takes the chain to be right, where there is nothing but shapes."""

@@ -98,12 +98,12 @@ class StepRunner:
                 paused = clock()
             if step == stop:
                 break
-        if times.spans is not None:
-            self.timeline.add(plan, times, step=drawn)
         self.autopipe.trained(plan, batches[: step - first_step], seconds=clock() - start)
         self.guards.check_weights(last_step=stop - 1)
         epoch_samples = len(engine.datasets["train"]) if calendar.ends_epoch(stop) else None
         self.tell(events.Trained(clock() - start, epoch_samples))
+        if times.spans is not None:
+            self.timeline.add(plan, times, step=drawn)
         return step
 
     def _log(self, step: int, *, seconds: float, counts: Mapping[str, int]) -> None:

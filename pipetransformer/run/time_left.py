@@ -145,7 +145,8 @@ class TimeLeft:
             if ahead is None:
                 continue
             if ahead.cached not in (None, held):
-                advance = self._autopipe.seconds_of(self._autocache.advance_work(ahead.cached, held=held))
+                source = None if held is not None and held > ahead.cached else held  # a thaw clears the cache
+                advance = self._autopipe.seconds_of(self._autocache.advance_work(ahead.cached, held=source))
                 ahead = replace(ahead, spent_seconds=ahead.spent_seconds + advance)
             held = ahead.cached
             found.append(ahead)

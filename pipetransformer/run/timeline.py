@@ -24,10 +24,11 @@ class Timeline:
     Args:
         folder: of the run.
         rank: this rank; rank 0 writes.
+        local_size: number of ranks of a node: the clocks of nodes have nothing in common.
     """
 
-    def __init__(self, folder: Path, *, rank: int) -> None:
-        self._folder, self._is_first = folder, rank == 0
+    def __init__(self, folder: Path, *, rank: int, local_size: int) -> None:
+        self._folder, self._is_first, self._local_size = folder, rank == 0, local_size
         self._seen = set[ParallelPlan]()
         self._events = list[dict[str, Any]]()
 
@@ -43,7 +44,11 @@ class Timeline:
         times.spans = None
         if not self._is_first:
             return
-        number, begin = len(self._seen), min((span.start for part in everyone for span in part), default=0.0)
+        number, size = len(self._seen), self._local_size
+        begins = [  # of each node's first work
+            min((span.start for part in everyone[first : first + size] for span in part), default=0.0)
+            for first in range(0, len(everyone), size)
+        ]
         frozen = f"{plan.frozen} of {plan.num_blocks} frozen"
         name = f"step {step}: {frozen}, pp {plan.pp} x dp {plan.dp}, M {plan.num_microbatches}"
         self._events.append({"name": "process_name", "ph": "M", "pid": number, "args": {"name": name, "step": step}})
@@ -54,7 +59,7 @@ class Timeline:
             for span in part:
                 of = {} if span.microbatch is None else {"stage": span.stage, "micro-batch": span.microbatch}
                 label = span.kind if span.microbatch is None else f"{span.kind} {span.microbatch}"
-                at, length = 1e6 * (span.start - begin), 1e6 * (span.stop - span.start)
+                at, length = 1e6 * (span.start - begins[rank // size]), 1e6 * (span.stop - span.start)
                 place = {"pid": number, "tid": rank, "ts": round(at, 1), "dur": round(length, 1)}
                 self._events.append({"name": label, "cat": span.kind, "ph": "X", **place, "args": of})
         text = json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"})

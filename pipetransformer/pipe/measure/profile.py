@@ -114,7 +114,7 @@ def _kept(key: Mapping[str, object]) -> Profile | None:
 def costs_key(config: Config) -> dict[str, object]:
     """The part of a profile's key that comes from the configuration: all settings that the costs depend on."""
     return {
-        "model": config.model.model_dump(mode="json", exclude={"pretrained"}),
+        "model": config.model.model_dump(mode="json", exclude={"pretrained", "save"}),
         "task": config.task,
         "classes": known_classes(config.data),
         "channels": channels_of(config.data),
@@ -122,7 +122,8 @@ def costs_key(config: Config) -> dict[str, object]:
         "precision": config.train.precision,
         "wide_attention": config.train.wide_attention,
         "float32_matmul": config.train.float32_matmul,
-        "optimizer": [config.train.optimizer, config.train.momentum > 0],
+        "optimizer": [config.train.optimizer, config.train.momentum > 0, config.train.optimizer_options],
+        "beside the weights": [config.train.ema is not None, config.train.compile],
         "weights_apart": weights_apart(config),
         "recompute": config.pipe.recompute,
         "units": config.pipe.units,

@@ -106,7 +106,10 @@ def _shown_steps(run: History) -> list[tuple[str, list[Mapping[str, Any]]]]:
 
 
 _MOST_STEPS = 4
-_STEP_WORDS = "A real step, micro-batches by their numbers; timeline.json in the run's folder opens in ui.perfetto.dev."
+_STEP_WORDS = (
+    "A real step, micro-batches by their numbers (on a GPU, the launches of its kernels); timeline.json in the run's "
+    "folder opens in ui.perfetto.dev."
+)
 _AXES = (("train_s", "time"), ("step", "steps"))
 
 
