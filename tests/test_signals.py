@@ -65,6 +65,7 @@ def test_the_table_tells_how_far_each_rule_is_off(tmp_path: Path) -> None:
     assert rows["norm"]["says"] == "11 11" and rows["norm"]["metric at 4/6"] == pytest.approx(0.842)
 
 
+@pytest.mark.full
 def test_a_run_notes_all_signals(tmp_path: Path) -> None:
     tiny_bert(tmp_path / "bert", layers=6)
     tiny_sst2(tmp_path / "sst2", 60, num_eval_samples=8)

@@ -97,8 +97,8 @@ def packed(names: Sequence[str]) -> dict[str, np.ndarray]:
 
 
 def digest_of(path: Path) -> np.ndarray:
-    """8 bytes that tell a file's content, by its size, beginning and end: uint8 [8]. Small files are read whole; to read
-    all of large ones would take as long as decoding."""
+    """8 bytes that tell a file by its size, beginning and end: uint8 [8]. Small files are read whole; reading all of a
+    large one would take as long as decoding it."""
     size = path.stat().st_size
     digest = hashlib.blake2b(str(size).encode(), digest_size=8)
     with path.open("rb") as file:
