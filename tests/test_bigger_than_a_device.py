@@ -135,7 +135,7 @@ def num_weights() -> int:
         return sum(p.numel() for p in timm.create_model("vit_tiny_patch16_224", **kwargs).parameters())
 
 
-@pytest.mark.parametrize("shard", ["none", "full"])
+@pytest.mark.parametrize("shard", [pytest.param("none", marks=pytest.mark.full), "full"])
 def test_a_model_that_no_rank_could_train_alone(shard: str, ranks: RankPool, tmp_path: Path) -> None:
     limit = NUM_WEIGHTS_BYTES * num_weights() / TOTAL_OVER_LIMIT
     first: Callable[..., list[tuple[Weights | None, Phases]]] = ranks.run  # type: ignore[assignment]

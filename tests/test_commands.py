@@ -141,6 +141,7 @@ def test_a_limit_that_holds_nothing_names_the_smallest_that_would() -> None:
         cut_graph(costs, num_stages=999, link=Link(0, 0.0), recompute=False)
 
 
+@pytest.mark.full
 def test_the_command_prints_under_the_originals_labels(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,7 @@ def test_all_frozen_reduces_the_gradient_of_the_head_alone(ranks: RankPool, cach
         assert probe.data + probe.forward + probe.backward > 0 and probe.backward < probe.seconds
 
 
+@pytest.mark.full
 def test_rows_take_turns_in_one_job(ranks: RankPool) -> None:
     first, second = ranks.run(2, time_in_turn, tuple(TRIALS.values()))
     assert len(first) == len(TRIALS) and first == second and min(first) > 0

@@ -10,34 +10,25 @@ from pathlib import Path
 from typing import get_args
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from laws import TWO_RANKS, Case, deviation, elastic_run, gradient_deviation
-from PIL import Image
 from ranks import RankPool
 from safetensors.torch import load_file
 from test_exactness import reference
-from test_readers import pictures, write_folder
-from test_readers import texts as table
 from tiny import tiny_bert, tiny_sst2
 from torch import nn
 
 from benchmarks.soak.forked import ForkedJob, running
 from pipetransformer import commands
 from pipetransformer.adapter import scaled_step
-from pipetransformer.config import DataConfig, TrainConfig, load_config
+from pipetransformer.config import TrainConfig, load_config
 from pipetransformer.config.learning_rate import learning_rate, share_to_come
-from pipetransformer.data import Batch, ImagePreprocessing, Mixing, describe, load_image_data
-from pipetransformer.data.reading import decoded
 from pipetransformer.dp.optimizer_state import empty_state, make_optimizer, state_factor, state_keys, take_state
 from pipetransformer.engine.loss_scale import LossScale
 from pipetransformer.errors import UserError
-from pipetransformer.inference.samples import _named
-from pipetransformer.inference.saved import Saved, find_saved
+from pipetransformer.inference.saved import find_saved
 from pipetransformer.run.tracking import read_events
-
-PLAIN = ImagePreprocessing(size=16, channels=3, mean=(0.5,) * 3, std=(0.5,) * 3, interpolation="bilinear")
 
 
 def train_config(**changes: object) -> TrainConfig:
@@ -196,60 +187,6 @@ def test_a_loss_is_scaled_as_torch_scales_it() -> None:
     assert (scale.factor, other.factor) == (2.0**15, 2.0**16)
 
 
-# ---- pictures --------------------------------------------------------------------------------------------------------
-
-
-def test_a_batch_is_mixed_alike_however_it_is_cut() -> None:
-    """Each row with its partner of the whole batch, by one share; targets too where there is no picture."""
-    mixing = Mixing(train_config(mixup=0.8, label_smoothing=0.1, seed=3), num_classes=4)
-    batch = Batch(5, (np.array([7, 1, 4]), np.array([2, 9])), 8)
-    partners = mixing.partners(batch.ids, batch, epoch=2)
-    assert sorted(partners) == sorted(batch.ids)
-    assert list(mixing.partners(np.array([9, 4, 9]), batch, epoch=2)) == [partners[4], partners[2], partners[4]]
-    pictures, labels = torch.rand(10, 3, 8, 8), torch.arange(10) % 4
-
-    def mixed(rows: slice, *, hidden: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-        ids, others = torch.from_numpy(batch.ids[rows]), torch.from_numpy(partners[rows])
-        given = (torch.empty(len(ids), 1, 8, 8, device="meta"),) * 2 if hidden else (pictures[ids], pictures[others])
-        return mixing.mixed(given, (labels[ids], labels[others]), epoch=2, index=5)
-
-    before = np.random.get_state()[1].copy()  # type: ignore[union-attr]
-    whole, targets = mixed(slice(5))
-    parts = [mixed(slice(0, 2)), mixed(slice(2, 5))]
-    assert torch.equal(torch.cat([part for part, _ in parts]), whole)
-    assert torch.equal(torch.cat([target for _, target in parts]), targets)
-    assert torch.equal(mixed(slice(5), hidden=True)[1], targets)
-    assert (np.random.get_state()[1] == before).all()  # type: ignore[union-attr]
-    assert targets.sum(1).tolist() == pytest.approx([1.0] * 5) and targets.min() == pytest.approx(0.025)
-    share = (whole[0] - pictures[partners[0]]) / (pictures[batch.ids[0]] - pictures[partners[0]])
-    assert share.std() < 1e-4 or batch.ids[0] == partners[0]
-    with pytest.raises(UserError, match="train.mixup: the model does not say"):
-        Mixing(train_config(mixup=0.8), num_classes=0)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_timms_transforms_depend_on_seed_view_and_sample_alone(channels: int) -> None:
-    settings = {"augment": "timm", "rand_augment": "rand-m9-mstd0.5-inc1", "erasing": 0.5, "max_train_samples": 12}
-    data = DataConfig.model_validate({"name": "digits", **settings})
-    used = replace(PLAIN, channels=channels, mean=(0.5,) * channels, std=(0.5,) * channels)
-
-    def pictures(seed: int) -> torch.Tensor:
-        train = load_image_data(data, info=describe(data), preprocessing=used, seed=seed)["train"]
-        before = torch.get_rng_state()
-        first, second = (train.inputs(np.arange(12), length=16, epoch=epoch)["pixel_values"] for epoch in (0, 1))
-        assert first.shape == (12, channels, 16, 16) and not torch.equal(first, second)
-        alone = train.inputs(np.array([7, 3]), length=16, epoch=1)["pixel_values"]
-        assert torch.equal(alone, second[[7, 3]]) and torch.equal(torch.get_rng_state(), before)
-        assert train.views is None
-        noise = Image.fromarray(np.random.default_rng(0).integers(255, size=(16, 16, 3), dtype=np.uint8))
-        with mock.patch.object(train, "_pictures", mock.Mock(one=lambda number: noise)):
-            alike = train.inputs(np.arange(12), length=16, epoch=0)["pixel_values"]
-        assert len({picture.numpy().tobytes() for picture in alike}) > 6, "each sample has draws of its own"
-        return second
-
-    assert torch.equal(pictures(1), pictures(1)) and not torch.equal(pictures(1), pictures(2))
-
-
 @pytest.mark.parametrize(
     ("override", "line"),
     [
@@ -275,6 +212,17 @@ def test_settings_that_do_not_go_together(override: str, line: str) -> None:
 
 
 # ---- whole runs ------------------------------------------------------------------------------------------------------
+
+
+def write_requests(path: Path, *, label: str) -> Path:
+    """Texts of one or two topics; their number in place of the topics for ``label`` scores."""
+    rows = ["text,label"]
+    for number in range(60):
+        topics = [name for bit, name in enumerate(("bills", "cards", "loans")) if number % 7 & 1 << bit]
+        told = len(topics) + number % 3 / 10 if label == "scores" else ";".join(topics)
+        rows.append(f"about {' and '.join(topics) or 'nothing'} number {number},{told}")
+    path.write_text("\n".join(rows) + "\n")
+    return path
 
 
 def run_of(folder: Path, config: str, *settings: str, ranks: int = 1) -> tuple[str, str]:
@@ -410,113 +358,3 @@ def test_compiled_blocks_train_as_others_do(tmp_path: Path) -> None:
         told = read_events(folder / "x" / "events.jsonl")
         losses.append([event["metrics"]["loss"] for event in told if event["event"] == "evaluation"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-
-
-# ---- tables of several labels, and of numbers ------------------------------------------------------------------------
-
-
-def write_requests(path: Path, *, label: str) -> Path:
-    """Texts of one or two topics; their number in place of the topics for ``label`` scores."""
-    rows = ["text,label"]
-    for number in range(60):
-        topics = [name for bit, name in enumerate(("bills", "cards", "loans")) if number % 7 & 1 << bit]
-        told = len(topics) + number % 3 / 10 if label == "scores" else ";".join(topics)
-        rows.append(f"about {' and '.join(topics) or 'nothing'} number {number},{told}")
-    path.write_text("\n".join(rows) + "\n")
-    return path
-
-
-@pytest.mark.parametrize("kind", ["labels", "scores"])
-def test_tables_of_labels_and_of_numbers(
-    kind: str, tmp_path: Path, texts: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Trained on two ranks, predicted, judged: through the saved folder the same figures as in training."""
-    path = write_requests(tmp_path / "asked.csv", label=kind)
-    own = (f"data.path={path}", "data.eval_fraction=0.3", f"data.label_kind={kind}", f"model.name={texts}/bert")
-    metric = {"labels": "micro_f1", "scores": "pearson"}[kind]
-    out, cause = run_of(tmp_path, "table", *own, "train.lr=3e-3", "train.epochs=6", "train.batch_size=8", ranks=2)
-    assert cause == "", cause
-    summary = json.loads((tmp_path / "x" / "summary.json").read_text())
-    assert commands.main(["evaluate", str(tmp_path / "x"), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["metrics"][metric] == pytest.approx(summary["best_metrics"][metric], abs=1e-3)
-    assert told["confusion"] == [] and [line["name"] for line in told["classes"]] == (
-        ["bills", "cards", "loans"] if kind == "labels" else []
-    )
-    assert commands.main(["predict", str(tmp_path / "x"), str(path), "--json", "--keep", "text"]) == 0
-    first = json.loads(capsys.readouterr().out.splitlines()[0])
-    assert ({"prediction", "bills"} <= first.keys()) == (kind == "labels")
-    assert (first["sample"], first["text"]) == ("1", "about nothing number 0")
-    assert commands.main(["predict", str(tmp_path / "x"), str(path), "--keep", "score,text"]) == 2
-    assert "--keep: score is a column of the output already" in capsys.readouterr().err
-    assert commands.main(["predict", str(tmp_path / "x"), str(path), "--keep", "id"]) == 2
-    assert "no column id; there are text, label" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("kind", ["labels", "scores"])
-def test_their_losses_are_plain(kind: str, ranks: RankPool, tmp_path: Path, texts: str) -> None:
-    path = write_requests(tmp_path / "asked.csv", label=kind)
-    (tmp_path / "bert").symlink_to(f"{texts}/bert")
-    table = ("task=text_classification", "data.name=table", f"data.path={path}", "data.eval_fraction=0.3")
-    case = Case("bert", 2, TWO_RANKS, cached=True, more=(*table, f"data.label_kind={kind}", "train.label_smoothing=0"))
-    weights, gradients = reference(case, str(tmp_path))
-    answers = ranks.run(2, elastic_run, case, str(tmp_path), str(tmp_path))
-    assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
-    assert deviation(answers[0][0], weights) < 1e-10
-
-
-def test_labels_are_read_as_they_are_written() -> None:
-    saved = Saved(Path(), "text_classification", None, {}, None)
-    assert _named([0, 1, None, "a", [1, 2]], saved) == ["0", "1", "", "a", "1;2"]
-
-
-def test_a_column_of_numbers_is_told_how_to_be_predicted(tmp_path: Path) -> None:
-    path = write_requests(tmp_path / "asked.csv", label="scores")
-    load = {"eval_fraction": 0.3, "text_columns": ("text",), "label_column": "label"}
-    with pytest.raises(UserError, match=r"names or whole numbers are needed; .* give data.label_kind=scores"):
-        table("table", path, **load)
-    path.write_text("text,label\na,1.5\nb,\nc,2.5\n")
-    with pytest.raises(UserError, match=r"asked.csv: row 1: there is no number in column label"):
-        table("table", path, label_kind="scores", **load)
-
-
-# ---- pictures in their files -----------------------------------------------------------------------------------------
-
-
-def test_shards_of_a_stream_are_told(tmp_path: Path) -> None:
-    (tmp_path / "train-0000.tar").touch()
-    with pytest.raises(UserError, match="shards of WebDataset are not read, as a stream has no order to resume by"):
-        pictures("image_folder", tmp_path)
-
-
-def test_folders_of_other_pictures_are_other_data(tmp_path: Path) -> None:
-    """Of the same names and sizes: what is cached, or resumed, of one is not of the other."""
-    prints = []
-    for shade in (10, 200):
-        folder = tmp_path / str(shade)
-        for split, name in (("train", "a"), ("train", "b"), ("val", "a")):
-            (folder / split / name).mkdir(parents=True)
-            Image.new("RGB", (32, 32), (shade, 0, 0)).save(folder / split / name / "0.bmp")
-        prints.append({split: data.fingerprint for split, data in pictures("image_folder", folder).items()})
-    assert prints[0]["train"] != prints[1]["train"] and prints[0]["eval"] != prints[1]["eval"]
-
-
-def test_pictures_are_decoded_when_they_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIPETRANSFORMER_CACHE", str(tmp_path / "kept"))
-    train = pictures("image_folder", write_folder(tmp_path / "data"))["train"]
-    assert sum(path.stat().st_size for path in (tmp_path / "kept").rglob("*.npy")) < 2000, "names, no pictures"
-    with mock.patch("pipetransformer.data.pictures.decoded", side_effect=decoded) as seen:
-        train.inputs(np.array([5, 2]), length=32, epoch=0)
-    assert [call.args[0].name for call in seen.call_args_list] == ["1.png", "2.png"]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_torn_picture_is_named_whoever_decodes_it(workers: int, tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "data")
-    torn = folder / "train" / "dog" / "2.png"
-    torn.write_bytes(torn.read_bytes()[:60])
-    few = ("model.name=vit_tiny_patch16_224", "model.pretrained=false", "data.image_size=32")
-    tiny = "model.kwargs={depth: 2, embed_dim: 16, num_heads: 2}"
-    own = (f"data.path={folder}", f"data.num_workers={workers}", *few, tiny, "freeze.policy=none", "train.batch_size=4")
-    _, cause = run_of(tmp_path, "image_folder", *own)
-    assert f"{torn}: the picture cannot be decoded" in cause and "Traceback" not in cause

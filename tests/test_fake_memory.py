@@ -107,7 +107,12 @@ def test_simulated_times_are_the_fitted_ones_where_they_were_fitted() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [Setting("naive-1", 1, 4, checkpoint=None), Setting("pipeline-2", 2, 4, 4)], ids=lambda s: s.name
+    "setting",
+    [
+        Setting("naive-1", 1, 4, checkpoint=None),
+        pytest.param(Setting("pipeline-2", 2, 4, 4), marks=pytest.mark.full),
+    ],
+    ids=lambda s: s.name,
 )
 def test_the_planners_formula_is_near_what_cells_hold(setting: Setting) -> None:
     balance = (9,) if setting.num_devices == 1 else (5, 4)

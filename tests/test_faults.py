@@ -106,7 +106,7 @@ def line_of(phase: Phase, how: How, rank: int) -> str:
     }[how]
 
 
-QUICK = {("backward", "raise"), ("transition", "hang"), ("cache advance", "stop"), ("checkpoint write", "kill")}
+QUICK = {("backward", "raise"), ("transition", "hang"), ("checkpoint write", "kill")}
 QUICK |= {("forward", "sigterm"), ("checkpoint publish", "full disk"), ("checkpoint write", "slow disk")}
 CASES = [
     pytest.param(phase, how, marks=() if (phase, how) in QUICK else pytest.mark.full, id=f"{phase}-{how}")

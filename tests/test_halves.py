@@ -257,8 +257,8 @@ def assert_plain(case: Case, ranks: RankPool, texts: str, folder: Path) -> None:
     assert deviation(answers[0][0], weights) < 1e-10
 
 
-QUICK = ("vit", "beit", "eva", "bert", "distilbert", "gpt2", "llama")
-OTHERS = ("deit", "roberta", "electra", "bert-qa", "distilbert-qa")
+QUICK = ("vit", "bert", "gpt2", "llama")
+OTHERS = ("beit", "eva", "distilbert", "deit", "roberta", "electra", "bert-qa", "distilbert-qa")
 
 
 @pytest.mark.parametrize("model", [*QUICK, *(pytest.param(model, marks=pytest.mark.full) for model in OTHERS)])

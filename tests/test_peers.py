@@ -29,7 +29,7 @@ from pipetransformer.errors import UserError
 DIGITS = CONFIGS / "train_config_digits_no_freeze.yaml"
 
 
-@pytest.mark.parametrize("name", [OURS, HF, pytest.param(HF + KEEPS, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", [OURS, *(pytest.param(name, marks=pytest.mark.full) for name in (HF, HF + KEEPS))])
 def test_both_train_the_same_epoch(name: str, tmp_path: Path) -> None:
     model, data = tiny_bert(tmp_path / "bert"), tiny_sst2(tmp_path / "SST-2", 96, num_eval_samples=8)
     task = peers.texts(data, model, "data.max_train_samples=96", "train.batch_size=8", "train.precision=float32")
@@ -94,6 +94,7 @@ def test_a_round_is_kept_until_code_or_settings_change(tmp_path: Path, monkeypat
     assert str(tmp_path) not in (tmp_path / RUNS).read_text()
 
 
+@pytest.mark.full
 def test_failures_are_one_line(tmp_path: Path) -> None:
     task = peers.texts(tmp_path / "nothing", tiny_bert(tmp_path / "bert"))
     with pytest.raises(UserError, match="^ours: SST-2, bert failed: "):

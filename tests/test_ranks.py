@@ -52,7 +52,10 @@ def test_a_rank_that_raises_frees_its_peers_and_costs_no_worker(ranks: RankPool)
 
 @pytest.mark.parametrize(
     ("how", "told"),
-    [("dies", r"rank 1 of 2 ---\ndied with exit code -9"), ("hangs", "(?s)it stood at.*_last_rank_fails")],
+    [
+        ("dies", r"rank 1 of 2 ---\ndied with exit code -9"),
+        pytest.param("hangs", "(?s)it stood at.*_last_rank_fails", marks=pytest.mark.full),
+    ],
 )
 def test_a_rank_that_dies_or_hangs_is_told_and_replaced(ranks: RankPool, how: str, told: str) -> None:
     with pytest.raises(AssertionError, match=told):

@@ -103,7 +103,7 @@ def test_nodes_have_clocks_of_their_own(tmp_path: Path) -> None:
 # ---- of real runs ----------------------------------------------------------------------------------------------------
 
 TIMED = (
-    *("train.epochs=8", "data.image_size=32", "train.batch_size=32", "log.wandb=disabled", "log.report=false"),
+    *("train.epochs=24", "data.image_size=32", "train.batch_size=32", "log.wandb=disabled", "log.report=false"),
     *("run.id=x", "run.overwrite=true", "train.precision=float32", "log.every=5"),
 )
 
@@ -140,17 +140,17 @@ def timed_run(world: World, overrides: tuple[str, ...], folder: str) -> list[tup
 def test_the_time_left_is_within_a_fifth(
     policy: tuple[str, ...], world_size: int, ranks: RankPool, tmp_path: Path
 ) -> None:
-    (told, *_) = ranks.run(world_size, timed_run, policy, str(tmp_path), timeout=180)
+    (told, *_) = ranks.run(world_size, timed_run, policy, str(tmp_path), timeout=300)
     assert len(told) == 3
     for true, least, most in told:
-        assert least == most and abs(most - true) <= 0.2 * true + 0.5, told
+        assert least == most and abs(most - true) <= 0.2 * true, told
 
 
 @pytest.mark.full
 def test_under_guarded_it_is_a_range_with_the_truth_in_it(ranks: RankPool, tmp_path: Path) -> None:
-    (told, *_) = ranks.run(2, timed_run, ("freeze.policy=guarded", "train.epochs=12"), str(tmp_path), timeout=180)
+    (told, *_) = ranks.run(2, timed_run, ("freeze.policy=guarded",), str(tmp_path), timeout=300)
     for true, least, most in told:
-        assert least - 0.3 <= true <= most + 0.3, told
+        assert least <= true <= most, told
 
 
 def test_the_timeline_has_a_real_step_of_each_plan(ranks: RankPool, tmp_path: Path) -> None:
