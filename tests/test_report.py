@@ -154,7 +154,7 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
     assert said[0] == "resumed with another setting: train.lr: 1 -> 2"
     blocks = PLAN.num_blocks
     assert said[2:6] == [
-        "freeze.guard: too few samples, or steps (20), to judge a freeze; no samples are set aside",
+        "freeze.guard: too few steps (20; more than 250 are needed) to judge a freeze; no samples are set aside",
         "nothing more will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this run "
         "that the guard can judge; give a shorter freeze.every, or freeze.guard=false",
         f"blocks to be frozen, of {blocks}: 2 from step 0 on, {blocks} from step 9 on, as far as the guard allows",
@@ -169,8 +169,9 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
     undone = "step 13: the freeze is undone: loss of the samples set aside 0.5000, predicted 0.4000 ± 0.0500"
     assert undone in said
     assert (
-        "linear probe: a linear head behind the stem and each block explains 0.10 0.55 0.50 of the labels' variance; "
-        "the blocks compute 0.50 of what the stem leaves open: start with 1 of 2 blocks frozen (0.0 s)"
+        "linear probe: before any training, the blocks hold 50% of what the stem does not tell of the labels: start with 1 "
+        "of 2 blocks frozen (0.0 s; labels' variance that a linear head explains behind the stem and each block: 0.10 "
+        "0.55 0.50)"
     ) in said
     asks = "step 6: freeze.policy none asks for 7 frozen blocks (predicted: 7 would save 2.0 s for 0.5 s); 5, because "
     for once in (f"{asks}it is so", "AutoFreeze wants 5", "no cache: no memory"):

@@ -103,7 +103,7 @@ def test_nodes_have_clocks_of_their_own(tmp_path: Path) -> None:
 # ---- of real runs ----------------------------------------------------------------------------------------------------
 
 TIMED = (
-    *("train.epochs=24", "data.image_size=32", "train.batch_size=32", "log.wandb=disabled", "log.report=false"),
+    *("data.image_size=32", "train.batch_size=32", "log.wandb=disabled", "log.report=false"),
     *("run.id=x", "run.overwrite=true", "train.precision=float32", "log.every=5"),
 )
 
@@ -131,9 +131,15 @@ def timed_run(world: World, overrides: tuple[str, ...], folder: str) -> list[tup
 @pytest.mark.parametrize(
     "policy",
     [
-        ("freeze.policy=schedule", "freeze.max_frozen=4", "freeze.guard=false"),
-        ("freeze.policy=static", "freeze.max_frozen=4", "freeze.warmup=2 epochs", "freeze.guard=false"),
-        ("freeze.policy=none",),
+        ("freeze.policy=schedule", "freeze.max_frozen=4", "freeze.guard=false", "train.epochs=24"),
+        (
+            "freeze.policy=static",
+            "freeze.max_frozen=4",
+            "freeze.warmup=2 epochs",
+            "freeze.guard=false",
+            "train.epochs=16",
+        ),
+        ("freeze.policy=none", "train.epochs=6"),
     ],
 )
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -148,7 +154,7 @@ def test_the_time_left_is_within_a_fifth(
 
 @pytest.mark.full
 def test_under_guarded_it_is_a_range_with_the_truth_in_it(ranks: RankPool, tmp_path: Path) -> None:
-    (told, *_) = ranks.run(2, timed_run, ("freeze.policy=guarded",), str(tmp_path), timeout=300)
+    (told, *_) = ranks.run(2, timed_run, ("freeze.policy=guarded", "train.epochs=24"), str(tmp_path), timeout=300)
     for true, least, most in told:
         assert least <= true <= most, told
 

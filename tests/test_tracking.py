@@ -63,7 +63,7 @@ SUMMARY = Summary(
     train_s=100.0, eval_s=20.0, transition_s=1.0, cache_advance_s=8.0, setup_s=5.0, save_s=2.0,
     samples_per_s=(812.0, 1203.0),
     peak_memory_bytes=(512_000_000, 498_000_000), transitions=(TRANSITION,),
-    cache=CacheUse(hits=90, misses=10, bytes=CacheBytes(host=180_000_000)), compute_floor_s=88.0,
+    cache=CacheUse(hits=90, misses=10, bytes=CacheBytes(host=180_000_000)), compute_floor_s=88.0, static_step_s=0.1,
     t0_start_s=(0.2, 0.25, 0.3), t0_end_s=(0.21,), resumed_from=None,
 )  # fmt: skip
 
@@ -255,7 +255,7 @@ SUMMARY_KEYS = [
     "run_id", "task", "model", "dataset", "world_size", "epochs", "steps", "global_batch_size", "seed", "metrics",
     "best_metrics", "wall_s", "train_s", "eval_s", "transition_s", "cache_advance_s", "setup_s", "save_s",
     "samples_per_s",
-    "peak_memory_bytes", "transitions", "cache", "compute_floor_s", "t0_start_s", "t0_end_s",
+    "peak_memory_bytes", "transitions", "cache", "compute_floor_s", "static_step_s", "t0_start_s", "t0_end_s",
     "resumed_from",
 ]  # fmt: skip
 TRANSITION_KEYS = [

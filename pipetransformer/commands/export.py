@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from pipetransformer.inference import find_saved
+    from pipetransformer.inference.samples import label_column, text_columns
 
     run_dir, folder = arguments.model.expanduser(), arguments.folder.expanduser()
     saved = find_saved(run_dir, which="final" if arguments.final else "best")
@@ -33,6 +34,9 @@ def run(arguments: argparse.Namespace) -> None:
     with writing(folder, key="FOLDER"):
         shutil.copytree(saved.folder, folder)
         (folder / "README.md").write_text(_card(saved, run_dir), encoding="utf-8")
+        if saved.task == "text_classification":
+            told = saved.settings | {"text_columns": text_columns(saved), "label_column": label_column(saved)}
+            (folder / "config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     print(f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}")
 
 

@@ -2,11 +2,12 @@
 
 from pipetransformer.freeze.controller import AutoFreeze, FreezeDecision
 from pipetransformer.freeze.freezing import Freezing
-from pipetransformer.freeze.guard import Guard, GuardSize, Verdict, guard_size
+from pipetransformer.freeze.guard import FEWEST_STEPS, Guard, GuardSize, Verdict, guard_size
 from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy
 from pipetransformer.freeze.probe import NOISE, free_blocks, transfer
 
 __all__ = [
+    "FEWEST_STEPS",
     "NOISE",
     "AutoFreeze",
     "FreezeDecision",

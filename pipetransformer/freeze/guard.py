@@ -21,6 +21,8 @@ import numpy as np
 _TENTATIVE = 2  # intervals
 _FEWEST_FITTED, _MOST_FITTED = 3, 5  # passes, for a line through them
 _LEAST_EVERY = 50  # steps between two passes
+FEWEST_STEPS = (_FEWEST_FITTED + _TENTATIVE) * _LEAST_EVERY
+"""A run needs more than these, for a freeze to be judged in it."""
 _MOST_SAMPLES, _MOST_SHARE = 1000, 0.1  # of the training samples
 _ENOUGH = 256  # samples
 _MOST_COST = 0.03  # of the steps' work, where a step does three forwards' work a sample

@@ -89,8 +89,8 @@ def read_samples(
 
 def _table(path: Path, saved: Saved, *, columns: Sequence[str], label: str | None, labelled: bool) -> Samples:
     there = column_names(path)
-    wanted = tuple(columns) or _columns(saved)
-    label = label or _label_column(saved)
+    wanted = tuple(columns) or text_columns(saved)
+    label = label or label_column(saved)
     if not all(name in there for name in wanted):
         told = f"{path}: no column {', '.join(name for name in wanted if name not in there)}; there are"
         raise UserError(f"{told} {', '.join(there)}; name the texts with --columns")
@@ -113,23 +113,24 @@ def _numbered(samples: list[tuple[str, ...]], labels: list[str], *, width: int) 
 
 def _width(saved: Saved) -> int:
     """The number of texts of a sample."""
-    return 2 if saved.task == "question_answering" else len(_columns(saved))
+    return 2 if saved.task == "question_answering" else len(text_columns(saved))
 
 
-def _columns(saved: Saved) -> tuple[str, ...]:
+def text_columns(saved: Saved) -> tuple[str, ...]:
     """The columns of the texts that the model was trained on."""
     if saved.task == "question_answering":
         return ("question", "context")
     data = saved.config.data if saved.config is not None else None
     if data is None:
-        return ("text",)
+        return tuple(saved.settings.get("text_columns", ("text",)))  # of a folder that export made
     return GLUE[data.name].columns if data.name in GLUE else data.text_columns
 
 
-def _label_column(saved: Saved) -> str:
+def label_column(saved: Saved) -> str:
+    """The column of the labels that the model was trained on."""
     data = saved.config.data if saved.config is not None else None
     if data is None:
-        return "label"
+        return str(saved.settings.get("label_column", "label"))
     return GLUE[data.name].label if data.name in GLUE else data.label_column
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipetransformer.config import Config
 from pipetransformer.data import SET_ASIDE, Dataset
 from pipetransformer.data.reading import LABEL_MARK
-from pipetransformer.freeze import NOISE, FreezeDecision, Freezing, Verdict, transfer
+from pipetransformer.freeze import FEWEST_STEPS, NOISE, FreezeDecision, Freezing, Verdict, transfer
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.run.events import Advanced, Moved, NotSaved
@@ -70,12 +70,12 @@ def of_probe(scores: Sequence[float] | None, *, free: int, seconds: float) -> st
     if scores is None:
         return "linear probe: there is none for questions, whose labels are positions"
     each = " ".join(f"{score:.2f}" for score in scores)
-    advice = f"start with {free or 'none'} of {len(scores) - 1} blocks frozen"
+    held, advice = f"{transfer(scores):.0%}", f"start with {free or 'none'} of {len(scores) - 1} blocks frozen"
     if transfer(scores) < NOISE:
-        advice = "do not freeze here"
+        advice = "do not freeze here: training must change them"
     return (
-        f"linear probe: a linear head behind the stem and each block explains {each} of the labels' variance; the "
-        f"blocks compute {transfer(scores):.2f} of what the stem leaves open: {advice} ({seconds:.1f} s)"
+        f"linear probe: before any training, the blocks hold {held} of what the stem does not tell of the labels: "
+        f"{advice} ({seconds:.1f} s; labels' variance that a linear head explains behind the stem and each block: {each})"
     )
 
 
@@ -90,12 +90,17 @@ def of_start(run_id: str, config: Config, plan: ParallelPlan, *, total_steps: in
     )
 
 
-def of_freezing(freezing: Freezing, *, plan: ParallelPlan, total_steps: int) -> Iterator[str]:
-    """What the freeze policy will do, as far as it is known before training, and warnings."""
+def of_freezing(freezing: Freezing, config: Config, *, plan: ParallelPlan, total_steps: int) -> Iterator[str]:
+    """How pictures are cached, and what the freeze policy will do, as far as it is known before training; warnings."""
+    if config.data.augment != "none" and isinstance(config.cache.views, int):
+        yield f"augmented pictures: {config.cache.views} views of each in turn (cache.views)"
     if not total_steps:
         return
     if freezing.lacks_guard:
-        yield f"freeze.guard: too few samples, or steps ({total_steps}), to judge a freeze; no samples are set aside"
+        too_few = (
+            f"steps ({total_steps}; more than {FEWEST_STEPS} are needed)" if total_steps <= FEWEST_STEPS else "samples"
+        )
+        yield f"freeze.guard: too few {too_few} to judge a freeze; no samples are set aside"
     if freezing.never:
         judged = " that the guard can judge; give a shorter freeze.every, or freeze.guard=false"
         yield (

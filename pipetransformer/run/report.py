@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from pipetransformer.config import Config
 from pipetransformer.config.calendar import Calendar
+from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.device import peak_memory_bytes
 from pipetransformer.process.world import World
@@ -63,7 +64,7 @@ class Report:
         self._is_open = self._has_declined = False
         self._held, self._last_decided = (0, 0), (0, "")
         self._peak_bytes = self._cached_bytes = 0
-        self._t0_start: tuple[float, ...] = ()
+        self._layouts: StaticLayouts | None = None  # that were timed
         self._t0_end: tuple[float, ...] = ()
         self._lock: IO[str] | None = None
 
@@ -102,10 +103,10 @@ class Report:
         """Records the measurements, and starts the compute floor from them."""
         layouts, profile = event.layouts, event.profile
         self._floor = ComputeFloor.measured(layouts, profile, world_size=self._world.size)
-        self._t0_start = layouts.rounds
         if not layouts.rounds:
             self._tracker.line("nothing is timed (pipe.measure is false): plans come from counted work")
             return
+        self._layouts = layouts
         self._tracker.line(lines.of_layouts(layouts))
         self._tracker.event(
             "calibration",
@@ -148,9 +149,7 @@ class Report:
         )
         start = lines.of_start(self.folder.run_id, config, plan, **of_run)
         self._tracker.line(f"{start}; set-up took {self.totals.setup_s:.1f} s")
-        if config.data.augment != "none" and isinstance(config.cache.views, int):
-            self._tracker.line(f"augmented pictures: {config.cache.views} views of each in turn (cache.views)")
-        for line in lines.of_freezing(event.freezing, plan=plan, total_steps=self._total_steps):
+        for line in lines.of_freezing(event.freezing, config, plan=plan, total_steps=self._total_steps):
             self._tracker.line(line)
 
     # ---- decisions and transitions ---------------------------------------------------------------------------------
@@ -371,7 +370,7 @@ class Report:
     @hear.register
     def _finished(self, event: events.Finished) -> None:
         """Collective. Writes and shows the summary."""
-        totals = self.totals
+        totals, timed = self.totals, self._layouts
         peaks, cached = zip(*values_of_ranks((self._peak_bytes, self._cached_bytes)))
         self._tracker.event("end", step=event.steps, metrics=totals.metrics, train_s=totals.train_s)
         totals.wall_s = self._wall_seconds()
@@ -382,7 +381,8 @@ class Report:
             steps=event.steps,
             peak_memory_bytes=peaks,
             device_cache_bytes=max(cached),
-            t0_start_s=self._t0_start,
+            static_step_s=None if timed is None else timed.mean_seconds[timed.best_pp],
+            t0_start_s=() if timed is None else timed.rounds,
             t0_end_s=self._t0_end,
             resumed_from=self.resumed_from,
         )

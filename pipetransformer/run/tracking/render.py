@@ -48,12 +48,21 @@ def _fact_rows(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary.peak_memory_bytes:
         yield "peak memory", ", ".join(map(_megabytes, summary.peak_memory_bytes)) + " (by rank)"
     yield "cache", _cache(summary)
+    if summary.static_step_s is not None and (summary.transitions or summary.cache.hits):
+        yield "without freezing", _unfrozen(summary, summary.static_step_s)
     if summary.train_s > 0 and summary.compute_floor_s > 0 and summary.t0_start_s:
         share = summary.compute_floor_s / summary.train_s
         yield (
             "compute floor",
             f"{summary.compute_floor_s:.1f} s of {summary.train_s:.1f} s trained = {share:.2f}: {_floor(summary)}",
         )
+
+
+def _unfrozen(summary: Summary, step_s: float) -> str:
+    """The time that the run would have taken with nothing frozen, beside its own."""
+    seconds = summary.steps * step_s
+    told = f"about {seconds:.1f} s of training, by the step of {step_s * 1e3:,.0f} ms that was timed before it"
+    return f"{told}; this run: {summary.train_s:.1f} s, {summary.train_s / seconds:.2f} of that"
 
 
 def _floor(summary: Summary) -> str:
