@@ -75,7 +75,8 @@ def of_probe(scores: Sequence[float] | None, *, free: int, seconds: float) -> st
         advice = "do not freeze here: training must change them"
     return (
         f"linear probe: before any training, the blocks hold {held} of what the stem does not tell of the labels: "
-        f"{advice} ({seconds:.1f} s; labels' variance that a linear head explains behind the stem and each block: {each})"
+        f"{advice} ({seconds:.1f} s; the labels' variance that a linear head explains, behind the stem and each "
+        f"block: {each})"
     )
 
 

@@ -121,8 +121,8 @@ class Summary:
         transitions: all transitions, in order.
         cache: the use of the cache.
         compute_floor_s: the compute floor, the run at the speed of its own calibrated static step.
-        static_step_s: seconds of a full step of mean length of the best static layout, timed before training; None where
-            nothing was timed.
+        static_step_s: seconds of a full step of mean length of the best static layout, timed before training; None
+            where nothing was timed.
         t0_start_s: seconds of that step (t0) at the modal length, round by round, before training.
         t0_end_s: the same behind it; empty where nothing was timed.
         resumed_from: name of the checkpoint that the run continued from; None without one.
