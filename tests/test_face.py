@@ -125,8 +125,13 @@ def test_an_export_loads_and_tells_its_figures(
     alone = json.loads(say(capsys, "predict", str(tmp_path / "mine"), str(tmp_path / "new.txt"), "--json"))
     there = json.loads(say(capsys, "predict", str(runs["demo_text"]), str(tmp_path / "new.txt"), "--json"))
     assert alone == there
-    kept = json.loads((tmp_path / "mine" / "config.json").read_text())
-    assert (kept["text_columns"], kept["label_column"]) == (["sentence"], "label"), "a table needs no --columns"
+    config = tmp_path / "mine" / "config.json"
+    kept = json.loads(config.read_text())
+    assert (kept["text_columns"], kept["label_column"]) == (["text"], "label")
+    config.write_text(json.dumps(kept | {"text_columns": ["review"]}))
+    (tmp_path / "new.csv").write_text("review,stars\nthe film is wonderful,5\n")
+    told = say(capsys, "predict", str(tmp_path / "mine"), str(tmp_path / "new.csv"), "--json")
+    assert json.loads(told)["prediction"] == alone["prediction"], "a table needs no --columns"
     assert "is there; give a folder that is not" in refused(
         capsys, "export", str(runs["demo_text"]), str(tmp_path / "mine")
     )

@@ -166,6 +166,7 @@ def test_a_share_of_the_floor_is_called_what_it_is(moved: bool) -> None:
     fields |= {**SUMMARY, "best_metrics": {}, "transitions": [move] * moved, "cache": CacheUse(), "samples_per_s": []}
     fields |= dict.fromkeys([name for name in fields if name.endswith("_s") and fields[name] is None], 1.0)
     fields |= {"t0_start_s": [0.2, 0.25, 0.3], "t0_end_s": [0.5]}
+    fields |= {"static_step_s": 2.0}
     fields |= dict.fromkeys(["epochs", "steps", "global_batch_size", "world_size"], 1)
     console = Console(width=120)
     with console.capture() as captured:
@@ -174,6 +175,10 @@ def test_a_share_of_the_floor_is_called_what_it_is(moved: bool) -> None:
     assert "83.0 s of 100.0 s trained = 0.83: against its own calibrated static step" in told
     assert "250 ms [200 .. 300] before training, 500 ms [500 .. 500] behind it" in told
     assert ("compare the share of a no_freeze run" in told) == moved
+    unfrozen = (
+        "without freezing about 2.0 s of training, by the step of 2,000 ms that was timed before it; this run: 100.0 s"
+    )
+    assert (f"{unfrozen} (+4900%)" in told) == moved, "one that froze nothing has nothing to tell"
 
 
 # ---- results whose code has changed ----------------------------------------------------------------------------------

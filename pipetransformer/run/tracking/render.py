@@ -62,7 +62,7 @@ def _unfrozen(summary: Summary, step_s: float) -> str:
     """The time that the run would have taken with nothing frozen, beside its own."""
     seconds = summary.steps * step_s
     told = f"about {seconds:.1f} s of training, by the step of {step_s * 1e3:,.0f} ms that was timed before it"
-    return f"{told}; this run: {summary.train_s:.1f} s, {summary.train_s / seconds:.2f} of that"
+    return f"{told}; this run: {summary.train_s:.1f} s ({summary.train_s / seconds - 1:+.0%})"
 
 
 def _floor(summary: Summary) -> str:
