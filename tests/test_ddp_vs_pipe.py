@@ -217,15 +217,19 @@ def doubled(world: World, trial: Trial) -> tuple[int, Trial]:
     return world.rank, replace(trial, batch=2 * trial.batch)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(
     ("way", "error", "told"),
     [
-        ("out of memory", OutOfMemory, None),
+        pytest.param(*("out of memory", OutOfMemory, None), marks=pytest.mark.full),
         ("killed", OutOfMemory, None),
-        ("mistake", UserError, "^data.path: nothing is there; give another$"),
-        ("bug", RuntimeError, "(?s)rank 1: ZeroDivisionError: of this rank\n.*in one_fails"),
-        ("sleep", RuntimeError, "(?s)rank .: no answer within 20 s\n.*in one_fails"),
+        pytest.param(*("mistake", UserError, "^data.path: nothing is there; give another$"), marks=pytest.mark.full),
+        pytest.param(
+            *("bug", RuntimeError, "(?s)rank 1: ZeroDivisionError: of this rank\n.*in one_fails"),
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            *("sleep", RuntimeError, "(?s)rank .: no answer within 20 s\n.*in one_fails"), marks=pytest.mark.full
+        ),
     ],
 )
 def test_a_rank_that_fails_ends_its_waiting_peers_and_the_next_ranks_are_new(

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter
 
 from benchmarks.support.ranks import import_path
-from pipetransformer.adapter import run_ranks
+from pipetransformer.adapter import Rendezvous, run_ranks
 from pipetransformer.errors import UserError
 from pipetransformer.launch.node import free_port
 from pipetransformer.process.failure import RankEnd, first_cause
@@ -33,7 +33,7 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 _SCRIPT = Path(__file__).parent / "rank.py"
 _STOP_SECONDS = 5
-_ENDED_BY_LAUNCHER = (-signal.SIGTERM, 128 + signal.SIGTERM)
+_ENDED_BY_LAUNCHER = tuple(each for number in (signal.SIGTERM, signal.SIGQUIT) for each in (-number, 128 + number))
 
 
 class OutOfMemory(Exception):
@@ -84,11 +84,9 @@ class FreshRanks:
                 _SCRIPT,
                 [name, f"{function.__module__}:{function.__qualname__}", str(self._timeout_seconds)],
                 num_ranks=num_ranks,
-                num_nodes=1,
-                node_rank=0,
-                address="127.0.0.1",
-                port=free_port(),
+                rendezvous=Rendezvous.on_loopback(free_port()),
                 stop_seconds=_STOP_SECONDS,
+                saving_seconds=_STOP_SECONDS,
             )
             if ends:
                 # A peer of a rank that ran out of memory fails too, perhaps before that rank has told.
@@ -114,4 +112,6 @@ def _error_of(ends: Mapping[int, RankEnd]) -> Exception:
 
 def _followed(end: RankEnd) -> bool:
     """Whether a rank ended because another one had."""
-    return end.exit_code in _ENDED_BY_LAUNCHER if end.report is None else end.report.followed
+    if end.report is None:
+        return end.exit_code in _ENDED_BY_LAUNCHER
+    return end.report.followed or end.report.ended_by > 0
