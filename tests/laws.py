@@ -76,6 +76,7 @@ class Case:
     class_weights: str = "null"
     max_steps: int | None = None
     ema: float | None = None
+    averaged: bool = False
     mixup: float = 0.0
     cutmix: float = 0.0
     more: tuple[str, ...] = ()
@@ -101,6 +102,7 @@ class Case:
             f"model.dtype={self.dtype}",
             f"train.class_weights={self.class_weights}",
             f"train.ema={'null' if self.ema is None else self.ema}",
+            f"freeze.averaged={str(self.averaged).lower()}",
             f"train.mixup={self.mixup}",
             f"train.cutmix={self.cutmix}",
             f"train.max_steps={'null' if self.max_steps is None else self.max_steps}",
@@ -304,6 +306,7 @@ def plain_loop(
         weights = torch.tensor(len(data) / (len(counts) * counts), dtype=dtype)
     mixing = timm.data.Mixup(train.mixup, train.cutmix, label_smoothing=train.label_smoothing, num_classes=10)
     averages = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+    recent = {name: average.clone() for name, average in averages.items()}
     frozen_from = dict(frozen_at)
     gradients: dict[int, Weights] = {}
     norms = [0.0] * NUM_BLOCKS
@@ -313,6 +316,8 @@ def plain_loop(
             for name, parameter in network.named_parameters():
                 is_fixed = config.model.lora is not None and is_base(name)
                 frozen = is_frozen(name, frozen_from[step], stem=config.freeze.stem)
+                if config.freeze.averages and frozen and parameter.requires_grad:
+                    parameter.data.copy_(recent[name])
                 parameter.requires_grad_(not frozen and not is_fixed)
                 parameter.grad = None
         inputs, labels = data.inputs(batch.ids, length=batch.length, epoch=epoch), data.labels[batch.ids]
@@ -338,6 +343,8 @@ def plain_loop(
             group["lr"] = group["scale"] * train.lr * (ramp if step < warmup else float(shape))
         optimizer.step()
         for name, parameter in network.named_parameters():
+            if parameter.requires_grad:
+                recent[name] = recent[name] + (parameter.detach() - recent[name]) * 16 / (step + 16)
             if parameter.requires_grad and train.ema is not None:
                 decay = min(train.ema, (1 + step) / (10 + step))
                 averages[name] = decay * averages[name] + (1 - decay) * parameter.detach()

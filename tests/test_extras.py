@@ -22,7 +22,7 @@ from torch import nn
 from benchmarks.soak.forked import ForkedJob, running
 from pipetransformer import commands
 from pipetransformer.adapter import scaled_step
-from pipetransformer.config import TrainConfig, load_config
+from pipetransformer.config import Config, TrainConfig, load_config
 from pipetransformer.config.learning_rate import learning_rate, share_to_come
 from pipetransformer.dp.optimizer_state import empty_state, make_optimizer, state_factor, state_keys, take_state
 from pipetransformer.engine.loss_scale import LossScale
@@ -33,6 +33,10 @@ from pipetransformer.run.tracking import read_events
 
 def train_config(**changes: object) -> TrainConfig:
     return TrainConfig.model_validate({"epochs": 4, "batch_size": 8, "lr": 1.0, **changes})
+
+
+def config_with(train: TrainConfig, *overrides: str) -> Config:
+    return load_config("digits", ["freeze.policy=none", *overrides]).model_copy(update={"train": train})
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
     [
         (Case("vit", 2, TWO_RANKS, cached=True, ema=0.8), {"ema": None}),
         (Case("bert", 2, TWO_RANKS, cached=True, ema=0.8, optimizer="sgd", clip=None), {"ema": None}),
+        (Case("vit", 2, TWO_RANKS, cached=True, averaged=True), {"averaged": False}),
+        (Case("bert", 2, TWO_RANKS, cached=True, averaged=True, ema=0.8, optimizer="sgd"), {"averaged": False}),
+        (Case("vit", 2, TWO_RANKS, averaged=True, shard="full"), {"averaged": False}),
+        (Case("vit", 2, TWO_RANKS, averaged=True, units="half"), {"averaged": False}),
         (Case("vit", 2, TWO_RANKS, num_microbatches=4, mixup=0.5, cutmix=1.0), {"mixup": 0.0, "cutmix": 0.0}),
         (Case("vit", 2, TWO_RANKS, cached=True, optimizer="radam"), {"optimizer": "adamw"}),
         (Case("bert", 2, TWO_RANKS, cached=True, optimizer="nadamw", ema=0.5), {"optimizer": "adamw"}),
@@ -97,20 +105,26 @@ def test_the_state_of_every_optimizer_moves_with_its_parameters(name: str) -> No
     state = take_state(first, named)
     second = optimizer(moved)
     for key, parameter in named.items():
-        empty = empty_state(train, parameter, device=torch.device("cpu"))
+        empty = empty_state(config_with(train), parameter, device=torch.device("cpu"))
         assert {k: (v.shape, v.dtype) for k, v in empty.items()} == {
             k: (v.shape, v.dtype) for k, v in state[key].items()
         }
-        assert state_keys(train, parameter) == tuple(state[key])
+        assert state_keys(config_with(train), parameter) == tuple(state[key])
         second.state[parameter] = state[key]
     stepped(name, moved, second, range(2, 4))
     assert all(torch.equal(one, other) for one, other in zip(whole, moved))
 
 
 def test_the_bytes_of_an_optimizer() -> None:
-    assert [state_factor(train_config(optimizer=name)) for name in ("adamw", "sgd", "lion", "adam")] == [2, 1, 1, 2]
-    assert state_factor(train_config(optimizer="sgd", momentum=0.0)) == 0
-    assert state_factor(train_config(optimizer="lion", ema=0.9)) == 2
+    def factor(*overrides: str, **changes: object) -> float:
+        return state_factor(config_with(train_config(**changes), *overrides))
+
+    assert [factor(optimizer=name) for name in ("adamw", "sgd", "lion", "adam")] == [2, 1, 1, 2]
+    assert factor(optimizer="sgd", momentum=0.0) == 0
+    assert factor(optimizer="lion", ema=0.9) == 2
+    assert factor("freeze.policy=guarded", optimizer="lion", ema=0.9) == 3, "blocks freeze with an average"
+    assert factor("freeze.policy=static", optimizer="lion") == 1, "not as published"
+    assert factor("freeze.policy=static", "freeze.averaged=true", optimizer="lion") == 2
 
 
 def test_options_that_an_optimizer_does_not_take() -> None:

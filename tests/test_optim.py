@@ -10,7 +10,7 @@ from ranks import RankPool
 from torch import Tensor, nn
 
 from pipetransformer.adapter import gradient_norms, scaled_step
-from pipetransformer.config import TrainConfig
+from pipetransformer.config import TrainConfig, load_config
 from pipetransformer.config.learning_rate import learning_rate, share_to_come
 from pipetransformer.dp.optimizer_state import OptimizerState, empty_state, state_keys, take_state
 from pipetransformer.engine.optim import build_optimizer, clip_scale, lr_scale, set_learning_rate
@@ -205,8 +205,9 @@ def test_empty_state_is_what_a_stepped_optimizer_keeps(kind: dict[str, object]) 
     assert take_state(optimizer, found) == {}
     step(optimizer, found, 0)
     for name, kept in take_state(optimizer, found).items():
-        empty = empty_state(train, found[name], device=torch.device("cpu"))
-        assert set(kept) == set(empty) == set(state_keys(train, found[name]))
+        config = load_config("digits", ["freeze.policy=none"]).model_copy(update={"train": train})
+        empty = empty_state(config, found[name], device=torch.device("cpu"))
+        assert set(kept) == set(empty) == set(state_keys(config, found[name]))
         assert all((kept[key].shape, kept[key].dtype) == (empty[key].shape, empty[key].dtype) for key in kept)
 
 

@@ -67,9 +67,20 @@ class FreezeConfig(Section):
         description="Before training, a linear head at every boundary, by a share of the training samples: tells how "
         "much of the task the blocks compute already, and with how many frozen ones to start.",
     )
+    averaged: bool | Literal["auto"] = Field(
+        default="auto",
+        description="Whether a block freezes with a moving average of the weights that it had in the last steps, as if "
+        "its learning rate had fallen first, in place of its last ones, as published. Takes the memory of the weights "
+        "once more. `auto`: under `guarded`.",
+    )
     patience: Count = Field(
         default=1, description="A block freezes or thaws only where so many decisions in a row agree (hysteresis)."
     )
+
+    @property
+    def averages(self) -> bool:
+        """Whether blocks freeze with the average of their last weights."""
+        return self.policy == "guarded" if self.averaged == "auto" else self.averaged
 
     @property
     def is_guarded(self) -> bool:

@@ -222,6 +222,12 @@ class Config(Section):
         """Whether the stem is frozen from the first step on."""
         return self.freeze.stem or self.model.lora is not None
 
+    @property
+    def averages(self) -> tuple[str, ...]:
+        """The moving averages of the weights that are kept: ``ema``, to be evaluated and saved; ``recent``, for blocks
+        to freeze with."""
+        return (*(("ema",) if self.train.ema is not None else ()), *(("recent",) if self.freeze.averages else ()))
+
     def fixed_microbatches(self, pp: int) -> int | None:
         """Micro-batches of a pipeline of ``pp`` ranks, where a key gives their number; None where AutoPipe chooses."""
         given = self.train.gradient_accumulation_steps if pp == 1 else None

@@ -3,7 +3,8 @@
 from pipetransformer.dp.controller import Arrival, AutoDP
 from pipetransformer.dp.lent_weights import LentWeights
 from pipetransformer.dp.optimizer_state import (
-    AVERAGE,
+    EMA,
+    RECENT,
     OptimizerState,
     give_state,
     make_optimizer,
@@ -14,7 +15,8 @@ from pipetransformer.dp.reducer import GradientReducer
 from pipetransformer.dp.transfer import Holders, Transfer, execute_transfers, transfers_of
 
 __all__ = [
-    "AVERAGE",
+    "EMA",
+    "RECENT",
     "Arrival",
     "AutoDP",
     "GradientReducer",

@@ -54,7 +54,7 @@ class AutoDP:
     """
 
     def __init__(self, config: Config, *, chain: Chain, world: World, keeps_frozen_state: bool) -> None:
-        self._train, self._chain, self._world = config.train, chain, world
+        self._config, self._chain, self._world = config, chain, world
         self._memory = config.pipe.memory_limit
         self._keeps_frozen_state = keeps_frozen_state
         self._mesh: Mesh | None = None
@@ -92,7 +92,7 @@ class AutoDP:
         self._chain.materialize(unit for unit, ranks in self.weights.items() if self._world.rank in ranks)
         mine = [unit for unit, ranks in state_holders.items() if self._world.rank in ranks]
         return {
-            name: empty_state(self._train, parameter, device=self._chain.device)
+            name: empty_state(self._config, parameter, device=self._chain.device)
             for name, parameter in self._chain.trained_parameters(mine).items()
         }
 
@@ -102,7 +102,7 @@ class AutoDP:
         Args:
             active: the present plan, if a step was taken under it; None before the first step.
         """
-        if not has_state(self._train):
+        if not has_state(self._config):
             return {}
         return {**self._state, **(active.state_ranks() if active is not None else {})}
 
@@ -249,11 +249,11 @@ class AutoDP:
         for unit, ranks in needed.items():
             if rank in ranks and rank not in self._state[unit]:
                 for name, parameter in parameters[unit].items():
-                    state[name] = empty_state(self._train, parameter, device=self._chain.device)
+                    state[name] = empty_state(self._config, parameter, device=self._chain.device)
 
         def state_of(unit: int) -> Iterator[Tensor]:
             named = parameters[unit].items()
-            return (state[name][key] for name, parameter in named for key in state_keys(self._train, parameter))
+            return (state[name][key] for name, parameter in named for key in state_keys(self._config, parameter))
 
         transfers = transfers_of(rank, self._state, needed, ranks_per_node=self._world.local_size)
         return execute_transfers(transfers, rank=rank, tensors=state_of)

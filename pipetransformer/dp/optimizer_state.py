@@ -14,15 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipetransformer.config import TrainConfig
+from pipetransformer.config import Config, TrainConfig
 from pipetransformer.errors import UserError
 
 OptimizerState = dict[str, dict[str, Tensor]]
 """The optimizer's tensors, by parameter name and then by the optimizer's own name for each."""
 
 _FACTORED = frozenset({"adafactorbv", "muon"})  # what the others keep has a parameter's shape, or is one number
-AVERAGE = "ema"
-"""Name of the weights' moving average among them, where there is one."""
+EMA, RECENT = "ema", "recent"
+"""Names of the weights' moving averages among them, where there are such: the one that is evaluated and saved, and the
+one that blocks freeze with."""
 
 
 def make_optimizer(train: TrainConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -56,26 +57,26 @@ def make_optimizer(train: TrainConfig, groups: list[dict[str, Any]]) -> torch.op
         raise UserError(told) from error
 
 
-def has_state(train: TrainConfig) -> bool:
-    """Whether the optimizer keeps anything for a parameter after its first step."""
-    return bool(_tensors(train, (1, 1), torch.float32)) or train.ema is not None
+def has_state(config: Config) -> bool:
+    """Whether anything is kept for a parameter after its first step."""
+    return bool(_tensors(config.train, (1, 1), torch.float32)) or bool(config.averages)
 
 
-def state_keys(train: TrainConfig, parameter: Tensor) -> tuple[str, ...]:
+def state_keys(config: Config, parameter: Tensor) -> tuple[str, ...]:
     """Names of the tensors that are kept for a parameter after its first step, in a fixed order."""
-    return tuple(_kept(train, parameter))
+    return tuple(_kept(config, parameter))
 
 
-def empty_state(train: TrainConfig, parameter: Tensor, *, device: torch.device) -> dict[str, Tensor]:
+def empty_state(config: Config, parameter: Tensor, *, device: torch.device) -> dict[str, Tensor]:
     """Uninitialised state of one parameter, to be filled from a transfer or a checkpoint."""
-    kept = _kept(train, parameter).items()
+    kept = _kept(config, parameter).items()
     return {key: torch.empty(shape, dtype=dtype, device=device) for key, (shape, dtype) in kept}
 
 
-def state_factor(train: TrainConfig) -> float:
+def state_factor(config: Config) -> float:
     """Bytes of the state of a large parameter, per byte of the parameter."""
     side = 64
-    kept = _kept(train, torch.empty(side, side, device="meta")).values()
+    kept = _kept(config, torch.empty(side, side, device="meta")).values()
     return sum(shape.numel() for shape, _ in kept if shape) / side**2
 
 
@@ -98,9 +99,9 @@ def give_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, kept: 
 _Kept = Mapping[str, tuple[torch.Size, torch.dtype]]
 
 
-def _kept(train: TrainConfig, parameter: Tensor) -> _Kept:
-    average = {} if train.ema is None else {AVERAGE: (parameter.shape, parameter.dtype)}
-    return {**_tensors(train, tuple(parameter.shape), parameter.dtype), **average}
+def _kept(config: Config, parameter: Tensor) -> _Kept:
+    averages = dict.fromkeys(config.averages, (parameter.shape, parameter.dtype))
+    return {**_tensors(config.train, tuple(parameter.shape), parameter.dtype), **averages}
 
 
 def _tensors(train: TrainConfig, shape: tuple[int, ...], dtype: torch.dtype) -> _Kept:

@@ -1,36 +1,45 @@
-"""The moving average of the weights that train (Polyak and Juditsky, "Acceleration of stochastic approximation by
-averaging", 1992): evaluated and saved in their place. What is frozen is its own average.
-
-It warms up, as TensorFlow's with ``num_updates`` does: else a short run would save little but the weights that it began
-with.
+"""Moving averages of the weights that train (Polyak and Juditsky, "Acceleration of stochastic approximation by
+averaging", 1992): one that is evaluated and saved in their place, and one that blocks freeze with. What is frozen is
+its own average.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from pipetransformer.dp import AVERAGE, OptimizerState
+from pipetransformer.dp import OptimizerState
+
+_RECENCY = 15
 
 
 class Average:
-    """The averages of some parameters: after each step, ``decay`` of them, less in the first steps, and the rest of the
-    new weights.
+    """The averages of some parameters.
 
     Args:
         parameters: by name.
         state: optimizer state by parameter name; with the averages so far, where there are some. Others begin as the
             weights are.
+        key: the name of the averages in it.
+        decay: gives the share of the averages that stays after a step, from 0; the rest is of the new weights.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], state: OptimizerState, *, decay: float) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        state: OptimizerState,
+        *,
+        key: str,
+        decay: Callable[[int], float],
+    ) -> None:
+        self.key = key
         self._parameters = dict(parameters)
         self._averages = {
-            name: state[name][AVERAGE] if AVERAGE in state.get(name, ()) else parameter.detach().clone()
+            name: state[name][key] if key in state.get(name, ()) else parameter.detach().clone()
             for name, parameter in parameters.items()
         }
         self._decay = decay
@@ -38,7 +47,7 @@ class Average:
     def update(self, step: int) -> None:
         """Takes note of the weights after step ``step``, from 0."""
         if self._parameters:
-            move: Any = get_ema_multi_avg_fn(min(self._decay, (1 + step) / (10 + step)))  # type: ignore[no-untyped-call]
+            move: Any = get_ema_multi_avg_fn(self._decay(step))  # type: ignore[no-untyped-call]
             move([*self._averages.values()], [p.detach() for p in self._parameters.values()], None)
 
     def begin_again(self) -> None:
@@ -49,6 +58,11 @@ class Average:
     def state(self) -> dict[str, Tensor]:
         """The averages by parameter name."""
         return dict(self._averages)
+
+    def copy_to(self, names: Collection[str]) -> None:
+        """Gives some parameters their averages."""
+        for name in names:
+            self._parameters[name].data.copy_(self._averages[name])
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -66,3 +80,16 @@ class Average:
     def _swap(self) -> None:
         for name, parameter in self._parameters.items():
             parameter.data, self._averages[name] = self._averages[name], parameter.data
+
+
+def warmed_up(decay: float) -> Callable[[int], float]:
+    """A decay that is less in the first steps, as TensorFlow's with ``num_updates`` is: else a short run would save
+    little but the weights that it began with."""
+    return lambda step: min(decay, (1 + step) / (10 + step))
+
+
+def recent(step: int) -> float:
+    """The decay of an average of about the last sixteenth of the steps so far, which needs no length of the run:
+    polynomial decay (Shamir and Zhang, "Stochastic gradient descent for non-smooth optimization", ICML 2013, section
+    4)."""
+    return step / (1 + step + _RECENCY)

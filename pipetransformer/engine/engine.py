@@ -132,6 +132,7 @@ class Engine:
         self.close_feeds()
         if self._layout is not None:
             self.stepper.settle_norms(self._layout)
+            self._layout.calm(before=plan.first_active)
         start = perf_counter()
         stepped = None if self._layout is None else self._layout.stepped
         arrival = self.autodp.enter(plan, state=self._left(state or {}), stepped=stepped)
@@ -190,8 +191,7 @@ class Engine:
         self.close_feeds()
         if self._layout is not None:
             self._layout.close()
-            if self._layout.average is not None:
-                self._layout.average.settle()
+            self._layout.settle()
             self._layout = None
         self.autodp.close()
 

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipetransformer.config import Config
-from pipetransformer.dp import AVERAGE, Arrival, GradientReducer, LentWeights, OptimizerState, take_state
-from pipetransformer.engine.average import Average
+from pipetransformer.dp import EMA, RECENT, Arrival, GradientReducer, LentWeights, OptimizerState, take_state
+from pipetransformer.engine.average import Average, recent, warmed_up
 from pipetransformer.engine.executor import Executor, build_executor
 from pipetransformer.engine.objective import Objective
 from pipetransformer.engine.optim import build_optimizer, lr_scale
@@ -33,7 +33,7 @@ class Layout:
             head.
         norm_group: the ranks whose gradients after the reduction are those of one model; None for this rank alone.
         optimizer: the optimizer of ``updated``.
-        average: the moving average of their weights; None for none.
+        averages: moving averages of their weights.
         reducer: the sum of gradients over the replicas.
         executor: forward and backward of this rank's stages.
         stepped: the plan, once an optimizer step was taken under it; None before.
@@ -59,7 +59,7 @@ class Layout:
             self._lent = LentWeights(chain, lenders, group=self.mesh.dp_group)
         chain.freeze(plan.frozen, stem=plan.stem_frozen)
         self.parameters = chain.trained_parameters(plan.units_of(rank))
-        units = {name: chain.unit_of(name) for name in self.parameters}
+        units = self._units = {name: chain.unit_of(name) for name in self.parameters}
         owners = {name: updaters[unit] for name, unit in units.items()}
         self.updated = {name: parameter for name, parameter in self.parameters.items() if rank in owners[name]}
         self.norm_group = dist.group.WORLD if plan.shares_state else self.mesh.pp_group
@@ -67,9 +67,11 @@ class Layout:
         self.part_index = torch.tensor(parts, dtype=torch.int64, device=chain.device)
         scales = [lr_scale(config.train, part, num_blocks=chain.num_blocks) for part in parts]
         self._has_state = {name for name in self.updated if name in arrival.state}
-        ema = config.train.ema
-        self.average = None if ema is None else Average(self.updated, arrival.state, decay=ema)
-        of_optimizer = {name: _without_average(kept) for name, kept in arrival.state.items()}
+        decays = {EMA: warmed_up(config.train.ema or 0.0), RECENT: recent}
+        self.averages = tuple(
+            Average(self.updated, arrival.state, key=key, decay=decays[key]) for key in config.averages
+        )
+        of_optimizer = {name: _without_averages(kept) for name, kept in arrival.state.items()}
         self.optimizer = build_optimizer(
             config.train, self.updated, of_optimizer, lr_scales=dict(zip(self.updated, scales, strict=True))
         )
@@ -93,22 +95,37 @@ class Layout:
     def state(self) -> OptimizerState:
         """This rank's optimizer state, by parameter name."""
         state = take_state(self.optimizer, self.updated)
-        if self.average is not None:
-            for name, average in self.average.state().items():
+        for average in self.averages:
+            for name, kept in average.state().items():
                 if self.stepped is not None or name in self._has_state:
-                    state.setdefault(name, {})[AVERAGE] = average
+                    state.setdefault(name, {})[average.key] = kept
         return state
 
     def forget_state(self) -> None:
         """Deletes the optimizer's state, as if no step had been taken."""
         self.optimizer.state.clear()
         self.stepped, self._has_state = None, set()
-        if self.average is not None:
-            self.average.begin_again()
+        for average in self.averages:
+            average.begin_again()
 
     def averaged(self) -> AbstractContextManager[None]:
-        """A context in which the weights are their moving averages, where there are some."""
-        return nullcontext() if self.average is None else self.average.in_place()
+        """A context in which the weights are those to evaluate and save: their averages, where there are such."""
+        evaluated = self._average(EMA)
+        return nullcontext() if evaluated is None else evaluated.in_place()
+
+    def settle(self) -> None:
+        """Puts the weights to evaluate and save in the place of the others, for good."""
+        if (evaluated := self._average(EMA)) is not None:
+            evaluated.settle()
+
+    def calm(self, *, before: int) -> None:
+        """Collective. Gives the units before ``before``, which freeze now, their averages, where there are such."""
+        if (average := self._average(RECENT)) is not None and before > self.plan.first_active:
+            average.copy_to([name for name in self.updated if self._units[name] < before])
+            self.share()
+
+    def _average(self, key: str) -> Average | None:
+        return next((average for average in self.averages if average.key == key), None)
 
     def gradients(self) -> list[Tensor]:
         """The local gradients in the order of ``updated``."""
@@ -128,5 +145,5 @@ class Layout:
             self._lent.close()
 
 
-def _without_average(kept: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key: value for key, value in kept.items() if key != AVERAGE}
+def _without_averages(kept: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: value for key, value in kept.items() if key not in (EMA, RECENT)}

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.config import TrainConfig
+from pipetransformer.config import Config, TrainConfig
 from pipetransformer.dp import give_state, make_optimizer, state_factor
 
 
@@ -47,9 +47,9 @@ def build_optimizer(
     return optimizer
 
 
-def optimizer_factor(train: TrainConfig) -> float:
+def optimizer_factor(config: Config) -> float:
     """Bytes of weights and optimizer state together, per byte of weights."""
-    return 1.0 + state_factor(train)
+    return 1.0 + state_factor(config)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -147,8 +147,8 @@ class Stepper:
             layout.optimizer.step()
         else:
             scaled_step(layout.optimizer, scale)
-        if layout.average is not None:
-            layout.average.update(step)
+        for average in layout.averages:
+            average.update(step)
         layout.share()
         layout.stepped = layout.plan
         busy = executor.times.forward + executor.times.backward

@@ -52,7 +52,7 @@ class CheckpointStore:
     def __init__(self, config: Config, *, run_dir: Path, job: Job, calendar: Calendar, world: World) -> None:
         train, self._calendar = config.train, calendar
         self.folder, self.damaged = run_dir / "checkpoints", list[str]()
-        self._world, self._stem = world, config.freezes_stem
+        self._world, self._stem, self._averaged = world, config.freezes_stem, config.freeze.averages
         options = config.checkpoint
         # On a CPU, the copy that a write beside training needs would lie where the limit counts.
         is_limited = world.device.type == "cpu" and config.pipe.memory_limit is not None
@@ -92,6 +92,7 @@ class CheckpointStore:
             "plan": engine.plan.as_dict(),
             "state_ranges": {str(unit): _ends(ranks) for unit, ranks in engine.state_holders().items()},
             "identity": self._identity,
+            "averaged": self._averaged,
             "untouched": engine.untouched,
             "step": step,
             "loss_scale": None if (scale := engine.stepper.loss_scale) is None else scale.state_dict(),
@@ -136,13 +137,14 @@ class CheckpointStore:
             holders = {int(unit): range(*ends) for unit, ends in state["state_ranges"].items()}
             for key in ("freeze", "cache", "report"):
                 state[key]
-            step = int(state["step"])
+            step, averaged = int(state["step"]), bool(state.get("averaged", False))  # older ones had none
         except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
             said = f"{type(error).__name__}: {error}"
             raise UserError(f"run.resume: {path / 'state.json'} cannot be read ({said}); delete {path}") from error
         for given, here, what, remedy in (
             (plan.num_blocks, numbering.num_blocks, "blocks", "give the same model"),
             *((saved.get(key, _OLDER.get(key)), value, key, _SAME) for key, value in self._identity.items()),
+            (averaged, self._averaged, "freeze.averaged", f"give freeze.averaged={str(averaged).lower()}"),
             (plan.stem_frozen, self._stem, "freeze.stem", f"give freeze.stem={str(plan.stem_frozen).lower()}"),
         ):
             if given != here:

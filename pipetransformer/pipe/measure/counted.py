@@ -39,7 +39,7 @@ def counted_profile(chain: Chain, dataset: Dataset, *, workload: Workload, confi
     apart, recompute = weights_apart(config), config.pipe.recompute
     costs = count_units(chain, samples, units=share_of_units(chain, world), weights_apart=apart, recompute=recompute)
     counted = dict(zip(lengths, map(together, costs)))
-    factor, link = optimizer_factor(config.train), Link(_LATENCY_NS, _LINK_NS_PER_BYTE)
+    factor, link = optimizer_factor(config), Link(_LATENCY_NS, _LINK_NS_PER_BYTE)
     job = JobCosts(
         by_rows={1: counted[workload.modal_length]},
         **weight_bytes(chain),

@@ -123,7 +123,7 @@ def costs_key(config: Config) -> dict[str, object]:
         "wide_attention": config.train.wide_attention,
         "float32_matmul": config.train.float32_matmul,
         "optimizer": [config.train.optimizer, config.train.momentum > 0, config.train.optimizer_options],
-        "beside the weights": [config.train.ema is not None, config.train.compile],
+        "beside the weights": [*config.averages, config.train.compile],
         "weights_apart": weights_apart(config),
         "recompute": config.pipe.recompute,
         "units": config.pipe.units,
@@ -177,7 +177,7 @@ def _measure(
     job = JobCosts(
         by_rows={rows: costs for (length, rows), costs in found.items() if length == workload.modal_length},
         **weight_bytes(chain),
-        optimizer_factor=optimizer_factor(config.train),
+        optimizer_factor=optimizer_factor(config),
         update_ns_per_byte=update_s * 1e9,
         send=send,
         reduction=reduction,

@@ -63,7 +63,7 @@ def profile_of_shapes(config: Config, hardware: Hardware, *, num_ranks: int) -> 
     if config.train.precision in ("auto", "bfloat16", "float16"):
         halved: dict[str, Any] = {name: tuple(n // 2 for n in getattr(counted, name)) for name in _BYTES}
         counted = replace(counted, **halved)
-    factor, slowest = optimizer_factor(config.train), hardware.between or hardware.inside
+    factor, slowest = optimizer_factor(config), hardware.between or hardware.inside
     ring = 2 * (num_ranks - 1) / num_ranks
     job = JobCosts(
         by_rows={share: counted},
