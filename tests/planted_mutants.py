@@ -141,7 +141,7 @@ PLANTED = (
     ),
     Planted(
         "an optimizer without state has holders of it",
-        *("dp/controller.py", "if not has_state(self._train):", "if False:"),
+        *("dp/controller.py", "if not has_state(self._config):", "if False:"),
         ("tests/test_resume.py",),
     ),
     Planted(

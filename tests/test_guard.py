@@ -98,9 +98,11 @@ def test_a_freeze_is_judged_by_a_curve_before_it_and_with_time_left() -> None:
     [
         (67_349, 32, 3, GuardSize(264, 760)),
         (200_000, 32, 1, GuardSize(782, 1000)),
-        (8_000, 32, 3, GuardSize(89, 256)),  # 3 % of 89 steps of 32 samples, each worth three forwards
-        (8_000, 64, 3, GuardSize(50, 288)),
-        (4_000, 32, 3, GuardSize(53, 152)),  # a seventh of the run
+        (20_000, 32, 3, GuardSize(79, 227)),  # 3 % of 79 steps of 32 samples, each worth three forwards
+        (20_000, 64, 3, GuardSize(50, 250)),  # an eightieth
+        (10_000, 64, 8, GuardSize(50, 128)),
+        (8_000, 32, 3, GuardSize(50, 128)),
+        (4_000, 8, 1, GuardSize(71, 51)),  # a seventh of the run
         (1_000, 32, 10, GuardSize(50, 100)),  # a tenth
         (2_000, 32, 3, None),  # 189 steps
         (10, 1, 100, None),

@@ -103,13 +103,14 @@ def test_it_proposes_a_sixth_or_late_all_but_a_sixth_where_that_pays(
 
 def test_it_waits_where_the_blocks_hold_little_and_proposes_nothing_unwatched_or_unpredicted() -> None:
     def decided(**more: object) -> int:
-        return guarded(12).decide(Signals(3, scores=LITTLE, **{"frozen": 0, "payoff": payoff, **more}))  # type: ignore[arg-type]
+        return guarded(12).decide(Signals(3, **{"scores": LITTLE, "frozen": 0, "payoff": payoff, **more}))  # type: ignore[arg-type]
 
     def payoff(wanted: int) -> Payoff:
         return Payoff(10.0, 1.0)
 
     assert decided(is_watched=True, to_come=0.1) == 10
     assert decided(is_watched=True, to_come=0.11) == 0, "the weights still move"
+    assert decided(is_watched=True, to_come=0.11, scores=None, frozen=2) == 2
     assert decided(is_watched=True, to_come=0.1, payoff=None) == 0
     assert decided(to_come=0.1) == 0, "no one would judge it"
 
@@ -130,6 +131,7 @@ def guarded_run(world: World, folder: str, undoes: bool, shard: str) -> tuple[We
         mock.patch("pipetransformer.pipe.controller.AutoPipe.gains", lambda *_, **__: (10.0, 1.0)),
         frequent_guard(),
         mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, moved: told),
+        mock.patch("pipetransformer.freeze.guarded._LATE", 1.0),
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
         trainer.autofreeze._is_pretrained = True
@@ -137,7 +139,7 @@ def guarded_run(world: World, folder: str, undoes: bool, shard: str) -> tuple[We
     return final_weights(trainer), plans
 
 
-SETTINGS = ("freeze.policy=guarded", "freeze.every=4 steps", "cache.disk_budget=null")
+SETTINGS = ("freeze.policy=guarded", "freeze.averaged=auto", "freeze.every=4 steps", "cache.disk_budget=null")
 
 
 @pytest.mark.parametrize(("undoes", "shard"), [(False, "none"), (True, "none"), (True, "full"), (False, "optimizer")])

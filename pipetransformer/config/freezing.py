@@ -21,8 +21,8 @@ class FreezeConfig(Section):
         "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
         "changes. `plasticity`: the leading blocks whose outputs have settled; all thaw when the learning rate has "
         "fallen to a tenth. `top_down`: `max_frozen` or all but a sixth, a sixth fewer at each decision. `guarded`: "
-        "first as many as a linear probe shows to be free, a half, a sixth or none (none of an untrained model); in "
-        "the last tenth of the learning rates' sum all but a sixth, where that pays and the guard keeps it. `none`: no "
+        "as many as a linear probe shows to be free, a third and more later, a sixth or none (none of an untrained "
+        "model); in the last tenth of the learning rates' sum more, where that pays and the guard keeps it. `none`: no "
         "block, ever. `package.module:Class`: your own, found from the working directory too "
         "(see [extending.md](extending.md)).",
     )
@@ -59,8 +59,8 @@ class FreezeConfig(Section):
     )
     guard_samples: Annotated[int, Ge(2), Le(1000)] | Literal["auto"] = Field(
         default="auto",
-        description="The training samples that the guard sets aside; `auto`: so many that its passes cost little, at "
-        "most a tenth and 1,000. A resumed run keeps its own.",
+        description="The training samples that the guard sets aside; `auto`: an eightieth, and at least 128, as far as "
+        "these are no more than a tenth and 1,000, and its passes cost little. A resumed run keeps its own.",
     )
     probe: bool = Field(
         default=False,

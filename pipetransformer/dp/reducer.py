@@ -170,6 +170,8 @@ class GradientReducer:
         owned = [bucket for bucket in self._buckets if bucket.owner is not None]
         for bucket in owned:
             assert bucket.owner is not None
+            if not self._has_memory:
+                bucket.grow()
             if bucket.owner == self._rank:
                 for name, parameter in bucket.members:
                     parameter.grad = None
@@ -180,6 +182,8 @@ class GradientReducer:
             if bucket.owner != self._rank:
                 for name, parameter in bucket.members:
                     parameter.copy_(bucket.views[name])
+            if not self._has_memory:
+                bucket.shrink()
 
     def close(self) -> None:
         """Removes the hooks and frees the memory of the gradients."""

@@ -24,7 +24,7 @@ _LEAST_EVERY = 50  # steps between two passes
 FEWEST_STEPS = (_FEWEST_FITTED + _TENTATIVE) * _LEAST_EVERY
 """A run needs more than these, for a freeze to be judged in it."""
 _MOST_SAMPLES, _MOST_SHARE = 1000, 0.1  # of the training samples
-_ENOUGH = 256  # samples
+_ENOUGH, _ENOUGH_SHARE = 128, 0.0125  # samples
 _MOST_COST = 0.03  # of the steps' work, where a step does three forwards' work a sample
 
 
@@ -212,7 +212,8 @@ def guard_size(num_samples: int, *, batch_size: int, epochs: int) -> GuardSize |
     """A pass every eighth of an epoch, or every 50 steps where that is longer, over so few samples that all are cheap;
     rarer where those would be too few to tell anything, as far as a seventh of the run.
 
-    With 144 samples every 50 steps, a freeze of a sixth of MiniLM's blocks lay within the noise and was often kept.
+    An eightieth of the training samples, and at least 128 where there are enough. More would tell smaller costs, but
+    nothing learns from them: of few samples that costs as much as freezing does.
 
     Args:
         num_samples: training samples, before any are set aside.
@@ -222,7 +223,8 @@ def guard_size(num_samples: int, *, batch_size: int, epochs: int) -> GuardSize |
     """
     per_epoch, of_a_step = -(-num_samples // batch_size), 3 * _MOST_COST * batch_size
     every = max(_LEAST_EVERY, -(-per_epoch // 8), min(math.ceil(_ENOUGH / of_a_step), per_epoch * epochs // 7))
-    most = int(min(_MOST_SAMPLES, _MOST_SHARE * num_samples, of_a_step * every))
+    enough = max(_ENOUGH, _ENOUGH_SHARE * num_samples)
+    most = int(min(enough, _MOST_SAMPLES, _MOST_SHARE * num_samples, of_a_step * every))
     passes = (-(-(num_samples - most) // batch_size) * epochs - 1) // every
     return None if most < 2 or passes < _FEWEST_FITTED + _TENTATIVE else GuardSize(every, most)
 

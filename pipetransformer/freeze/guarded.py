@@ -12,9 +12,10 @@ _LATE = 0.1  # of the sum of all learning rates
 
 class GuardedPolicy(Policy):
     """Freezes from the first step on as many blocks as are free (``free_blocks``). Where the blocks hold much of the
-    task, more as they become free, and no others; where they hold some, or nothing is known, a sixth more at a time.
-    Where none are free at first, it waits until no more than a tenth of the sum of the learning rates is to come, and
-    then freezes all at once but a sixth, which always trains; after each freeze that was undone, half as many.
+    task, more as they become free, and no others. Elsewhere it waits until no more than a tenth of the sum of the
+    learning rates is to come. Then, where the blocks hold some of the task, or nothing is known, it freezes a sixth
+    more at a time; where none are free, all at once but a sixth, which always trains, and after each freeze that was
+    undone, half as many.
 
     It proposes nothing that is not predicted to save more seconds over the rest of the run than it costs, beyond free
     blocks no more than the guard will judge, and nothing where the probe shows that the blocks hold nothing of the
@@ -55,8 +56,8 @@ class GuardedPolicy(Policy):
         """The number to be frozen beyond what is free, for the guard to judge."""
         frozen, scores, sixth = signals.frozen, signals.scores, -(-self.num_blocks // STAGES)
         left = self.num_blocks - sixth - frozen
-        if left <= 0 or not signals.is_watched or (scores is not None and transfer(scores) < NOISE):
+        if left <= 0 or not signals.is_watched or signals.to_come > _LATE:
             return frozen
-        if first == 0 and signals.to_come > _LATE:
+        if scores is not None and transfer(scores) < NOISE:
             return frozen
         return frozen + min(left, sixth if first else max(sixth, left >> signals.undone))
