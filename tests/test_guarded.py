@@ -96,7 +96,7 @@ def test_it_proposes_a_sixth_or_late_all_but_a_sixth_where_that_pays(
         asked.append(wanted)
         return Payoff(saved, spent)
 
-    signals = Signals(3, frozen, scores=scores, is_watched=True, payoff=payoff, undone=undone, to_come=0.1)
+    signals = Signals(3, frozen, scores=scores, is_watched=True, payoff=payoff, undone=undone, to_come=0.05)
     assert guarded(12).decide(signals) == expected
     assert all(wanted > frozen for wanted in asked) and (expected == frozen or asked == [expected])
 
@@ -108,11 +108,11 @@ def test_it_waits_where_the_blocks_hold_little_and_proposes_nothing_unwatched_or
     def payoff(wanted: int) -> Payoff:
         return Payoff(10.0, 1.0)
 
-    assert decided(is_watched=True, to_come=0.1) == 10
-    assert decided(is_watched=True, to_come=0.11) == 0, "the weights still move"
-    assert decided(is_watched=True, to_come=0.11, scores=None, frozen=2) == 2
-    assert decided(is_watched=True, to_come=0.1, payoff=None) == 0
-    assert decided(to_come=0.1) == 0, "no one would judge it"
+    assert decided(is_watched=True, to_come=0.05) == 10
+    assert decided(is_watched=True, to_come=0.06) == 0, "the weights still move"
+    assert decided(is_watched=True, to_come=0.06, scores=None, frozen=2) == 2
+    assert decided(is_watched=True, to_come=0.05, payoff=None) == 0
+    assert decided(to_come=0.05) == 0, "no one would judge it"
 
 
 def guarded_run(world: World, folder: str, undoes: bool, shard: str) -> tuple[Weights | None, list[tuple[int, int]]]:

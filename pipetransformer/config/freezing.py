@@ -22,8 +22,8 @@ class FreezeConfig(Section):
         "changes. `plasticity`: the leading blocks whose outputs have settled; all thaw when the learning rate has "
         "fallen to a tenth. `top_down`: `max_frozen` or all but a sixth, a sixth fewer at each decision. `guarded`: "
         "as many as a linear probe shows to be free, a third and more later, a sixth or none (none of an untrained "
-        "model); in the last tenth of the learning rates' sum more, where that pays and the guard keeps it. `none`: no "
-        "block, ever. `package.module:Class`: your own, found from the working directory too "
+        "model); in the last twentieth of the learning rates' sum more, where that pays and the guard keeps it. "
+        "`none`: no block, ever. `package.module:Class`: your own, found from the working directory too "
         "(see [extending.md](extending.md)).",
     )
     options: Annotated[dict[str, JsonValue], Allowed("a mapping of names to plain values")] = Field(
