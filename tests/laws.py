@@ -343,8 +343,8 @@ def plain_loop(
             group["lr"] = group["scale"] * train.lr * (ramp if step < warmup else float(shape))
         optimizer.step()
         for name, parameter in network.named_parameters():
-            if parameter.requires_grad:
-                recent[name] = recent[name] + (parameter.detach() - recent[name]) * 16 / (step + 16)
+            if parameter.requires_grad and step % 4 == 3:
+                recent[name] = recent[name] + (parameter.detach() - recent[name]) * 16 / ((step + 1) / 4 + 15)
             if parameter.requires_grad and train.ema is not None:
                 decay = min(train.ema, (1 + step) / (10 + step))
                 averages[name] = decay * averages[name] + (1 - decay) * parameter.detach()

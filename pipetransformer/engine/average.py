@@ -14,7 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipetransformer.dp import OptimizerState
 
-_RECENCY = 15
+_EVERY, _RECENCY = 4, 15
 
 
 class Average:
@@ -25,7 +25,8 @@ class Average:
         state: optimizer state by parameter name; with the averages so far, where there are some. Others begin as the
             weights are.
         key: the name of the averages in it.
-        decay: gives the share of the averages that stays after a step, from 0; the rest is of the new weights.
+        decay: gives the share of the averages that stays after a step, from 0; the rest is of the new weights. 1 leaves
+            them alone.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class Average:
 
     def update(self, step: int) -> None:
         """Takes note of the weights after step ``step``, from 0."""
-        if self._parameters:
-            move: Any = get_ema_multi_avg_fn(self._decay(step))  # type: ignore[no-untyped-call]
+        decay = self._decay(step)
+        if self._parameters and decay < 1.0:
+            move: Any = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
             move([*self._averages.values()], [p.detach() for p in self._parameters.values()], None)
 
     def begin_again(self) -> None:
@@ -91,5 +93,6 @@ def warmed_up(decay: float) -> Callable[[int], float]:
 def recent(step: int) -> float:
     """The decay of an average of about the last sixteenth of the steps so far, which needs no length of the run:
     polynomial decay (Shamir and Zhang, "Stochastic gradient descent for non-smooth optimization", ICML 2013, section
-    4)."""
-    return step / (1 + step + _RECENCY)
+    4). Of every fourth step, because an update reads and writes all weights, as the optimizer's does."""
+    updates, rest = divmod(step + 1, _EVERY)
+    return 1.0 if rest else (updates - 1) / (updates + _RECENCY)
