@@ -123,8 +123,8 @@ def test_the_bytes_of_an_optimizer() -> None:
     assert factor(optimizer="sgd", momentum=0.0) == 0
     assert factor(optimizer="lion", ema=0.9) == 2
     assert factor("freeze.policy=guarded", optimizer="lion", ema=0.9) == 3, "blocks freeze with an average"
-    assert factor("freeze.policy=static", optimizer="lion") == 1, "not as published"
-    assert factor("freeze.policy=static", "freeze.averaged=true", optimizer="lion") == 2
+    assert factor("freeze.policy=schedule", optimizer="lion") == 1, "not as published"
+    assert factor("freeze.policy=schedule", "freeze.averaged=true", optimizer="lion") == 2
 
 
 def test_options_that_an_optimizer_does_not_take() -> None:
