@@ -47,6 +47,9 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+_FREEZES_LATER = ((0, 0, 2), (6, 2, 1), (10, 1, 2), (15, 4, 1))  # what moved, thawed and waited freezes
+
+
 # ---- law 1 -----------------------------------------------------------------------------------------------------------
 
 
@@ -58,6 +61,11 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> str:
         (Case("vit", 2, TWO_RANKS, cached=True, averaged=True), {"averaged": False}),
         (Case("bert", 2, TWO_RANKS, cached=True, averaged=True, ema=0.8, optimizer="sgd"), {"averaged": False}),
         (Case("vit", 2, TWO_RANKS, averaged=True, shard="full"), {"averaged": False}),
+        (Case("vit", 2, _FREEZES_LATER, cached=True, averaged=True, ema=0.7), {"averaged": False}),
+        (
+            Case("vit", 2, ((0, 0, 1), (6, 2, 1), (10, 1, 2), (15, 4, 1)), averaged=True, shard="optimizer"),
+            {"averaged": False},
+        ),
         (Case("vit", 2, TWO_RANKS, averaged=True, units="half"), {"averaged": False}),
         (Case("vit", 2, TWO_RANKS, num_microbatches=4, mixup=0.5, cutmix=1.0), {"mixup": 0.0, "cutmix": 0.0}),
         (Case("vit", 2, TWO_RANKS, cached=True, optimizer="radam"), {"optimizer": "adamw"}),

@@ -88,6 +88,14 @@ CASES = {
         ),
         *(["checkpoint.every=1 epoch"], 11, "step-00000010"),
     ),
+    "with the average of their weights": (
+        Case("vit", 2, ((0, 0, 2), (4, 1, 1), (10, 3, 2), (16, 4, 1)), 2, averaged=True, shard="optimizer"),
+        *(["checkpoint.every=1 epoch"], 11, "step-00000010"),
+    ),
+    "with that of weights cut otherwise": (
+        Case("vit", 2, ((0, 0, 2), (4, 1, 1), (10, 0, 2), (16, 4, 1)), 2, cached=True, averaged=True, ema=0.7),
+        *(["checkpoint.every=3 steps"], 13, "step-00000012"),
+    ),
     "and weights would rest": (
         *(Case("vit", 2, ((0, 0, 2), (10, 3, 2), (16, 0, 2)), dtype="bfloat16"), ["checkpoint.every=1 epoch"], 11),
         "step-00000010",
@@ -129,6 +137,7 @@ def test_halves_that_rest_may_be_blocks_after_a_resumption(ranks: RankPool, tmp_
     ("change", "said"),
     [
         ("model.dtype=bfloat16", "model.dtype float32 and this one has bfloat16; give the same model"),
+        ("freeze.averaged=true", "freeze.averaged False and this one has True; give freeze.averaged=false"),
         ("model.lora.r=4", r"model.lora None and this one has \{'r': 4"),
     ],
 )
