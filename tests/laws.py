@@ -316,7 +316,7 @@ def plain_loop(
             for name, parameter in network.named_parameters():
                 is_fixed = config.model.lora is not None and is_base(name)
                 frozen = is_frozen(name, frozen_from[step], stem=config.freeze.stem)
-                if config.freeze.averages and frozen and parameter.requires_grad:
+                if config.freeze.is_averaged and frozen and parameter.requires_grad:
                     parameter.data.copy_(recent[name])
                 parameter.requires_grad_(not frozen and not is_fixed)
                 parameter.grad = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipetransformer.commands import bench, main
+from pipetransformer.commands import main
 from pipetransformer.errors import UserError
 from pipetransformer.graphs.analysis.cut import cut_graph
 from pipetransformer.graphs.analysis.ftpipe import (
@@ -382,18 +384,25 @@ def test_an_unknown_benchmark_is_one_line(capsys: pytest.CaptureFixture[str]) ->
     assert "bench: 'resnet101-sped' is not a benchmark; did you mean resnet101-speed?" in line
 
 
+_BENCH = """
+import sys
+from pathlib import Path
+from pipetransformer.commands import bench, main
+bench._FOLDER = Path(sys.argv[1])
+sys.exit(main(["bench", "a-script", *sys.argv[2:]]))
+"""
+
+
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_benchmark_gets_its_arguments_and_its_exit_code_is_the_commands(
-    code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    given = ["--repeats", "2", "--help", str(tmp_path / "told")]
-    script = 'import sys\nfrom pathlib import Path\nPath(sys.argv[-1]).write_text("\\n".join(sys.argv[1:]))\n'
+def test_the_command_becomes_the_benchmark_with_its_arguments(code: int, tmp_path: Path) -> None:
+    """Its exit code is the command's, and a signal that ends the command ends it."""
+    given = ["--repeats", "2", "--help"]
     (tmp_path / "a_script").mkdir()
-    (tmp_path / "a_script" / "__main__.py").write_text(f"{script}sys.exit({code})\n")
-    monkeypatch.setattr(bench, "_FOLDER", tmp_path)
-    try:
-        ended = main(["bench", "a-script", *given])
-    except SystemExit as exit_:
-        ended = exit_.code  # type: ignore[assignment]
-    assert ended == code
-    assert (tmp_path / "told").read_text().splitlines() == given
+    (tmp_path / "a_script" / "__main__.py").write_text(
+        f"import os, sys\nprint(os.getpid(), *sys.argv[1:], sep='\\n')\nsys.exit({code})\n"
+    )
+    command = [sys.executable, "-c", _BENCH, str(tmp_path), *given]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
+        told, _ = started.communicate(timeout=60)
+    assert started.returncode == code
+    assert told.splitlines() == [str(started.pid), *given]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -44,10 +43,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _start(script: Path, *arguments: str) -> None:
+    """Becomes the script, so that a signal that ends the command ends the benchmark. Does not return."""
     path = os.pathsep.join(filter(None, [str(_FOLDER.parent), os.environ.get("PYTHONPATH")]))
-    ended = subprocess.run([sys.executable, str(script), *arguments], env={**os.environ, "PYTHONPATH": path})
-    if ended.returncode:
-        sys.exit(ended.returncode)
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, str(script), *arguments], {**os.environ, "PYTHONPATH": path})
 
 
 def _summary(script: Path) -> str:

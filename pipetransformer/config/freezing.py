@@ -78,7 +78,7 @@ class FreezeConfig(Section):
     )
 
     @property
-    def averages(self) -> bool:
+    def is_averaged(self) -> bool:
         """Whether blocks freeze with the average of their last weights."""
         return self.policy == "guarded" if self.averaged == "auto" else self.averaged
 

@@ -226,7 +226,7 @@ class Config(Section):
     def averages(self) -> tuple[str, ...]:
         """The moving averages of the weights that are kept: ``ema``, to be evaluated and saved; ``recent``, for blocks
         to freeze with."""
-        return (*(("ema",) if self.train.ema is not None else ()), *(("recent",) if self.freeze.averages else ()))
+        return (*(("ema",) if self.train.ema is not None else ()), *(("recent",) if self.freeze.is_averaged else ()))
 
     def fixed_microbatches(self, pp: int) -> int | None:
         """Micro-batches of a pipeline of ``pp`` ranks, where a key gives their number; None where AutoPipe chooses."""

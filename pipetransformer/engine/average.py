@@ -14,7 +14,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from pipetransformer.dp import OptimizerState
 
-_EVERY, _RECENCY = 4, 15
+_EVERY = 4  # steps from one update to the next: weights a step apart are almost alike
+_RECENCY = 15  # the average is of about the last sixteenth of the steps
 
 
 class Average:

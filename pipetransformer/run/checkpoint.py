@@ -52,7 +52,7 @@ class CheckpointStore:
     def __init__(self, config: Config, *, run_dir: Path, job: Job, calendar: Calendar, world: World) -> None:
         train, self._calendar = config.train, calendar
         self.folder, self.damaged = run_dir / "checkpoints", list[str]()
-        self._world, self._stem, self._averaged = world, config.freezes_stem, config.freeze.averages
+        self._world, self._stem, self._averaged = world, config.freezes_stem, config.freeze.is_averaged
         options = config.checkpoint
         # On a CPU, the copy that a write beside training needs would lie where the limit counts.
         is_limited = world.device.type == "cpu" and config.pipe.memory_limit is not None
