@@ -208,3 +208,25 @@ def test_recipes_are_chosen_by_other_lines_than_they_are_judged_by(
     assert read["judged"][0] <= set(lines[:60]) and read["tuned"][0] <= set(lines[60:])
     assert not read["judged"][1] & (read["tuned"][0] | read["tuned"][1]) and not read["tuned"][0] & read["tuned"][1]
     assert len(read["judged"][1]) == 44 and 30 <= len(read["tuned"][1]) <= 40
+
+
+def test_each_seed_chooses_by_other_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_sst2(tmp_path / "SST-2", 120, num_eval_samples=4)
+    source = tmp_path / "SST-2" / "train.tsv"
+    header, *lines = source.read_text().splitlines()
+    shorter = [f"{' '.join(line.split(chr(9))[0].split()[:4])}\t1" for line in lines]
+    source.write_text("\n".join([header, *lines, *shorter]) + "\n")
+    monkeypatch.setattr(sst2, "_TUNED_FROM", 20)
+    monkeypatch.setattr(sst2, "_FEWEST_WORDS", 3)
+    read = []
+    for seed in (0, 1):
+        hold_out(tmp_path / "SST-2", tmp_path / str(seed), num_train=10, num_held_out=40, part="tuned", seed=seed)
+        texts = [(tmp_path / str(seed) / f"{name}.tsv").read_text().splitlines()[1:] for name in ("train", "dev")]
+        read.append([[line.split("\t")[0] for line in part] for part in texts])
+    hold_out(tmp_path / "SST-2", tmp_path / "judged", num_train=10, num_held_out=40, part="judged")
+    table = (tmp_path / "judged" / "dev.tsv").read_text()
+    for train, judged in read:
+        assert any(f"{phrase} " in text for phrase in judged for text in judged), "phrases are judged too"
+        assert not any(phrase in text for phrase in train for text in judged)
+        assert not any(text in table for text in judged if len(text.split()) > 4)
+    assert set(read[0][1]) != set(read[1][1]) and set(read[0][0]) != set(read[1][0])

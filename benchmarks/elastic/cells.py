@@ -51,6 +51,7 @@ class Figures:
         steps: number of steps; 0 of a peer.
         cpu: the processor that it ran on.
         start: digest of the weights that it began with, where those depend on the processor; else empty.
+        loss: mean loss of the last evaluation; None of a peer.
     """
 
     curve: tuple[tuple[float, float], ...]
@@ -61,6 +62,7 @@ class Figures:
     steps: int = 0
     cpu: str = field(default_factory=lambda: device_name(torch.device("cpu")))
     start: str = ""
+    loss: float | None = None
 
     @classmethod
     def of(cls, row: Mapping[str, object]) -> Figures:
@@ -179,6 +181,7 @@ class Cell:
                 if event["event"] == "plan"
             ),
             steps=summary["steps"],
+            loss=evaluations[-1]["metrics"].get("loss"),
         )
 
     def _trainer(self) -> Figures:

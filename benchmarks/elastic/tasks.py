@@ -10,11 +10,12 @@ from benchmarks.support.measure import CONFIGS
 from pipetransformer.errors import UserError
 
 __all__ = [
-    *("BASELINE", "DEFAULT", "NUM_HELD_OUT", "NUM_PHRASES", "PEER", "PLANTED", "REDRAWN", "ROWS", "TUNED"),
-    *("Row", "Task", "pictures", "questions", "texts", "tuning_rows"),
+    *("BASELINE", "BY_SEED", "DEFAULT", "NUM_HELD_OUT", "NUM_PHRASES", "PEER", "PLANTED", "REDRAWN", "ROWS", "TUNED"),
+    *("Row", "Task", "pictures", "questions", "texts", "ladder_rows", "recipe_rows"),
 ]
 
 BASELINE, TUNED, DEFAULT, PEER = "no freeze", "no freeze, tuned", "default", "the peer"
+BY_SEED = "{seed}"  # in the place of data that each seed has of its own
 NUM_PHRASES, NUM_HELD_OUT = 2000, 4500  # of SST-2: trained on, and full sentences to judge by
 NUM_PICTURES = 10000  # of the other half of CIFAR-100's classes
 NUM_QUESTIONS = 787  # about 2,000 windows of 128 tokens
@@ -110,7 +111,8 @@ class Task:
         own = row.overrides
         for word, value in numbers.items():
             own = tuple(each.replace(word, str(value)) for each in own)
-        return (*self.overrides, *(self.tuned if row.name == TUNED else ()), *own, f"train.seed={seed}")
+        shared = tuple(each.replace(BY_SEED, str(seed)) for each in self.overrides)
+        return (*shared, *(self.tuned if row.name == TUNED else ()), *own, f"train.seed={seed}")
 
 
 # What an earlier cell has left on disk would be found.
@@ -133,38 +135,49 @@ _TUNED: Mapping[str, tuple[tuple[str, ...], tuple[int, ...], str]] = {
 }
 
 
-# (share of the learning rates' sum that is to come, frozen blocks from there on), of 12 blocks, by kind of task.
-_LADDERS: Mapping[str, tuple[tuple[tuple[float, int], ...], ...]] = {
-    "sst2": (
-        ((1.0, 6),),
-        ((1.0, 4),),
-        ((1.0, 4), (0.45, 6), (0.12, 8)),
-        ((1.0, 3), (0.45, 6), (0.12, 9)),
-        ((1.0, 4), (0.4, 8), (0.12, 10)),
-        ((1.0, 3), (0.4, 8), (0.12, 10)),
+# (share of the learning rates' sum that is to come, frozen blocks from there on), by kind of task and number of blocks.
+_LADDERS: Mapping[tuple[str, int], tuple[tuple[tuple[float, int], ...], ...]] = {
+    ("sst2", 6): (
+        ((1.0, 1),),
+        ((0.5, 1),),
+        ((0.5, 1), (0.05, 2)),
+        ((0.05, 5),),
     ),
-    "cifar100": (((0.1, 10),), ((0.05, 10),), ((0.1, 8),), ((0.3, 2), (0.15, 6), (0.05, 10))),
+    ("sst2", 12): (
+        ((1.0, 4),),
+        ((1.0, 4), (0.5, 6), (0.125, 8)),
+        ((1.0, 4), (0.5, 6), (0.125, 8), (0.05, 10)),
+        ((1.0, 4), (0.05, 10)),
+        ((0.5, 6), (0.05, 10)),
+    ),
+    ("cifar100", 12): (((0.1, 10),), ((0.05, 10),), ((0.1, 8),), ((0.3, 2), (0.15, 6), (0.05, 10))),
 }
+
+
+def ladder_rows(kind: str, num_blocks: int) -> tuple[Row, ...]:
+    """Numbers of frozen blocks over time at the recipe: the default policy comes from their table."""
+    return tuple(map(_ladder, _LADDERS[kind, num_blocks]))
 
 
 def _ladder(steps: tuple[tuple[float, int], ...]) -> Row:
     told = ", ".join(f"{frozen} at {share:g}" for share, frozen in steps)
     options = f"freeze.options={{steps: {[list(step) for step in steps]}}}"
     policy = ("freeze.policy=benchmarks.elastic.ladder:Ladder", options, "freeze.every=16 steps", _UNGUARDED)
-    return Row(f"frozen {told}", policy, 8)
+    return Row(f"frozen {told}", (*policy, "freeze.averaged=true"), 8)
 
 
-def tuning_rows(kind: str) -> tuple[Row, ...]:
-    """Nothing frozen, with other learning rates and epochs: the recipes and what is tuned come from their table. And
-    numbers of frozen blocks over time at the recipe, evaluated at their end: the default policy comes from theirs."""
+def recipe_rows(kind: str) -> tuple[Row, ...]:
+    """Nothing frozen, with other learning rates and epochs: the recipes and what is tuned come from their table."""
     rates, epochs, every = _TUNED[kind]
-    evaluated = f"train.eval_every={every}"
-    recipes = tuple(
-        Row(f"lr {rate}, epochs {count}", (*_NONE, f"train.lr={rate}", f"train.epochs={count}", evaluated), 2)
+    return tuple(
+        Row(
+            f"lr {rate}, epochs {count}",
+            (*_NONE, f"train.lr={rate}", f"train.epochs={count}", f"train.eval_every={every}"),
+            2,
+        )
         for rate in rates
         for count in epochs
     )
-    return (*recipes, *map(_ladder, _LADDERS[kind]))
 
 
 def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PHRASES, tunes: bool = False) -> Task:
@@ -172,7 +185,7 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
 
     Args:
         num_phrases: phrases to train on.
-        tunes: whether the rows are those of ``tuning_rows``.
+        tunes: whether the rows are other recipes and numbers of frozen blocks over time.
 
     Raises:
         UserError: there is no recipe for as many blocks.
@@ -187,10 +200,12 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
     if num_phrases != NUM_PHRASES:
         row_names = (BASELINE, PEER, DEFAULT, *((INVERTED,) if num_blocks == 6 else (REDRAWN, TOO_DEEP)))
     if tunes:
-        name, row_names = f"{name}-tuning", (BASELINE, *(row.name for row in tuning_rows("sst2")))
+        name, tuned_rows = f"{name}-tuning", (*recipe_rows("sst2"), *ladder_rows("sst2", num_blocks))
+        row_names = (BASELINE, *(row.name for row in tuned_rows))
         every = "3 epochs"
-        about = f"{trained} other full sentences; none of these and of the phrases is in the other tables."
-    places = (f"data.path={data}", f"model.name={model.resolve()}")
+        about = f"{trained} other full sentences and phrases of theirs, drawn anew for each seed; none of all these is "
+        about += "in the other tables."
+    places = (f"data.path={data / BY_SEED if tunes else data}", f"model.name={model.resolve()}")
     own = (*places, f"train.lr={lr}", f"train.eval_every={every}")
     return Task(
         name,
@@ -201,7 +216,7 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
         about,
         3,
         row_names,
-        origin=(f"{num_phrases} phrases", f"{NUM_HELD_OUT} sentences", "tuned" if tunes else "judged"),
+        origin=(f"{num_phrases} phrases", f"{NUM_HELD_OUT} sentences", "tuned by seed" if tunes else "judged"),
         redrawn=data.parent / "redrawn",
     )
 
@@ -231,14 +246,14 @@ def pictures(
         origin: digests of the way to its weights and of the pictures.
         start: digest of its weights.
         timm: timm's train.py; None leaves the peer's row out.
-        tunes: whether the rows are those of ``tuning_rows``.
+        tunes: whether the rows are other recipes and numbers of frozen blocks over time.
     """
     own: tuple[str, ...] = (f"data.path={data}", f"model.name={model.resolve()}")
     own = (*own, "train.eval_every=8 epochs") if tunes else own
     judges = "2,500 others; none of these is in the other table" if tunes else "all their test pictures"
     trained = f"Then trained on {NUM_PICTURES:,} pictures of the other classes, and judged on {judges}."
     rows = tuple(row for row in ROWS if row.name != PEER or timm is not None)
-    rows = (*rows[:1], *tuning_rows("cifar100")) if tunes else rows
+    rows = (*rows[:1], *recipe_rows("cifar100"), *ladder_rows("cifar100", 12)) if tunes else rows
     peer = (
         ""
         if tunes

@@ -19,20 +19,22 @@ __all__ = ["hold_out"]
 Row = tuple[str, str]
 Part = Literal["all", "judged", "tuned"]
 _TUNED_FROM = 30_000  # lines of the training file: recipes are chosen by the later ones
+_NUM_LONGER, _FEWEST_WORDS = 3000, 6  # phrases to choose a recipe by, beside the sentences; words of one
 
 
 def hold_out(
     source: Path, target: Path, *, num_train: int, num_held_out: int, part: Part = "all", seed: int = 0
 ) -> None:
-    """Writes ``target/train.tsv`` and ``target/dev.tsv`` from the files of ``source``, drawn by ``seed``.
+    """Writes ``target/train.tsv`` and ``target/dev.tsv`` from the files of ``source``.
 
     ``dev.tsv`` gets the original's own lines and ``num_held_out`` full sentences of its training file; ``train.tsv``
     gets ``num_train`` phrases that are spans of none of these.
 
     Args:
         part: the lines of the training file that phrases come from: ``judged``, the first 30,000; ``tuned``, all
-            others. For ``tuned``, ``dev.tsv`` gets half of the other full sentences alone, and ``train.tsv`` phrases of
-            the other half, so that nothing is chosen by what it is judged by.
+            others. For ``tuned``, ``dev.tsv`` gets half of the other full sentences and up to 3,000 longer phrases of
+            these, and ``train.tsv`` phrases of the other half, so that nothing is chosen by what it is judged by.
+        seed: of ``tuned``: draws the halves, and the phrases of both. What ``judged`` judges by is the same for all.
 
     Raises:
         UserError: if the files cannot be read, or hold too few sentences or phrases.
@@ -41,15 +43,20 @@ def hold_out(
     sentences = _full_sentences(train)
     if len(sentences) < num_held_out:
         raise UserError(f"--sst2: {source} has {len(sentences)} full sentences; hold out fewer than {num_held_out}")
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     order = [sentences[int(i)] for i in random.permutation(len(sentences))]
     held_out, others = order[:num_held_out], order[num_held_out:]
     judged = [*dev, *held_out]
-    if part == "tuned":
-        judged = others[: len(others) // 2]
-        held_out = [*held_out, *judged]
-    away = {span for text, _ in held_out for span in _spans(text)}
+    away = _all_spans(held_out)
     lines = {"all": train, "judged": train[:_TUNED_FROM], "tuned": train[_TUNED_FROM:]}[part]
+    if part == "tuned":
+        random = np.random.default_rng(1 + seed)
+        half = [others[int(i)] for i in random.permutation(len(others))[: len(others) // 2]]
+        lines = [row for row in lines if hash(row[0].strip()) not in away]
+        away, texts = _all_spans(half), {text for text, _ in half}
+        longer = [row for row in lines if hash(row[0].strip()) in away and len(row[0].split()) >= _FEWEST_WORDS]
+        longer = [row for row in longer if row[0] not in texts]
+        judged = [*half, *(longer[int(i)] for i in random.permutation(len(longer))[:_NUM_LONGER])]
     rest = [row for row in lines if hash(row[0].strip()) not in away]
     if len(rest) < num_train:
         raise UserError(f"--sst2: {source} leaves {len(rest)} phrases to train on; train on fewer than {num_train}")
@@ -67,6 +74,10 @@ def _full_sentences(rows: Sequence[Row]) -> list[Row]:
             full.add(text)
             spans.update(_spans(text))
     return [row for row in dict(rows).items() if row[0] in full]
+
+
+def _all_spans(rows: Sequence[Row]) -> set[int]:
+    return {span for text, _ in rows for span in _spans(text)}
 
 
 def _spans(text: str) -> Iterator[int]:
