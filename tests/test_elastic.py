@@ -119,7 +119,7 @@ def test_recipes_are_chosen_by_other_data_and_seeds(tmp_path: Path) -> None:
     task = texts(tmp_path, tmp_path / "minilm", num_blocks=6, tunes=True)
     rows = elastic.rows_of(task, None)
     recipes = [row for row in rows if row.name.startswith("lr ")]
-    assert rows[0].name == BASELINE and len(recipes) == 6 and len(rows) == 11
+    assert rows[0].name == BASELINE and len(recipes) == 6 and len(rows) == 12
     assert [row.name for row in recipes[:2]] == [f"lr 1e-4, epochs {epochs}" for epochs in (1, 2)]
     config = load_config(task.config, Cell(task, recipes[-1], 100, 2, "float32").settings)
     assert (config.train.lr, config.train.epochs, config.freeze.policy) == (4e-4, 2, "none")
