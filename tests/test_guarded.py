@@ -28,13 +28,13 @@ def guarded(num_blocks: int) -> Policy:
     ("num_blocks", "scores", "is_pretrained", "expected"),
     [
         (12, [0.2] + [0.2] * 11 + [0.6], True, 4),  # half of what is left open
-        (12, [0.2] + [0.2] * 11 + [0.29], True, 2),
+        (12, [0.2] + [0.2] * 11 + [0.29], True, 0),  # more than a tenth, less than a quarter
         (12, [0.2] + [0.2] * 11 + [0.27], True, 0),  # less than a tenth
         (6, [0.2] * 7, True, 0),
         (12, [0.2] + [0.2] * 11 + [0.6], False, 0),
-        (6, [0.4] + [0.4] * 5 + [0.47], True, 1),
+        (6, [0.4] + [0.4] * 5 + [0.47], True, 0),
         (12, [0.0] + [0.2] * 11 + [0.98], True, 4),
-        (12, None, True, 2),
+        (12, None, True, 0),
         (12, None, False, 0),
         (1, [0.0, 1.0], True, 0),
         (2, [0.0, 0.5, 1.0], True, 1),
@@ -46,15 +46,26 @@ def test_it_starts_with_what_is_free(
     assert guarded(num_blocks).decide(Signals(0, 0, scores=scores, is_pretrained=is_pretrained)) == expected
 
 
-@pytest.mark.parametrize(("to_come", "expected"), [(0.51, 4), (0.5, 6), (0.13, 6), (0.125, 8), (0.0, 8)])
+MUCH, SOME = [0.2] * 12 + [0.6], [0.2] * 12 + [0.29]
+"""Scores of blocks that hold more than a quarter of the task, and more than a tenth of it."""
+
+
+@pytest.mark.parametrize(
+    ("scores", "now", "to_come", "expected"),
+    [
+        *((MUCH, 4, share, n) for share, n in ((0.51, 4), (0.5, 6), (0.13, 6), (0.125, 8), (0.06, 8), (0.05, 10))),
+        *((SOME, 0, share, n) for share, n in ((0.5, 0), (0.06, 0), (0.05, 4), (0.0, 4))),
+        *((None, 0, share, n) for share, n in ((0.06, 0), (0.05, 4))),
+    ],
+)
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_where_the_blocks_hold_much_more_become_free_as_less_is_to_be_learnt(
-    to_come: float, expected: int, is_watched: bool
+def test_more_become_free_as_less_is_to_be_learnt(
+    scores: list[float] | None, now: int, to_come: float, expected: int, is_watched: bool
 ) -> None:
     def decided(payoff: Payoff | None) -> int:
         signals = Signals(
-            *(3, 4),
-            scores=[0.2] * 12 + [0.6],
+            *(3, now),
+            scores=scores,
             is_watched=is_watched,
             payoff=None if payoff is None else lambda wanted: payoff,
             to_come=to_come,
@@ -62,7 +73,7 @@ def test_where_the_blocks_hold_much_more_become_free_as_less_is_to_be_learnt(
         return guarded(12).decide(signals)
 
     assert decided(Payoff(10.0, 1.0)) == expected
-    assert decided(Payoff(1.0, 1.0)) == decided(None) == 4, "only where it is predicted to pay"
+    assert decided(Payoff(1.0, 1.0)) == decided(None) == now, "only where it is predicted to pay"
 
 
 LITTLE = (0.2, *[0.25] * 12)
@@ -72,14 +83,13 @@ LITTLE = (0.2, *[0.25] * 12)
 @pytest.mark.parametrize(
     ("frozen", "scores", "saved", "spent", "undone", "expected"),
     [
-        (2, None, 10.0, 9.0, 0, 4),
-        (2, None, 10.0, 9.6, 0, 2),  # less than a twentieth more than it costs
+        (0, LITTLE, 10.0, 9.5, 0, 10),
+        (0, LITTLE, 10.0, 9.6, 0, 0),  # less than a twentieth more than it costs
         (2, [0.2] * 13, 10.0, 1.0, 0, 2),  # the blocks hold nothing of the task
-        (6, [0.2] * 12 + [0.6], 10.0, 1.0, 3, 8),
-        (9, None, 10.0, 1.0, 0, 10),
-        (10, None, 10.0, 1.0, 0, 10),  # some blocks always train
-        (2, None, -1.0, 0.0, 0, 2),
-        (2, None, 0.0, math.inf, 0, 2),
+        (9, LITTLE, 10.0, 1.0, 0, 10),
+        (10, LITTLE, 10.0, 1.0, 0, 10),  # some blocks always train
+        (2, LITTLE, -1.0, 0.0, 0, 2),
+        (2, LITTLE, 0.0, math.inf, 0, 2),
         (0, LITTLE, 10.0, 1.0, 0, 10),
         (0, LITTLE, 10.0, 1.0, 1, 5),
         (0, LITTLE, 10.0, 1.0, 2, 2),
@@ -87,8 +97,8 @@ LITTLE = (0.2, *[0.25] * 12)
         (5, LITTLE, 10.0, 1.0, 1, 7),
     ],
 )
-def test_it_proposes_a_sixth_or_late_all_but_a_sixth_where_that_pays(
-    frozen: int, scores: list[float] | None, saved: float, spent: float, undone: int, expected: int
+def test_where_none_are_free_it_proposes_all_but_a_sixth_late_where_that_pays(
+    frozen: int, scores: list[float], saved: float, spent: float, undone: int, expected: int
 ) -> None:
     asked: list[int] = []
 
@@ -110,13 +120,13 @@ def test_it_waits_where_the_blocks_hold_little_and_proposes_nothing_unwatched_or
 
     assert decided(is_watched=True, to_come=0.05) == 10
     assert decided(is_watched=True, to_come=0.06) == 0, "the weights still move"
-    assert decided(is_watched=True, to_come=0.06, scores=None, frozen=2) == 2
+    assert decided(is_watched=True, to_come=0.05, scores=None, is_pretrained=False) == 10
     assert decided(is_watched=True, to_come=0.05, payoff=None) == 0
     assert decided(to_come=0.05) == 0, "no one would judge it"
 
 
 def guarded_run(world: World, folder: str, undoes: bool, shard: str) -> tuple[Weights | None, list[tuple[int, int]]]:
-    """A run that is said to start with a sixth of the blocks free, and to save time with every other."""
+    """A run in which a sixth of the blocks is free at first and a third from the next step on, and saves time."""
     plans: list[tuple[int, int]] = []
 
     def note(event: events.Event) -> None:
@@ -131,7 +141,7 @@ def guarded_run(world: World, folder: str, undoes: bool, shard: str) -> tuple[We
         mock.patch("pipetransformer.pipe.controller.AutoPipe.gains", lambda *_, **__: (10.0, 1.0)),
         frequent_guard(),
         mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, moved: told),
-        mock.patch("pipetransformer.freeze.guarded._LATE", 1.0),
+        mock.patch("pipetransformer.freeze.probe._WHERE_SOME", ((0.99, 2), (1.0, 1))),
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
         trainer.autofreeze._is_pretrained = True

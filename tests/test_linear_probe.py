@@ -67,23 +67,25 @@ def test_noise_explains_nothing_and_the_labels_themselves_everything() -> None:
 @pytest.mark.parametrize(
     ("scores", "share", "free"),
     [
-        ([0.2] * 13, 0.0, 0),
-        ([0.2, 0.1, 0.1, 0.0], 0.0, 0),
-        ([0.2, *[0.6] * 12], 0.5, 4),
-        ([0.0, *[0.39] * 12], 0.39, 4),
-        ([0.0, *[0.24] * 12], 0.24, 2),
-        ([0.0, *[0.13] * 6], 0.13, 1),
-        ([0.0, *[0.09] * 12], 0.09, 0),
-        ([0.0, *[0.3] * 4], 0.3, 2),
-        ([0.0, 0.5, 1.0], 1.0, 1),
-        ([1.0, 1.0, 1.0], 0.0, 0),
+        ([0.2] * 13, 0.0, (0, 0, 0)),
+        ([0.2, 0.1, 0.1, 0.0], 0.0, (0, 0, 0)),
+        ([0.2, *[0.6] * 12], 0.5, (4, 6, 10)),
+        ([0.0, *[0.39] * 12], 0.39, (4, 6, 10)),
+        ([0.0, *[0.24] * 12], 0.24, (0, 0, 4)),
+        ([0.0, *[0.13] * 6], 0.13, (0, 0, 2)),
+        ([0.0, *[0.09] * 12], 0.09, (0, 0, 0)),
+        ([0.0, *[0.3] * 4], 0.3, (2, 2, 3)),
+        ([0.0, 0.5, 1.0], 1.0, (1, 1, 1)),
+        ([1.0, 1.0, 1.0], 0.0, (0, 0, 0)),
     ],
 )
-def test_a_third_is_free_where_the_blocks_hold_a_quarter_of_the_task_and_a_sixth_at_a_tenth(
-    scores: list[float], share: float, free: int
+def test_blocks_are_free_at_once_where_they_hold_a_quarter_of_the_task_and_later_at_a_tenth(
+    scores: list[float], share: float, free: tuple[int, int, int]
 ) -> None:
-    found = free_blocks(scores, num_blocks=len(scores) - 1, is_pretrained=True)
-    assert transfer(scores) == pytest.approx(share) and found == free
+    num_blocks = len(scores) - 1
+    found = [free_blocks(scores, num_blocks=num_blocks, is_pretrained=True, to_come=s) for s in (1.0, 0.5, 0.05)]
+    assert transfer(scores) == pytest.approx(share) and found == list(free)
+    assert free_blocks(scores, num_blocks=num_blocks, is_pretrained=True) == free[0]
 
 
 def scores_of(world: World, model: str, data: str) -> tuple[tuple[float, ...] | None, bool]:

@@ -21,8 +21,8 @@ class FreezeConfig(Section):
         "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
         "changes. `plasticity`: the leading blocks whose outputs have settled; all thaw when the learning rate has "
         "fallen to a tenth. `top_down`: `max_frozen` or all but a sixth, a sixth fewer at each decision. `guarded`: "
-        "as many as a linear probe shows to be free, a third and more later, a sixth or none (none of an untrained "
-        "model); in the last twentieth of the learning rates' sum more, where that pays and the guard keeps it. "
+        "as many as a linear probe shows to be free: a third and more later; a third in the last twentieth of the "
+        "learning rates' sum; or none, and in that twentieth all but a sixth, where the guard keeps it. "
         "`none`: no block, ever. `package.module:Class`: your own, found from the working directory too "
         "(see [extending.md](extending.md)).",
     )
@@ -39,8 +39,8 @@ class FreezeConfig(Section):
     )
     every: Every | Literal["auto"] = Field(
         default="auto",
-        description="Time between decisions; `auto`: an epoch; under `guarded`, if the run is long enough for the "
-        "guard, an eighth of one and at least 50 steps.",
+        description="Time between decisions; `auto`: an epoch; under `guarded` an eighth of one, and at least 50 steps "
+        "if the run is long enough for the guard.",
     )
     warmup: Warmup = Field(default=Interval(0, "step"), description="Time before the first decision counts.")
     max_frozen: CountOrZero | None = Field(
