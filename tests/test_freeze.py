@@ -9,7 +9,7 @@ import pytest
 
 from pipetransformer.config import Config, FreezeConfig, load_config
 from pipetransformer.errors import UserError
-from pipetransformer.freeze import AutoFreeze, Policy, Signals, build_policy
+from pipetransformer.freeze import AutoFreeze, GuardSize, Policy, Signals, build_policy
 from pipetransformer.freeze.guard import Guard
 
 CONFIG = """\
@@ -125,6 +125,14 @@ def test_a_configuration_gives_its_intervals_cap_and_patience(tmp_path: Path) ->
         for n in (4, 5)
     ]
     assert [each.never_freezes() for each in short] == [True, False], "the first answer of a schedule is 0"
+
+
+def test_a_guarded_run_decides_eight_times_an_epoch_or_with_the_guard(tmp_path: Path) -> None:
+    config = configuration(tmp_path, "freeze.policy=guarded", "train.epochs=3")
+    for guard, batches, every in ((None, 80, 10), (None, 5, 1), (GuardSize(every=50, num_samples=20), 80, 50)):
+        controller = AutoFreeze.of(config, num_blocks=12, batches_per_epoch=batches, guard=guard)
+        due = [step for step in range(3 * batches) if controller.due(step)]
+        assert due == list(range(0, 3 * batches, every))
 
 
 @pytest.mark.parametrize("warmup", [0, 5])

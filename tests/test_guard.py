@@ -142,7 +142,7 @@ def test_blocks_that_no_evidence_is_for_thaw_once_the_loss_stays() -> None:
     assert {frozen for frozen, _ in decided([0.9, 0.6, 0.5, 0.4, 0.3, 0.2], frozen=11)} == {11}, "the loss falls"
     assert {frozen for frozen, _ in decided(stays, frozen=4)} == {4}
     assert {frozen for frozen, _ in decided(stays, frozen=11, learns=False)} == {11}, "nothing learns any more"
-    assert [frozen for frozen, _ in decided(stays, frozen=11, scores=None)][-1] == 2, "questions have no probe: a sixth"
+    assert [frozen for frozen, _ in decided(stays, frozen=11, scores=None)][-1] == 0, "questions have no probe"
 
 
 def test_what_the_guard_kept_is_trusted() -> None:
