@@ -50,8 +50,9 @@ def figures(*curve: tuple[float, float], plans: Plans = ((0, 0, None),)) -> Figu
     return Figures(curve, train_s=last, wall_s=last + 5, floor_s=0.9 * last, plans=plans, steps=12)
 
 
-SLOW = figures((10.0, 0.80), (20.0, 0.85), (30.0, 0.86))
+SLOW = replace(figures((10.0, 0.80), (20.0, 0.85), (30.0, 0.86)), loss=0.5)
 FAST = figures((4.0, 0.80), (8.0, 0.857), (12.0, 0.859), plans=((0, 0, None), (5, 2, None), (9, 2, 2), (11, 4, 2)))
+FAST = replace(FAST, loss=0.48)
 MISS = figures((4.0, 0.70), (8.0, 0.75))
 
 
@@ -179,6 +180,8 @@ def test_the_table_tells_times_to_one_target_and_what_is_missing(task: Task, tmp
     # 5 steps in full, 4 and 2 of 10 blocks, once with the forward of 2 more, 1 of 8 and 2 more; one pass over 2 blocks.
     cost = 3 / 12 * (5 + 4 * (10 + 2 / 3) / 12 + 2 * 10 / 12 + (8 + 2 / 3) / 12) + 2 / 36
     assert default["bound"] == pytest.approx(3 / cost) and rows[BASELINE]["bound"] == pytest.approx(1)
+    assert default["loss less"] == pytest.approx(-0.02) and default["± of that"] == pytest.approx(0, abs=1e-9)
+    assert rows[BASELINE]["loss less"] is None and rows["schedule, freeze only"]["loss less"] is None, "none is known"
     missed = rows["schedule, freeze only"]
     assert (missed["to target s"], missed["reached"], missed["±"]) == (None, "0 of 1", None)
     assert any("schedule, freeze only, seed 1" in note for note in written["notes"])

@@ -127,10 +127,11 @@ def test_a_configuration_gives_its_intervals_cap_and_patience(tmp_path: Path) ->
     assert [each.never_freezes() for each in short] == [True, False], "the first answer of a schedule is 0"
 
 
-def test_a_guarded_run_decides_eight_times_an_epoch_or_with_the_guard(tmp_path: Path) -> None:
+def test_a_guarded_run_decides_each_eighth_of_an_epoch_or_with_the_guard(tmp_path: Path) -> None:
     config = configuration(tmp_path, "freeze.policy=guarded", "train.epochs=3")
-    for guard, batches, every in ((None, 80, 10), (None, 5, 1), (GuardSize(every=50, num_samples=20), 80, 50)):
-        controller = AutoFreeze.of(config, num_blocks=12, batches_per_epoch=batches, guard=guard)
+    guard = GuardSize(every=50, num_samples=20)
+    for size, batches, every in ((None, 80, 10), (None, 71, 9), (None, 9, 2), (None, 5, 1), (guard, 80, 50)):
+        controller = AutoFreeze.of(config, num_blocks=12, batches_per_epoch=batches, guard=size)
         due = [step for step in range(3 * batches) if controller.due(step)]
         assert due == list(range(0, 3 * batches, every))
 

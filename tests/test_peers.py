@@ -214,19 +214,24 @@ def test_each_seed_chooses_by_other_sentences(tmp_path: Path, monkeypatch: pytes
     tiny_sst2(tmp_path / "SST-2", 120, num_eval_samples=4)
     source = tmp_path / "SST-2" / "train.tsv"
     header, *lines = source.read_text().splitlines()
-    shorter = [f"{' '.join(line.split(chr(9))[0].split()[:4])}\t1" for line in lines]
+    words = [line.split("\t")[0].split() for line in lines]
+    shorter = [f"{' '.join(each[:count])}\t1" for each in words for count in (2, len(each) - 1)]
     source.write_text("\n".join([header, *lines, *shorter]) + "\n")
     monkeypatch.setattr(sst2, "_TUNED_FROM", 20)
     monkeypatch.setattr(sst2, "_FEWEST_WORDS", 3)
+    monkeypatch.setattr(sst2, "_NUM_LONGER", 7)
     read = []
     for seed in (0, 1):
         hold_out(tmp_path / "SST-2", tmp_path / str(seed), num_train=10, num_held_out=40, part="tuned", seed=seed)
         texts = [(tmp_path / str(seed) / f"{name}.tsv").read_text().splitlines()[1:] for name in ("train", "dev")]
         read.append([[line.split("\t")[0] for line in part] for part in texts])
     hold_out(tmp_path / "SST-2", tmp_path / "judged", num_train=10, num_held_out=40, part="judged")
-    table = (tmp_path / "judged" / "dev.tsv").read_text()
+    table = (tmp_path / "judged" / "dev.tsv").read_text().splitlines()[5:]
+    held_out = [f" {line.split(chr(9))[0]} " for line in table]
+    assert len(held_out) == 40
     for train, judged in read:
-        assert any(f"{phrase} " in text for phrase in judged for text in judged), "phrases are judged too"
-        assert not any(phrase in text for phrase in train for text in judged)
-        assert not any(text in table for text in judged if len(text.split()) > 4)
+        phrases = [text for text in judged if any(f" {text} " in f" {other} " and text != other for other in judged)]
+        assert len(phrases) == 7 and min(len(text.split()) for text in judged) >= 3, "phrases are judged too"
+        assert not any(f" {phrase} " in f" {text} " for phrase in train for text in judged)
+        assert not any(f" {text} " in other for text in (*train, *judged) for other in held_out)
     assert set(read[0][1]) != set(read[1][1]) and set(read[0][0]) != set(read[1][0])

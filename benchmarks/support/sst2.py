@@ -28,7 +28,7 @@ def hold_out(
     """Writes ``target/train.tsv`` and ``target/dev.tsv`` from the files of ``source``.
 
     ``dev.tsv`` gets the original's own lines and ``num_held_out`` full sentences of its training file; ``train.tsv``
-    gets ``num_train`` phrases that are spans of none of these.
+    gets ``num_train`` phrases that are spans of none of these sentences.
 
     Args:
         part: the lines of the training file that phrases come from: ``judged``, the first 30,000; ``tuned``, all

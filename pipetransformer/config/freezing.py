@@ -21,8 +21,9 @@ class FreezeConfig(Section):
         "of smallest gradient norm. `percentile`: the blocks in front of the first one whose gradient norm still "
         "changes. `plasticity`: the leading blocks whose outputs have settled; all thaw when the learning rate has "
         "fallen to a tenth. `top_down`: `max_frozen` or all but a sixth, a sixth fewer at each decision. `guarded`: "
-        "as many as a linear probe shows to be free: a third and more later; a third in the last twentieth of the "
-        "learning rates' sum; or none, and in that twentieth all but a sixth, where the guard keeps it. "
+        "where a linear probe shows that the blocks hold a quarter of the task, a third of them, and more later; "
+        "elsewhere none at first, and in the last twentieth of the learning rates' sum some, where that pays and the "
+        "guard keeps it. "
         "`none`: no block, ever. `package.module:Class`: your own, found from the working directory too "
         "(see [extending.md](extending.md)).",
     )

@@ -111,7 +111,7 @@ class AutoFreeze:
             )
         every_steps = batches_per_epoch if freeze.every == "auto" else freeze.every.steps(batches_per_epoch)
         if freeze.every == "auto" and freeze.policy == "guarded":
-            every_steps = max(1, batches_per_epoch // 8) if guard is None else guard.every
+            every_steps = -(-batches_per_epoch // 8) if guard is None else guard.every
         total_steps = Calendar.of(config, batches_per_epoch=batches_per_epoch).total_steps
         return cls(
             build_policy(freeze, num_blocks=num_blocks),

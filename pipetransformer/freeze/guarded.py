@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pipetransformer.config.types import Section
 from pipetransformer.freeze.policy import Policy, Signals
-from pipetransformer.freeze.probe import NOISE, STAGES, free_blocks, transfer
+from pipetransformer.freeze.probe import NOISE, SOME, STAGES, free_blocks, transfer
 
 _LEAST_RETURN = 1.05  # seconds saved for a second spent
 _LATE = 0.05  # of the sum of all learning rates is to come
@@ -12,16 +12,15 @@ _LATE = 0.05  # of the sum of all learning rates is to come
 
 class GuardedPolicy(Policy):
     """Freezes as many blocks as are free (``free_blocks``): more as less is to be learnt, and no others. Where none
-    ever are, it waits until no more than a twentieth of the sum of the learning rates is to come; then it freezes all
-    at once but a sixth, which always trains, and after each freeze that was undone, half as many.
+    are, it waits until no more than a twentieth of the sum of the learning rates is to come, and proposes for the guard
+    to judge: a third where they hold a tenth of the task or nothing is known of a pre-trained model, nothing where they
+    hold nothing of it, else all but a sixth, which always trains; and after each freeze that was undone, half as many.
 
-    After the first step it proposes nothing that is not predicted to save more seconds over the rest of the run than it
-    costs, beyond free blocks nothing that the guard will not judge, and nothing where the probe shows that the blocks
-    hold nothing of the task.
+    After the first step it asks for nothing that is not predicted to save more seconds over the rest of the run than it
+    costs, nor can it where too few passes of the guard are to come.
 
-    The cost of a freeze may show later than the guard can look: on SST-2's tuning rows, eight of e5-small's twelve
-    blocks frozen when 0.4 of the sum was to come cost a point against six. In runs beside the benchmarks, on pictures
-    of split CIFAR-100 that the table does not use, blocks frozen for the last tenth of the sum raised the loss on other
+    The cost of a freeze may show later than the guard can look. In runs beside the benchmarks, on pictures of split
+    CIFAR-100 that the table does not use, blocks frozen for the last tenth of the sum raised the loss on other
     pictures, however many they were; for the last twentieth, with the average of their weights, a quarter as much.
     """
 
@@ -39,8 +38,7 @@ class GuardedPolicy(Policy):
         frozen, first = signals.frozen, self._free(signals, to_come=1.0)
         if signals.interval == 0 or frozen < first:
             return max(frozen, first)
-        is_ever_free = self._free(signals, to_come=0.0) > 0
-        wanted = self._free(signals, to_come=signals.to_come) if is_ever_free else self._proposed(signals)
+        wanted = self._free(signals, to_come=signals.to_come) if first else self._proposed(signals)
         if wanted <= frozen or signals.payoff is None:
             return frozen
         payoff = signals.payoff(wanted)
@@ -52,10 +50,10 @@ class GuardedPolicy(Policy):
 
     def _proposed(self, signals: Signals) -> int:
         """The number to be frozen where none are free, for the guard to judge."""
-        scores, left = signals.scores, self.most - signals.frozen
-        if left <= 0 or not signals.is_watched or signals.to_come > _LATE:
-            return signals.frozen
-        if scores is not None and transfer(scores) < NOISE:
-            return signals.frozen
-        sixth = self.num_blocks - self.most
-        return signals.frozen + min(left, max(sixth, left >> signals.undone))
+        frozen, scores = signals.frozen, signals.scores
+        held = None if scores is None else transfer(scores)
+        if not signals.is_watched or signals.to_come > _LATE or (held is not None and held < NOISE):
+            return frozen
+        is_shallow = signals.is_pretrained and (held is None or held >= SOME)
+        left = (-(-2 * self.num_blocks // STAGES) if is_shallow else self.most) - frozen
+        return frozen + max(0, min(left, max(self.num_blocks - self.most, left >> signals.undone)))
