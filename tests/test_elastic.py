@@ -125,6 +125,7 @@ def test_recipes_are_chosen_by_other_data_and_seeds(tmp_path: Path) -> None:
     config = load_config(task.config, Cell(task, recipes[-1], 100, 2, "float32").settings)
     assert (config.train.lr, config.train.epochs, config.freeze.policy) == (4e-4, 2, "none")
     assert config.data.path == str(tmp_path / "100"), "sentences and phrases drawn by the seed"
+    assert task.margin == 0.003, "a recipe is tuned for the time to a target"
     other, larger = (texts(tmp_path, tmp_path / "minilm", num_blocks=6, num_phrases=n) for n in (2000, 8000))
     assert len({task.name, other.name, larger.name, *(t.origin for t in (task, other, larger))}) == 6
     about = dict(about="A ViT.", origin=("w", "p"), timm=None, tunes=True)

@@ -187,6 +187,7 @@ def make_task(chosen: str, arguments: Namespace, *, precision: str, scratch: Pat
 
 
 def seeds_of(arguments: Namespace) -> range:
+    """The seeds of a table: those of ``--tune`` are others than those of the table that its choices are judged by."""
     first = _TUNING_SEED if arguments.tune else 0
     return range(first, first + arguments.seeds)
 

@@ -217,7 +217,6 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
         3,
         row_names,
         origin=(f"{num_phrases} phrases", f"{NUM_HELD_OUT} sentences", "tuned by seed" if tunes else "judged"),
-        margin=None if tunes else 0.003,  # each seed has another text to judge by
         redrawn=data.parent / "redrawn",
     )
 

@@ -8,8 +8,9 @@ STAGES = 6
 """Blocks freeze by sixths of the model."""
 NOISE = 0.03
 """Of a transfer: what scores of a few hundred samples show where there is none."""
-SOME, _MUCH = 0.1, 0.25
-"""Of a transfer: blocks that hold so much of the task may freeze only late, and few of them; some are free."""
+SOME = 0.1
+"""Of a transfer: between this and a quarter few blocks may freeze, late."""
+_MUCH = 0.25  # of a transfer: from here on some blocks are free
 # (largest share of the sum of all learning rates to come, free stages), deepest first.
 _LADDER = ((0.05, 5), (0.125, 4), (0.5, 3), (1.0, 2))
 
@@ -33,8 +34,8 @@ def free_blocks(scores: Sequence[float] | None, *, num_blocks: int, is_pretraine
     is, and all but a sixth, which always trains, once a twentieth is. Where they hold less, where nothing is known, and
     of a model that is not pre-trained: none.
 
-    Where it was tried: ``docs/results.md``, "How the default freezes". There a sixth of MiniLM's blocks cost 0.7 points
-    at a transfer of 0.14 from the first step on.
+    Where it was tried: ``docs/results.md``, "How the default freezes". There a sixth of MiniLM's blocks, which
+    hold less than a quarter, cost 0.7 points from the first step on.
 
     Args:
         scores: as above; None for none.
@@ -42,5 +43,5 @@ def free_blocks(scores: Sequence[float] | None, *, num_blocks: int, is_pretraine
     """
     if not is_pretrained or scores is None or transfer(scores) < _MUCH:
         return 0
-    stages = next((of_share for share, of_share in _LADDER if to_come <= share), 0)
+    stages = next(of_share for share, of_share in _LADDER if to_come <= share)
     return min(-(-num_blocks * stages // STAGES), num_blocks + num_blocks // -STAGES)
