@@ -133,6 +133,36 @@ def test_recipes_are_chosen_by_other_data_and_seeds(tmp_path: Path) -> None:
     assert (names[0], names[1], names[4]) == (BASELINE, "lr 5e-4, epochs 4", "lr 1e-3, epochs 6") and len(names) == 9
 
 
+def test_each_seed_of_a_tuning_gets_data_of_its_own(tmp_path: Path) -> None:
+    tiny_bert(tmp_path / "bert", layers=6)
+    call = ["--sst2", str(tmp_path), "--model", str(tmp_path / "bert"), "--seeds", "2"]
+    for more, expected in (
+        (["--tune"], [("100", "tuned", 100), ("101", "tuned", 101)]),
+        ([], [("SST-2", "judged", 0)]),
+    ):
+        with mock.patch.object(elastic, "hold_out") as written:
+            arguments = elastic.make_parser().parse_args([*call, *more])
+            elastic.make_task("sst2", arguments, precision="float32", scratch=tmp_path)
+        calls = [(each.args[1].name, each.kwargs["part"], each.kwargs.get("seed", 0)) for each in written.mock_calls]
+        assert calls == expected
+
+
+def test_a_run_of_ours_tells_its_last_loss(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(arguments: Sequence[str], **_: object) -> None:
+        (folder,) = [each.removeprefix("run.dir=") for each in arguments if each.startswith("run.dir=")]
+        (Path(folder) / "cell").mkdir()
+        summary = {"train_s": 2.0, "wall_s": 3.0, "compute_floor_s": 1.0, "steps": 4}
+        (Path(folder) / "cell" / "summary.json").write_text(json.dumps(summary))
+        told = [
+            {"event": "evaluation", "train_s": step, "metrics": {"accuracy": 0.5, "loss": 1 / step}} for step in (1, 2)
+        ]
+        (Path(folder) / "cell" / "events.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in told))
+
+    monkeypatch.setattr(cells_module, "launch", write)
+    found = Cell(task, ROW[DEFAULT], 0, 2, "float32").measure(KeptRows(tmp_path / "runs.json"))
+    assert (found.loss, found.final, found.train_s) == (0.5, 0.5, 2.0)
+
+
 def test_ways_to_freeze_are_tried_by_a_ladder(tmp_path: Path) -> None:
     """So many blocks from each share of the learning rates' sum on."""
     task = texts(tmp_path, tmp_path / "e5", num_blocks=12, tunes=True)
