@@ -82,7 +82,8 @@ def test_the_history_is_that_of_the_files(runs: dict[str, Path]) -> None:
     first = summary["transitions"][0]
     assert history.frozen_at(first["step"] - 1) == 0 and history.frozen_at(first["step"]) == first["frozen"]
     assert history.steps[-1].step == history.total_steps == summary["steps"]
-    assert history.steps[-1].train_s == pytest.approx(summary["train_s"], rel=0.1)
+    assert history.evaluations[-1].train_s == pytest.approx(summary["train_s"]), "the events before it lack a little"
+    assert 0.5 * summary["train_s"] < history.steps[-1].train_s <= summary["train_s"]
     assert history.best_by == "accuracy" and not read_history(runs["plain"]).plans[-1].plan["frozen"]
 
 
