@@ -10,7 +10,8 @@ from benchmarks.support.measure import CONFIGS
 from pipetransformer.errors import UserError
 
 __all__ = [
-    *("BASELINE", "BY_SEED", "DEFAULT", "NUM_HELD_OUT", "NUM_PHRASES", "PEER", "PLANTED", "REDRAWN", "ROWS", "TUNED"),
+    *("BASELINE", "BY_SEED", "DEFAULT", "NUM_HELD_OUT", "NUM_PHRASES", "PEER", "PLANTED", "REDRAWN", "REPLICAS"),
+    *("ROWS", "TUNED"),
     *("Row", "Task", "pictures", "questions", "texts", "ladder_rows", "recipe_rows"),
 ]
 
@@ -39,31 +40,34 @@ class Row:
 
 
 _OFF = ("pipe.enabled=false", "dp.enabled=false", "cache.enabled=false")
-_NONE = ("freeze.policy=none", "cache.enabled=false")
+# Rows of one seed differ by what they freeze alone: of two layouts that are about as fast as each other a timing takes
+# either, and they round otherwise. The one of two ranks without a pipeline is the best static one of all tasks here.
+REPLICAS, _PIPELINE = "pipe.initial_length=1", "pipe.initial_length=2"
+_NONE = ("freeze.policy=none", "cache.enabled=false", REPLICAS)
 _HALF, _UNGUARDED = "policy static, half", "freeze.guard=false"
 _SCHEDULE = ("freeze.policy=schedule", _UNGUARDED)
 ROWS = (
     Row(BASELINE, _NONE, 8),
     Row(TUNED, _NONE, 3),
     Row(PEER, _NONE, 8),
-    Row(DEFAULT, (), 8),
-    # As published: without the guard. One schedule for all rows of the ablation; the last one has AutoCache too.
-    Row("schedule, freeze only", (*_SCHEDULE, *_OFF), 3),
-    Row("schedule, + AutoPipe", (*_SCHEDULE, *_OFF[1:]), 3),
-    Row("schedule, + AutoDP", (*_SCHEDULE, *_OFF[2:]), 3),
-    Row("policy schedule", _SCHEDULE, 3),
+    Row(DEFAULT, (REPLICAS,), 8),
+    # As published: without the guard. One schedule for all rows of the ablation, which begin with a pipeline.
+    Row("schedule, freeze only", (*_SCHEDULE, *_OFF, _PIPELINE), 3),
+    Row("schedule, + AutoPipe", (*_SCHEDULE, *_OFF[1:], _PIPELINE), 3),
+    Row("schedule, + AutoDP", (*_SCHEDULE, *_OFF[2:], _PIPELINE), 3),
+    Row("schedule, + AutoCache", (*_SCHEDULE, _PIPELINE), 3),
     *(
-        Row(f"policy {name}", (f"freeze.policy={name}", _UNGUARDED), 3)
-        for name in ("paper", "percentile", "plasticity", "top_down")
+        Row(f"policy {name}", (f"freeze.policy={name}", _UNGUARDED, REPLICAS), 3)
+        for name in ("schedule", "paper", "percentile", "plasticity", "top_down")
     ),
-    Row(_HALF, ("freeze.policy=static", "freeze.max_frozen=HALF", _UNGUARDED), 3),
+    Row(_HALF, ("freeze.policy=static", "freeze.max_frozen=HALF", _UNGUARDED, REPLICAS), 3),
 )
 # Faults, planted in the settings of the default: what must become of them stands in docs/results.md.
 INVERTED, REDRAWN, TOO_DEEP = "planted: guard inverted", "planted: half redrawn", "planted: all but one frozen"
 PLANTED = (
-    Row(INVERTED, (), 3, "benchmarks.elastic.inverted_guard"),
-    Row(REDRAWN, ("model.name=REDRAWN",), 1),
-    Row(TOO_DEEP, ("freeze.policy=static", "freeze.max_frozen=ALL_BUT_ONE"), 1),
+    Row(INVERTED, (REPLICAS,), 3, "benchmarks.elastic.inverted_guard"),
+    Row(REDRAWN, ("model.name=REDRAWN", REPLICAS), 1),
+    Row(TOO_DEEP, ("freeze.policy=static", "freeze.max_frozen=ALL_BUT_ONE", REPLICAS), 1),
 )
 _ALL, _FEW = tuple(row.name for row in ROWS), (BASELINE, TUNED, PEER, DEFAULT, _HALF)
 
@@ -162,7 +166,7 @@ def ladder_rows(kind: str, num_blocks: int) -> tuple[Row, ...]:
 def _ladder(steps: tuple[tuple[float, int], ...]) -> Row:
     told = ", ".join(f"{frozen} at {share:g}" for share, frozen in steps)
     options = f"freeze.options={{steps: {[list(step) for step in steps]}}}"
-    policy = ("freeze.policy=benchmarks.elastic.ladder:Ladder", options, "freeze.every=16 steps", _UNGUARDED)
+    policy = ("freeze.policy=benchmarks.elastic.ladder:Ladder", options, "freeze.every=16 steps", _UNGUARDED, REPLICAS)
     return Row(f"frozen {told}", (*policy, "freeze.averaged=true"), 8)
 
 

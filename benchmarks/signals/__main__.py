@@ -33,7 +33,7 @@ from benchmarks.elastic.cells import Cell
 from benchmarks.elastic.judged import is_as_good
 from benchmarks.elastic.processes import launch
 from benchmarks.elastic.redrawn import redraw
-from benchmarks.elastic.tasks import BASELINE, NUM_HELD_OUT, NUM_PHRASES, ROWS, Row, Task, texts
+from benchmarks.elastic.tasks import BASELINE, NUM_HELD_OUT, NUM_PHRASES, REPLICAS, ROWS, Row, Task, texts
 from benchmarks.support.command_line import add_output, bench_parser
 from benchmarks.support.kept import KeptRows, key_of
 from benchmarks.support.sst2 import hold_out
@@ -50,7 +50,8 @@ CODE = ("benchmarks/signals/collect.py", "benchmarks/signals/rules.py")
 
 def static_row(blocks: int) -> Row:
     """So many blocks frozen from the first step on."""
-    return Row(f"static {blocks}", ("freeze.policy=static", f"freeze.max_frozen={blocks}", "freeze.guard=false"), 8)
+    how = ("freeze.policy=static", f"freeze.max_frozen={blocks}", "freeze.guard=false", REPLICAS)
+    return Row(f"static {blocks}", how, 8)
 
 
 def make_parser() -> Parser:
