@@ -46,6 +46,20 @@ PLANTED = (
         ("tests/test_exactness.py::test_what_thawed_is_not_read_from_the_cache",),
     ),
     Planted(
+        "what is stored to evaluate on counts as training",
+        "run/totals.py",
+        "self.add_train(-advance.evaluation_s)",
+        "self.add_train(0.0)",
+        ("tests/test_counts.py::test_seconds_add_up",),
+    ),
+    Planted(
+        "training's stores are not found beside other data to evaluate on",
+        "cache/earlier.py",
+        "(split in TRAINING) == is_first",
+        "True == is_first",
+        ("tests/test_kept_runs.py::test_what_depends_on_something_else_is_computed",),
+    ),
+    Planted(
         "all epochs read the first view",
         "cache/views.py",
         "return ids if views in (1, None) else ids + epoch % views * len(dataset)",

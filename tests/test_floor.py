@@ -66,14 +66,14 @@ def test_an_advance_of_400_samples(first: int, stop: int, milliseconds: float) -
 
 
 def test_a_run_adds_up_its_floor_and_its_seconds(tmp_path: Path) -> None:
-    """Two steps, a decision of 5 s of which an advance pass takes 3, and another pass that belongs to set-up."""
+    """Two steps, a decision of 5 s, 3 of them an advance pass for training and 1 to evaluate, and a pass of set-up."""
     config = load_config(configuration_file("vit"), (f"run.dir={tmp_path}",))
     folder = RunFolder(run_id="x", path=tmp_path, changes=())
     report = Report(config, mock.Mock(), folder, mock.Mock(total_steps=2), started=0.0, best_by="accuracy")
     report._tracker, report._floor = mock.Mock(), floor()
     plan = ParallelPlan(0, 1, 2, (), 1, "1f1b", None, 1)
     batch = mock.Mock(length=16, global_count=8, enters=0)
-    advance = Advance(stop=3, seconds=3.0, samples=Counter({(0, 16): 400}))
+    advance = Advance(3.0, evaluation_s=1.0, stop=3, samples=Counter({(0, 16): 400}), evaluation_samples=90)
     for event in (
         Advanced(0, 1, advance, 0, "host", is_refill=True),
         Stepped(1, 0, plan, batch, read_bytes=0),
@@ -85,7 +85,7 @@ def test_a_run_adds_up_its_floor_and_its_seconds(tmp_path: Path) -> None:
         report.hear(event)
     totals = report.totals
     assert totals.floor_s == pytest.approx(0.06 + 0.6 + 0.06 + 0.0005)
-    assert (totals.train_s, totals.transition_s, totals.cache_advance_s) == (12.0, 2.0, 3.0)
+    assert (totals.train_s, totals.transition_s, totals.cache_advance_s, totals.eval_s) == (11.0, 1.0, 3.0, 1.0)
 
 
 def test_a_length_that_was_not_timed_adds_nothing() -> None:

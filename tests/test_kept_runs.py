@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
@@ -71,7 +72,7 @@ def kept_run(
         if step == stop_after:
             raise _Stop
 
-    key = mock.patch.object(Identity, "key", lambda *_, **__: "one") if one_key else mock.patch.dict({}, {})
+    key = mock.patch.object(Identity, "key", _key_of_splits) if one_key else mock.patch.dict({}, {})
     weights = None
     with mock.patch.dict(os.environ, {"PIPETRANSFORMER_CACHE": f"{folder}/cache"}), key:
         trainer = Trainer(configuration(case.model, overrides), world, probe=probe, timed=False, listeners=[note])
@@ -81,6 +82,10 @@ def kept_run(
         except _Stop:
             pass
     return Told(weights, tuple(advances), "; ".join(declined))
+
+
+def _key_of_splits(self: Identity, boundary: int, layouts: Mapping[str, object], **_: object) -> str:
+    return "-".join(layouts)
 
 
 def plain(case: Case, *extra: str) -> Weights:
@@ -103,24 +108,29 @@ def test_the_second_run_computes_nothing_and_ends_with_the_same_bits(ranks: Rank
 
 
 @pytest.mark.parametrize(
-    ("case", "extra"),
+    ("case", "extra", "computed"),
     [
-        (CASE, ("train.seed=1",)),  # other random weights
-        (CASE, ("data.max_train_samples=149",)),
-        (CASE, ("cache.dtype=float32",)),
-        (CASE, ("train.batch_size=30",)),  # another shape of the pass
-        (replace(CASE, moves=((0, 2, 1),)), ()),
-        (replace(CASE, precision="float32"), ()),
+        (CASE, ("train.seed=1",), 190),  # other random weights
+        (CASE, ("data.max_train_samples=149",), 149),
+        (CASE, ("data.max_eval_samples=39",), 39),
+        (CASE, ("cache.dtype=float32",), 190),
+        (CASE, ("train.batch_size=30",), 190),  # another shape of the pass
+        (replace(CASE, moves=((0, 2, 1),)), (), 190),
+        (replace(CASE, precision="float32"), (), 190),
     ],
-    ids=["weights", "data", "dtype", "rows", "boundary", "precision"],
+    ids=["weights", "data", "evaluation data", "dtype", "rows", "boundary", "precision"],
 )
 def test_what_depends_on_something_else_is_computed(
-    case: Case, extra: tuple[str, ...], ranks: RankPool, tmp_path: Path
+    case: Case, extra: tuple[str, ...], computed: int, ranks: RankPool, tmp_path: Path
 ) -> None:
+    """And nothing more: other data to evaluate on leave the samples of training, and the other way round."""
     ranks.run(2, kept_run, CASE, str(tmp_path))
     told, *_ = ranks.run(2, kept_run, case, str(tmp_path), extra)
-    assert [found for _, _, _, found, _ in told.advances] == [False] and told.advances[0][2] > 0
-    assert len(KeptStores(tmp_path / "cache" / "activations").entries()) == 2, "each has a key of its own"
+    assert [advance[2:4] for advance in told.advances] == [(computed, False)]
+    entries = KeptStores(tmp_path / "cache" / "activations").entries()
+    assert len(entries) == (4 if computed == NUM_SAMPLES else 3), "each has a key of its own"
+    if computed != NUM_SAMPLES:
+        check(told, plain(case, *extra))
 
 
 def test_stores_are_kept_through_thaw_and_refreeze(ranks: RankPool, tmp_path: Path) -> None:
@@ -188,7 +198,7 @@ def test_a_run_that_never_freezes_keeps_nothing(ranks: RankPool, tmp_path: Path)
     assert not told.advances and not (tmp_path / "cache" / "activations").exists()
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", range(4))
 def test_a_node_that_has_lost_its_stores_fills_them_again_beside_one_that_has_them(
     lost: int, ranks: RankPool, tmp_path: Path
 ) -> None:
@@ -197,7 +207,7 @@ def test_a_node_that_has_lost_its_stores_fills_them_again_beside_one_that_has_th
     assert [advance[2:] for advance in told.advances] == [(NUM_SAMPLES, False, "disk")]
     check(told, weights)
     entries = stores.entries()
-    assert len(entries) == 2, "one a node"
+    assert len(entries) == 4, "two a node"
     assert stores.delete(entries[lost].key)
     told, *_ = ranks.run(2, kept_run, CASE, str(tmp_path), (), None, False, 2)
     assert [advance[3:] for advance in told.advances] == [(False, "disk")] and 0 < told.advances[0][2] < NUM_SAMPLES

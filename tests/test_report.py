@@ -37,7 +37,8 @@ TOTALS = {"train_s": 7.0, "wall_s": 100.0, "hits": 3, "transitions": []}
 DECISION = FreezeDecision(6, 3, 5, 7, (1.0, 2.0), ((7, 2.0, 0.5),), (0.5, None), "it is so")
 FREEZING = events.Freezing(True, ((0, 2), (9, PLAN.num_blocks)), True, True)
 METRICS = {"accuracy": 0.25, "loss": 2.0}
-ADVANCE = Advance(seconds=3.0, stop=3, samples=Counter({(0, 16): 400}), rounding=0.00625)
+SAMPLES = Counter({(0, 16): 400})
+ADVANCE = Advance(3.0, evaluation_s=0.5, stop=3, samples=SAMPLES, evaluation_samples=90, rounding=0.00625)
 
 # Every event that is written, with the line that it leaves.
 LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
@@ -78,8 +79,8 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
     (
         events.Advanced(10, 4, ADVANCE, 5000, "host", is_refill=False),
         {
-            **{"event": "advance", "step": 10, "boundary": 4, "seconds": 3.0, "samples": 400},
-            **{"found": False, "tier": "host", "rounding": 0.00625},
+            **{"event": "advance", "step": 10, "boundary": 4, "seconds": 3.0, "samples": 490},
+            **{"evaluation_s": 0.5, "found": False, "tier": "host", "rounding": 0.00625},
         },
     ),
     (
@@ -100,7 +101,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
         events.Evaluated(13, 3, METRICS, 1.5, None),
         {
             **{"event": "evaluation", "step": 13, "epoch": 3, "metrics": METRICS, "best_metrics": METRICS},
-            **{"seconds": 1.5, "train_s": 7.0},
+            **{"seconds": 1.5, "train_s": 6.5},  # of 7.0, without the advance over what is evaluated
         },
     ),
     (
@@ -162,7 +163,8 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
         "set freeze.max_frozen, or a longer freeze.every",
     ]
     filled = (
-        "step 10: cached 400 samples at block 4 in 3.00 s (0 MB of host memory a node; compute rounds them by 0.62%)"
+        "step 10: cached 400 samples at block 4 in 3.00 s, 90 to evaluate on in 0.50 s "
+        "(0 MB of host memory a node; compute rounds them by 0.62%)"
     )
     assert filled in said
     assert "step 9: another cut or cache, moved 0.0 MB in 0.500 s (paper)" in said
@@ -194,10 +196,10 @@ def test_totals_go_on_where_a_checkpoint_left_them(report: Report) -> None:
             report.hear(event)
         saved = report.state_dict()
     assert report.resumed_from == "step-00000004"
-    assert (saved["wall_s"], saved["train_s"], saved["setup_s"]) == (150.0, 7.0, 50.0)
-    assert (saved["hits"], saved["misses"], saved["cache_bytes"], saved["eval_s"]) == (63, 4, {"host": 5000}, 1.5)
+    assert (saved["wall_s"], saved["train_s"], saved["setup_s"]) == (150.0, 6.5, 50.0)
+    assert (saved["hits"], saved["misses"], saved["cache_bytes"], saved["eval_s"]) == (63, 4, {"host": 5000}, 2.0)
     assert saved["metrics"] == saved["best_metrics"] == METRICS
-    assert (saved["cache_advance_s"], saved["transition_s"]) == (3.0, -3.0), "its decision's seconds come later"
+    assert (saved["cache_advance_s"], saved["transition_s"]) == (3.0, -3.5), "its decision's seconds come later"
 
 
 def test_only_a_better_evaluation_is_the_best(report: Report) -> None:

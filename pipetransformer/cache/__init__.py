@@ -1,7 +1,7 @@
 """AutoCache: activations at the boundary of the prefix, read instead of computed."""
 
-from pipetransformer.cache.advance import advance
-from pipetransformer.cache.controller import Advance, AutoCache
+from pipetransformer.cache.advance import Advance, advance
+from pipetransformer.cache.controller import AutoCache
 from pipetransformer.cache.device_tier import DeviceTier
 from pipetransformer.cache.identity import digests_of_units
 from pipetransformer.cache.reader import BatchReader, read_ahead

@@ -22,6 +22,36 @@ from pipetransformer.models import Chain
 _WAITING = 2  # batches that wait to be written
 
 
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """The work of one advance pass, over all ranks.
+
+    Attributes:
+        seconds: seconds of this rank for the splits that training needs.
+        evaluation_s: those for the splits to evaluate on, which spare evaluations as much; waiting for another job that
+            stores them is a part.
+        stop: the unit behind the last one of the pass.
+        samples: number of samples that training needs by (first unit of the computation, padded length).
+        evaluation_samples: number of samples to evaluate on.
+        is_found: whether an earlier run had stored the activations on every node.
+        rounding: the relative error of what was stored for training, the largest of the ranks' first batches; None
+            where it is stored as it is computed.
+    """
+
+    seconds: float
+    evaluation_s: float
+    stop: int
+    samples: Counter[tuple[int, int]]
+    evaluation_samples: int
+    is_found: bool = False
+    rounding: float | None = None
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples of the pass, over all ranks."""
+        return self.samples.total() + self.evaluation_samples
+
+
 def advance(
     store: ActivationStore,
     dataset: Dataset,

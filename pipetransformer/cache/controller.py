@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
 import torch.distributed as dist
 
-from pipetransformer.cache.advance import advance, agrees
+from pipetransformer.cache.advance import Advance, advance, agrees
 from pipetransformer.cache.codec import stored_dtype
-from pipetransformer.cache.identity import Identity, digests_of_units
+from pipetransformer.cache.earlier import EarlierRuns, entries_of
 from pipetransformer.cache.kept import KeptStores, stores_folder
 from pipetransformer.cache.publisher import Publisher
-from pipetransformer.cache.shared import ActivationCache, Tier, disk_budget, open_cache, open_kept
+from pipetransformer.cache.shared import ActivationCache, Tier, disk_budget, open_cache
 from pipetransformer.cache.store import ActivationStore, StoreLayout
 from pipetransformer.cache.views import in_views
 from pipetransformer.config import Config
-from pipetransformer.data import SET_ASIDE, Dataset, samples_of_nodes
+from pipetransformer.data import SET_ASIDE, TRAINING, Dataset, samples_of_nodes
 from pipetransformer.errors import UserError
 from pipetransformer.models import Chain
 from pipetransformer.plan.prefix import PrefixWork, cached_choices
@@ -35,31 +34,6 @@ Lender = Callable[[range], AbstractContextManager[None]]
 def nothing_lent(units: range) -> AbstractContextManager[None]:
     """For ranks that hold the weights of the prefix."""
     return nullcontext()
-
-
-@dataclass(frozen=True, slots=True)
-class Advance:
-    """The work of one advance pass, over all ranks.
-
-    Attributes:
-        seconds: duration on this rank.
-        stop: the unit behind the last one of the pass.
-        samples: number of samples by (first unit of the computation, padded length).
-        is_found: whether an earlier run had stored the activations on every node.
-        rounding: the relative error of what was stored for training, the largest of the ranks' first batches; None
-            where it is stored as it is computed.
-    """
-
-    seconds: float
-    stop: int
-    samples: Counter[tuple[int, int]]
-    is_found: bool = False
-    rounding: float | None = None
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples of the pass, over all ranks."""
-        return self.samples.total()
 
 
 class AutoCache:
@@ -90,15 +64,10 @@ class AutoCache:
         if not self.declined and datasets["train"].views is None:
             self.declined = "training inputs are augmented anew at each epoch; cache.views would cycle a few of them"
         self._kept = KeptStores(stores_folder())
-        self._identity: Identity | None = None
+        self._earlier: EarlierRuns | None = None
         self._publisher = Publisher()
-        self._is_there: dict[int, bool] = {}  # whether an earlier run has stored a boundary on every node
-        freezes = config.may_freeze
-        self._keeps = freezes and not self.declined and config.cache.disk_budget is not None
-        if self._keeps:  # while all ranks have the weights of the start
-            digests = digests_of_units(chain, world=world)[world.rank // world.local_size]
-            if world.local_rank == 0:
-                self._identity = Identity(chain, self._datasets, digests=digests, rows=self._rows)
+        if config.may_freeze and not self.declined and config.cache.disk_budget is not None:
+            self._earlier = EarlierRuns(self._kept, chain, self._datasets, rows=self._rows, world=world)
 
     @property
     def _rows(self) -> int:
@@ -154,26 +123,24 @@ class AutoCache:
         if not may_advance:
             choices = tuple(cached for cached in choices if cached in (None, held))
         passes = {SET_ASIDE: guard_passes}
-        work = {cached: self._work(frozen, cached, held, passes, evaluations) for cached in choices}
-        if at_start and held is None and frozen in work and self._was_stored(frozen):
-            work[frozen] = tuple(part for part in work[frozen] if part.first >= self._chain.numbering.behind(frozen))
-        return work
-
-    def _was_stored(self, boundary: int) -> bool:
-        """Collective. Whether an earlier run has stored this boundary of the start's weights, on every node."""
-        if not self._keeps:
-            return False
-        if boundary not in self._is_there:
-            own = self._identity is None or self._kept.has(self._identity.key(boundary, self._layouts()))
-            self._is_there[boundary] = all(values_of_ranks(own))
-        return self._is_there[boundary]
+        there = frozenset[str]()
+        if self._earlier is not None and at_start and held is None and frozen in choices:
+            there = self._earlier.stored(frozen, self._layouts())
+        return {cached: self._work(frozen, cached, held, passes, evaluations, there=there) for cached in choices}
 
     def advance_work(self, cached: int, *, held: int | None) -> tuple[PrefixWork, ...]:
         """Of the advance pass to boundary ``cached`` from ``held``; None: an empty cache."""
         return tuple(part for part in self._work(cached, cached, held, {}, 0) if part.times)
 
     def _work(
-        self, frozen: int, cached: int | None, held: int | None, passes: Mapping[str, int], other_passes: int
+        self,
+        frozen: int,
+        cached: int | None,
+        held: int | None,
+        passes: Mapping[str, int],
+        other_passes: int,
+        *,
+        there: frozenset[str] = frozenset(),
     ) -> tuple[PrefixWork, ...]:
         stop, from_here, from_cached = map(self._chain.numbering.behind, (frozen, held or 0, cached or 0))
         work = list[PrefixWork]()
@@ -183,7 +150,7 @@ class AutoCache:
                     work.append(
                         PrefixWork(from_cached, stop, int(length), int(count), times=passes.get(split, other_passes))
                     )
-                if cached is not None and cached != held:
+                if cached is not None and cached != held and split not in there:
                     work.append(PrefixWork(from_here, from_cached, int(length), int(count)))
         return tuple(work)
 
@@ -208,15 +175,8 @@ class AutoCache:
             return self.declined
         if self._next is not None or (self._cache is not None and not self._cache.is_kept):
             return ""
-        if boundary is not None and at_start and self._keeps:
-            self._next = open_kept(
-                self._layouts(),
-                key="" if self._identity is None else self._identity.key(boundary, self._layouts(), by_block=by_block),
-                kept=self._kept,
-                budget=self._all_kept,
-                rank=self._world.rank,
-                local_rank=self._world.local_rank,
-            )
+        if boundary is not None and at_start and self._earlier is not None:
+            self._next = self._earlier.open(boundary, self._layouts(), by_block=by_block, budget=self._all_kept)
         if self._next is None:
             self._next, self.declined = self._opened()
         if self._cache is None and self._next is not None and not self._next.is_kept:
@@ -298,8 +258,7 @@ class AutoCache:
         Raises:
             UserError: if the type of the stores cannot hold the activations.
         """
-        start = perf_counter()
-        behind = self._chain.numbering.behind
+        start, evaluation_s, behind = perf_counter(), 0.0, self._chain.numbering.behind
         source = self.boundary if self.boundary is not None and self.boundary <= target else None
         # Note: a pass by block has none but its own block, and cannot compute a sample anew.
         if self._next is not None and self._next.is_kept and not by_block:
@@ -307,41 +266,58 @@ class AutoCache:
                 self._check(self._next, target)
         into = self._next or self._cache
         assert into is not None
-        done, error = Counter[tuple[int, int]](), None
+        done, rounding, is_found = dict[str, Counter[tuple[int, int]]](), None, all(values_of_ranks(into.is_complete))
         stops = range((source or 0) + 1, target + 1) if by_block else range(target, target + 1)
         before, origin = source, into if source is None or self._cache is None else self._cache
-        for stop in () if into.is_complete else stops:
+        splits = [split for entry in entries_of(self._layouts()) for split in entry]
+        for stop in () if is_found else stops:
             with lent(range(behind(before or 0), behind(stop))):
-                passed, error = self._compute(into, origin=origin, source=before, target=stop)
-            done, before, origin = done or passed, stop, into
-        parts = values_of_ranks((done, error))  # also a barrier: no rank reads before all have written
+                for split in splits:
+                    began = perf_counter()
+                    samples, error = self._pass(split, into, origin=origin, source=before, target=stop)
+                    done[split] = done.get(split) or samples
+                    rounding = error if split == "train" else rounding
+                    evaluation_s += perf_counter() - began if split not in TRAINING else 0.0
+                    if stop == target:
+                        self._publish(into, split, target)
+            before, origin = stop, into
         if self._cache is not None and into is not self._cache:
             self._end_publication()
             self._cache.close()
         self._cache, self._next, self.boundary, self.is_of_start = into, None, target, at_start
         self.path += stops
-        if into.held is not None and not into.is_complete:
-            self._publisher.publish(into.held, about=self._about(target))
-        is_found = all(values_of_ranks(into.is_complete))
         return Advance(
-            seconds=perf_counter() - start,
-            stop=self._chain.numbering.behind(target),
-            samples=sum((samples for samples, _ in parts), Counter()),
+            seconds=perf_counter() - start - evaluation_s,
+            evaluation_s=evaluation_s + sum(into.waited_s.get(split, 0.0) for split in splits if split not in TRAINING),
+            stop=behind(target),
+            samples=sum((found for split, found in done.items() if split in TRAINING), Counter()),
+            evaluation_samples=sum(found.total() for split, found in done.items() if split not in TRAINING),
             is_found=is_found,
-            rounding=max((found for _, found in parts if found is not None), default=None),
+            rounding=rounding,
         )
+
+    def _publish(self, into: ActivationCache, split: str, boundary: int) -> None:
+        """Leaves an entry to later runs, once the last of its splits is filled."""
+        for held in into.held:
+            if not held.is_complete and [*held.paths][-1] == split:
+                samples = {name: len(self._datasets[name]) for name in held.paths}
+                model, data = self._config.model.name, self._config.data.name
+                about = {"model": model, "data": data, "boundary": boundary, "samples": samples}
+                self._publisher.publish(held, about=about)
 
     def _end_publication(self) -> None:
         """Collective. Waits, on all ranks, as long as a disk takes."""
         led_by(self._world.rank - self._world.local_rank, self._publisher.wait)
 
-    def _compute(
-        self, into: ActivationCache, *, origin: ActivationCache, source: int | None, target: int
+    def _pass(
+        self, split: str, into: ActivationCache, *, origin: ActivationCache, source: int | None, target: int
     ) -> tuple[Counter[tuple[int, int]], float | None]:
-        """This rank's part of an advance pass, and the relative error of what was stored for training."""
-        done, error = Counter[tuple[int, int]](), None
-        for split, store in into.stores.items():
-            samples, rounding = advance(
+        """Collective. An advance pass over a split, unless this node has it: the samples and the relative error of what
+        was stored, over all ranks.
+        """
+        mine: tuple[Counter[tuple[int, int]], float | None] = Counter(), None
+        if split not in into.complete:
+            mine = advance(
                 origin.stores[split],
                 self._datasets[split],
                 self._chain,
@@ -351,43 +327,40 @@ class AutoCache:
                 num_workers=self._world.local_size,
                 rows=self._rows,
                 num_loaders=self._config.data.num_workers,
-                into=store,
+                into=into.stores[split],
             )
-            done += samples
-            error = rounding if split == "train" else error
-        return done, error
+        parts = values_of_ranks(mine)  # also a barrier: no rank reads before all have written
+        errors = [error for _, error in parts if error is not None]
+        return sum((samples for samples, _ in parts), Counter()), max(errors, default=None)
 
     def _check(self, kept: ActivationCache, boundary: int) -> None:
         """Collective. Deletes stores of another run that hold something else than this job would compute, by a batch of
         each rank, and reserves memory on all nodes. Raises UserError where there is none.
         """
         world = self._world
-        is_same = not kept.is_complete or agrees(
-            kept.stores["train"],
-            self._datasets["train"],
-            self._chain,
-            boundary=boundary,
-            worker=world.local_rank,
-            num_workers=world.local_size,
-            rows=self._rows,
+        is_same = all(
+            agrees(
+                kept.stores[split],
+                self._datasets[split],
+                self._chain,
+                boundary=boundary,
+                worker=world.local_rank,
+                num_workers=world.local_size,
+                rows=self._rows,
+            )
+            for split in kept.complete
         )
         answers = values_of_ranks(is_same)
         if all(answers):
             return
         first = world.rank - world.local_rank
-        key = None if kept.held is None else kept.held.key
         kept.close()
-        if key is not None and not all(answers[first : first + world.local_size]):
-            self._kept.delete(key)
+        if not all(answers[first : first + world.local_size]):
+            for held in kept.held:
+                self._kept.delete(held.key)
         self._next, reason = self._opened()
         if reason:
             raise UserError(f"cache: the stores of an earlier run hold other activations, and {reason}; free memory")
-
-    def _about(self, boundary: int) -> dict[str, object]:
-        """An entry, in words."""
-        config = self._config
-        samples = {split: len(data) for split, data in self._datasets.items()}
-        return {"model": config.model.name, "data": config.data.name, "boundary": boundary, "samples": samples}
 
     def close(self, *, is_interrupted: bool = False) -> None:
         """Frees this rank's part of the stores; what later runs may find is completed before, unless the job was

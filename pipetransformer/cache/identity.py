@@ -55,7 +55,7 @@ class Identity:
         self._modules = [key_of(parts[: boundary + 1]) for boundary in range(chain.num_blocks + 1)]
 
     def key(self, boundary: int, layouts: Mapping[str, StoreLayout], *, by_block: bool = False) -> str:
-        """Of the stores at a boundary, in blocks, laid out so.
+        """Of the stores of these splits at a boundary, in blocks, laid out so.
 
         Args:
             by_block: whether the activations were stored behind each block, where a narrower type rounds them.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Literal
 
 from pipetransformer.cache.kept import Held, KeptStores
@@ -26,15 +27,22 @@ class ActivationCache:
         stores: store of each split (``train``, ``eval``, ...).
         tier: place of the stores.
         is_kept: whether they are files that later runs find; no one writes to them after they are filled.
-        is_complete: whether another job has filled them.
-        held: the entry of these files, on the rank that reserved them.
+        complete: the splits that another job has filled.
+        held: the entries of these files, of some splits each, on the rank that reserved them.
+        waited_s: seconds until the stores of an entry were there, by its first split; another job's filling counts.
     """
 
     stores: Mapping[str, ActivationStore]
     tier: Tier = "host"
     is_kept: bool = False
-    is_complete: bool = False
-    held: Held | None = field(default=None, compare=False)
+    complete: frozenset[str] = frozenset()
+    held: tuple[Held, ...] = field(default=(), compare=False)
+    waited_s: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether other jobs have filled them all."""
+        return self.complete == set(self.stores)
 
     @property
     def num_bytes(self) -> int:
@@ -47,11 +55,11 @@ class ActivationCache:
             store.clear()
 
     def close(self) -> None:
-        """Closes every store on this rank, and gives the entry back. May be called twice."""
+        """Closes every store on this rank, and gives the entries back. May be called twice."""
         for store in self.stores.values():
             store.close()
-        if self.held is not None:
-            self.held.close()
+        for held in self.held:
+            held.close()
 
 
 def disk_budget(setting: int | str, folder: Path, *, kept_bytes: int = 0) -> int:
@@ -138,47 +146,49 @@ def _reserved(
 
 
 def open_kept(
-    layouts: Mapping[str, StoreLayout],
+    layouts: Sequence[Mapping[str, StoreLayout]],
     *,
-    key: str,
+    keys: Sequence[str],
     kept: KeptStores,
     budget: Callable[[], int] | None,
     rank: int,
     local_rank: int,
 ) -> ActivationCache | None:
-    """Collective. The stores of an entry that another run has filled, or new ones to be filled for later runs.
+    """Collective. The stores of entries that other runs have filled, or new ones to be filled for later runs.
 
     Args:
-        layouts: layout of this node's store, by split.
-        key: the entry, as the first rank of each node knows it.
+        layouts: layout of this node's store, by split, of each entry. All jobs have their entries in the same order, so
+            that no two wait for one another.
+        keys: of the entries, as the first rank of each node knows them.
         kept: the entries of this node.
         budget: gives the bytes of all entries together; None to fill no new one.
         rank: this rank.
         local_rank: number of this rank on its node, from 0.
 
     Returns:
-        None on every rank, unless every node has such an entry.
+        None on every rank, unless every node has such entries.
     """
     made: list[ActivationCache] = []
 
-    def lead() -> tuple[bool, dict[str, str]] | None:
-        cache = _held(layouts, key=key, kept=kept, budget=budget)
-        if cache is None:
-            return None
-        made.append(cache)
-        assert cache.held is not None
-        return cache.is_complete, cache.held.paths
+    def lead() -> list[tuple[dict[str, str], frozenset[str], Mapping[str, float]]]:
+        for own, key in zip(layouts, keys, strict=True):
+            cache = _held(own, key=key, kept=kept, budget=budget)
+            if cache is None:
+                while made:
+                    made.pop().close()
+                break
+            made.append(cache)
+        return [(cache.held[0].paths, cache.complete, cache.waited_s) for cache in made]
 
-    offer = led_by(rank - local_rank, lead)
-    cache = made[0] if made else None
-    if offer is not None and cache is None:
-        is_complete, paths = offer
-        open_one = ActivationStore.find if is_complete else ActivationStore.open
+    offers = led_by(rank - local_rank, lead)
+    if not made:
         try:
-            stores = _open_all(layouts, lambda split, layout: open_one(paths[split], layout))
-            cache = ActivationCache(stores, "disk", True, is_complete)
+            for own, offer in zip(layouts, offers):
+                made.append(_of_lead(own, *offer))
         except OSError:
-            cache = None
+            while made:
+                made.pop().close()
+    cache = _joined(made) if made else None
     if all(values_of_ranks(cache is not None)):
         return cache
     if cache is not None:
@@ -186,10 +196,35 @@ def open_kept(
     return None
 
 
+def _of_lead(
+    layouts: Mapping[str, StoreLayout],
+    paths: Mapping[str, str],
+    complete: frozenset[str],
+    waited_s: Mapping[str, float],
+) -> ActivationCache:
+    """Of one entry, on the other ranks of a node. Raises OSError."""
+    open_one = ActivationStore.find if complete else ActivationStore.open
+    stores = _open_all(layouts, lambda split, layout: open_one(paths[split], layout))
+    return ActivationCache(stores, "disk", True, complete, waited_s=waited_s)
+
+
+def _joined(parts: Sequence[ActivationCache]) -> ActivationCache:
+    """Kept stores of all entries together."""
+    return ActivationCache(
+        {split: store for part in parts for split, store in part.stores.items()},
+        "disk",
+        True,
+        frozenset[str]().union(*(part.complete for part in parts)),
+        tuple(held for part in parts for held in part.held),
+        {split: seconds for part in parts for split, seconds in part.waited_s.items()},
+    )
+
+
 def _held(
     layouts: Mapping[str, StoreLayout], *, key: str, kept: KeptStores, budget: Callable[[], int] | None
 ) -> ActivationCache | None:
-    """On the first rank of a node."""
+    """Of one entry, on the first rank of a node."""
+    began = perf_counter()
     sizes = {split: max(layout.num_bytes, 1) for split, layout in layouts.items()}
     held = kept.find(key, sizes=sizes)
     try:
@@ -202,7 +237,8 @@ def _held(
             stores = _open_all(layouts, lambda split, layout: ActivationStore.find(paths[split], layout))
         else:
             stores = _open_all(layouts, lambda split, layout: ActivationStore.reserve(layout, place=Path(paths[split])))
-        return ActivationCache(stores, "disk", True, held.is_complete, held)
+        complete, seconds = frozenset(layouts if held.is_complete else ()), perf_counter() - began
+        return ActivationCache(stores, "disk", True, complete, (held,), {next(iter(layouts)): seconds})
     except OSError:  # a full disk, say
         if held is not None:
             held.close()

@@ -1,7 +1,7 @@
 """Datasets, and the batches of an epoch."""
 
 from pipetransformer.data.batches import Batch, Share, bucket_edges, epoch_batches, replica_share, samples_of_nodes
-from pipetransformer.data.dataset import IGNORED, SET_ASIDE, Dataset, Kind
+from pipetransformer.data.dataset import IGNORED, SET_ASIDE, TRAINING, Dataset, Kind
 from pipetransformer.data.images import ImageDataset, ImagePreprocessing, load_image_data
 from pipetransformer.data.info import DataInfo, channels_of, describe, known_classes
 from pipetransformer.data.loader import loader
@@ -14,6 +14,7 @@ from pipetransformer.data.text import load_text_data
 __all__ = [
     "IGNORED",
     "SET_ASIDE",
+    "TRAINING",
     "Batch",
     "DataInfo",
     "Dataset",

@@ -12,10 +12,13 @@ from pipetransformer.config.datasets import Kind
 from pipetransformer.data.metrics import METRICS
 from pipetransformer.data.reading import Extent
 
-__all__ = ["IGNORED", "SET_ASIDE", "Dataset", "Kind"]
+__all__ = ["IGNORED", "SET_ASIDE", "TRAINING", "Dataset", "Kind"]
 
 SET_ASIDE = "set_aside"
 """Name of the split of ``data/set_aside.py``: neither trained on nor evaluated for a metric."""
+
+TRAINING = ("train", SET_ASIDE)
+"""Splits that training needs; all others are evaluated."""
 
 IGNORED = -100
 """Label of a padding copy: it weighs zero."""

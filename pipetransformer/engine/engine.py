@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pipetransformer.cache import ActivationStore
 from pipetransformer.config import Config
-from pipetransformer.data import SET_ASIDE, Batch, Dataset, Mixing, epoch_batches
+from pipetransformer.data import TRAINING, Batch, Dataset, Mixing, epoch_batches
 from pipetransformer.dp import AutoDP, OptimizerState
 from pipetransformer.engine.evaluate import evaluate, sample_losses
 from pipetransformer.engine.executor import StepInput
@@ -268,7 +268,7 @@ class Engine:
         metrics: dict[str, float] = {}
         with self.layout.averaged():
             for split, dataset in self.datasets.items():
-                if split in ("train", SET_ASIDE):
+                if split in TRAINING:
                     continue
                 batches = self._in_order(dataset)
                 found = evaluate(self.layout.executor, self.feed(split), dataset, self.objective, batches=batches)

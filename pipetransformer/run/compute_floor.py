@@ -1,7 +1,7 @@
 """The compute floor: a run's training time at the speed of its own calibrated static step, in seconds.
 
   sum over steps of  t0 x (real samples / samples of the timed step) x active share of forward + backward
-+ one forward for every (sample, unit) of the advance passes that were made, shared by all ranks
++ one forward for every (sample of training, unit) of the advance passes that were made, shared by all ranks
 + the forward of the prefix in steps that computed it, shared by all ranks
 + reads of the cache at memcpy speed
 

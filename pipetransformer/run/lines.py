@@ -165,10 +165,12 @@ def of_not_saved(event: NotSaved) -> str:
 def of_advance(event: Advanced, *, dtype: str) -> str:
     """The pass, and the error of rounding by ``cache.dtype``."""
     advance = event.advance
-    found = "an earlier run had cached all" if advance.is_found else f"cached {advance.num_samples} samples"
+    found = "an earlier run had cached all" if advance.is_found else f"cached {advance.samples.total()} samples"
+    others = f", {advance.evaluation_samples} to evaluate on in {advance.evaluation_s:.2f} s"
+    others = others if advance.evaluation_samples else ""
     place = {"host": "host memory", "disk": "disk"}[event.tier]
     off = f"; {dtype} rounds them by {advance.rounding:.2%}" if advance.rounding else ""
     return (
         f"step {event.step}: {found} at block {event.boundary} "
-        f"in {advance.seconds:.2f} s ({event.num_bytes / 1e6:.0f} MB of {place} a node{off})"
+        f"in {advance.seconds:.2f} s{others} ({event.num_bytes / 1e6:.0f} MB of {place} a node{off})"
     )

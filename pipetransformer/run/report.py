@@ -230,8 +230,7 @@ class Report:
         advance, held = event.advance, self.totals.cache_bytes
         held[event.tier] = max(held.get(event.tier, 0), event.num_bytes)
         if not event.is_refill:
-            self.totals.cache_advance_s += advance.seconds
-            self.totals.transition_s -= advance.seconds  # a part of the decision's seconds, which are added later
+            self.totals.add_advance(advance)
             for (first, length), count in advance.samples.items():
                 self.totals.floor_s += self._floor.of_advance(
                     length=length, num_samples=count, first=first, stop=advance.stop
@@ -241,6 +240,7 @@ class Report:
             step=event.step,
             boundary=event.boundary,
             seconds=advance.seconds,
+            evaluation_s=advance.evaluation_s,
             samples=advance.num_samples,
             found=advance.is_found,
             tier=event.tier,

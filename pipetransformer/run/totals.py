@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
+from pipetransformer.cache import Advance
 from pipetransformer.config import Config
 from pipetransformer.run.tracking import CacheBytes, CacheUse, Summary, Transition
 
@@ -25,9 +26,9 @@ class Totals:
         wall_s: seconds since the start of the run, without the time between a stop and its resumption.
         setup_s: seconds before the first step.
         train_s: seconds of steps, transitions and advance passes.
-        eval_s: seconds of evaluations.
+        eval_s: seconds of evaluations, advance passes over their samples included.
         transition_s: seconds of transitions and decisions.
-        cache_advance_s: seconds of advance passes.
+        cache_advance_s: seconds of advance passes over the samples that training needs.
         save_s: seconds of checkpoints.
         floor_s: the compute floor.
         epoch_train_s: training seconds of the present epoch.
@@ -63,6 +64,15 @@ class Totals:
         """Adds seconds of training."""
         self.train_s += seconds
         self.epoch_train_s += seconds
+
+    def add_advance(self, advance: Advance) -> None:
+        """Adds an advance pass, which is a part of the seconds of a decision that are added later. What it stores to
+        evaluate on is evaluation, as it would be without a cache.
+        """
+        self.cache_advance_s += advance.seconds
+        self.eval_s += advance.evaluation_s
+        self.transition_s -= advance.seconds + advance.evaluation_s
+        self.add_train(-advance.evaluation_s)
 
     def add_evaluation(self, metrics: dict[str, float], *, by: str) -> None:
         """Keeps the metrics as the last and, if they are better, as the best.

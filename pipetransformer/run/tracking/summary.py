@@ -111,9 +111,9 @@ class Summary:
         best_metrics: metrics of the best evaluation.
         wall_s: the whole run.
         train_s: steps, transitions and advance passes, without set-up and evaluations.
-        eval_s: evaluations.
+        eval_s: evaluations, advance passes over their samples included.
         transition_s: transitions and decisions.
-        cache_advance_s: advance passes.
+        cache_advance_s: advance passes over the samples that training needs.
         setup_s: set-up.
         save_s: checkpoints.
         samples_per_s: samples per second, one figure for each epoch.
