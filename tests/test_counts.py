@@ -241,7 +241,7 @@ def test_the_compute_floor(run: Run, summary: dict[str, Any]) -> None:
         expected += run.t0 * samples / 32 * share
         expected += prefix(0 if cached is None else cached + 1, first_active, samples)
         expected += 0.0 if cached is None else samples * NUM_TOKENS * TOKEN_BYTES / MEMCPY / 2
-    # To blocks 2, then after the thaw again from the pictures to 1, and from there to 4: training alone, as its seconds.
+    # To block 2, after the thaw again from the pictures to 1, and from there to 4: training alone, as its seconds.
     for first, stop in ((0, 3), (0, 2), (2, 5)):
         expected += prefix(first, stop, NUM_TRAIN)
     assert summary["compute_floor_s"] == pytest.approx(expected)

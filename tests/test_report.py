@@ -24,7 +24,7 @@ from pipetransformer.engine import Move, NormSums, Objective, PhaseSeconds
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.freeze import FreezeDecision, Verdict
 from pipetransformer.process.world import World
-from pipetransformer.run import events
+from pipetransformer.run import events, lines
 from pipetransformer.run.folder import RunFolder
 from pipetransformer.run.report import Report
 from pipetransformer.run.step_figures import StepFigures
@@ -138,6 +138,16 @@ def report(tmp_path: Path) -> Iterator[Report]:
 def written(folder: Path) -> list[dict[str, Any]]:
     lines = map(json.loads, (folder / "events.jsonl").read_text().splitlines())
     return [{name: value for name, value in line.items() if name != "time"} for line in lines]
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("guarded", 1), ("paper", 0)])
+def test_a_run_without_a_guard_tells_that_little_can_freeze(policy: str, expected: int) -> None:
+    config = load_config(configuration_file("vit"), (f"freeze.policy={policy}",))
+    freezing = events.Freezing(lacks_guard=True)
+    said = list(lines.of_freezing(freezing, config, plan=PLAN, total_steps=200))
+    assert said[0].startswith("freeze.guard: too few steps (200;")
+    assert [line for line in said[1:] if "only blocks that the linear probe shows" in line] == said[1:]
+    assert len(said) == 1 + expected
 
 
 def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:

@@ -109,10 +109,10 @@ def advance(
 def agrees(
     store: ActivationStore, dataset: Dataset, chain: Chain, *, boundary: int, worker: int, num_workers: int, rows: int
 ) -> bool:
-    """Whether a store that another job has filled holds, to the bit, what this one would compute: by this worker's
-    first batch. Arguments as in ``advance``.
+    """Whether a store that another job has filled holds, to the bit, what this one would compute: by this worker's last
+    batch, which is of the shortest samples. Arguments as in ``advance``.
     """
-    items = _items(store, dataset, worker=worker, num_workers=num_workers, rows=rows)[:1]
+    items = _items(store, dataset, worker=worker, num_workers=num_workers, rows=rows)[-1:]
     if not items:
         return True
     ids = items[0].ids

@@ -102,6 +102,8 @@ def of_freezing(freezing: Freezing, config: Config, *, plan: ParallelPlan, total
             f"steps ({total_steps}; more than {FEWEST_STEPS} are needed)" if total_steps <= FEWEST_STEPS else "samples"
         )
         yield f"freeze.guard: too few {too_few} to judge a freeze; no samples are set aside"
+        if config.freeze.policy == "guarded":
+            yield "freeze.policy guarded freezes only blocks that the linear probe shows to be free in so short a run"
     if freezing.never:
         judged = " that the guard can judge; give a shorter freeze.every, or freeze.guard=false"
         yield (
