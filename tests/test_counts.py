@@ -270,8 +270,9 @@ def test_transitions(run: Run, summary: dict[str, Any]) -> None:
 
 
 def test_the_cache_advances(told: list[dict[str, Any]]) -> None:
-    advances = [(event["step"], event["boundary"], event["samples"]) for event in told if event["event"] == "advance"]
-    assert advances == [(step, boundary, NUM_TRAIN + NUM_EVAL) for step, boundary in ((3, 2), (10, 1), (17, 4))]
+    names = ("step", "boundary", "samples", "evaluation_samples")
+    advances = [tuple(event[name] for name in names) for event in told if event["event"] == "advance"]
+    assert advances == [(step, boundary, NUM_TRAIN, NUM_EVAL) for step, boundary in ((3, 2), (10, 1), (17, 4))]
 
 
 def test_the_best_weights_are_those_of_the_best_evaluation(run: Run, summary: dict[str, Any], folder: Path) -> None:

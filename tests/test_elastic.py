@@ -26,6 +26,7 @@ from benchmarks.elastic.tasks import (
     INVERTED,
     PEER,
     REDRAWN,
+    REPLICAS,
     ROWS,
     TOO_DEEP,
     TUNED,
@@ -89,7 +90,8 @@ def test_faults_are_planted_in_the_longer_runs(tmp_path: Path) -> None:
     assert [row.name for row in elastic.rows_of(six, None)] == [BASELINE, PEER, DEFAULT, INVERTED]
     rows = {row.name: Cell(task, row, 0, 2, "float32").settings for row in elastic.rows_of(task, None)}
     assert list(rows) == [BASELINE, PEER, DEFAULT, REDRAWN, TOO_DEEP]
-    assert rows[REDRAWN][-3:] == (f"model.name={tmp_path}/redrawn", "train.seed=0", "train.precision=float32")
+    redrawn = (f"model.name={tmp_path}/redrawn", REPLICAS, "train.seed=0", "train.precision=float32")
+    assert rows[REDRAWN][-4:] == redrawn
     deep = load_config(task.config, rows[TOO_DEEP])
     assert (deep.freeze.policy, deep.freeze.max_frozen, deep.freeze.guard) == ("static", 11, True)
     assert str(deep.train.eval_every) == "180 steps"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Timer
 from unittest import mock
 
 import pytest
@@ -13,7 +16,7 @@ from laws import STATIC, Case, Weights, configuration, deviation, final_weights,
 from ranks import RankPool
 
 from pipetransformer.cache.identity import Identity
-from pipetransformer.cache.kept import KeptStores
+from pipetransformer.cache.kept import Entry, KeptStores
 from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.trainer import Trainer
@@ -35,11 +38,13 @@ class Told:
         weights: its last weights; None on other ranks, and where it was stopped.
         advances: (step, boundary, number of computed samples, whether all were found, tier) of each advance pass.
         declined: the reason for having no cache; empty where it has one.
+        evaluation_s: seconds of all advance passes for what is evaluated on.
     """
 
     weights: Weights | None
     advances: tuple[tuple[int, int, int, bool, str], ...]
     declined: str = ""
+    evaluation_s: float = 0.0
 
 
 def kept_run(
@@ -60,11 +65,13 @@ def kept_run(
     overrides += [] if "run.resume=true" in extra else ["run.overwrite=true"]
     advances: list[tuple[int, int, int, bool, str]] = []
     declined: list[str] = []
+    evaluating = [0.0]
 
     def note(event: events.Event) -> None:
         if isinstance(event, events.Advanced):
             advance = event.advance
             advances.append((event.step, event.boundary, advance.num_samples, advance.is_found, event.tier))
+            evaluating.append(advance.evaluation_s)
         elif isinstance(event, events.CacheDeclined):
             declined.append(event.reason)
 
@@ -81,7 +88,7 @@ def kept_run(
             weights = final_weights(trainer)
         except _Stop:
             pass
-    return Told(weights, tuple(advances), "; ".join(declined))
+    return Told(weights, tuple(advances), "; ".join(declined), sum(evaluating))
 
 
 def _key_of_splits(self: Identity, boundary: int, layouts: Mapping[str, object], **_: object) -> str:
@@ -163,6 +170,21 @@ def test_a_resumed_run_finds_what_it_had(ranks: RankPool, tmp_path: Path) -> Non
     assert again.advances[0][3]
 
 
+def test_what_is_filled_block_by_block_is_left_once_it_is_whole(ranks: RankPool, tmp_path: Path) -> None:
+    """A resumption without the entries fills them again, boundary by boundary; no later run sees one on its way."""
+    case, saving = Case("vit", 2, ((0, 3, 2),), 2, cached=True, prefixes=("streamed",)), ("checkpoint.every=3 steps",)
+    ranks.run(2, kept_run, case, str(tmp_path), saving, 7)
+    stores = KeptStores(tmp_path / "cache" / "activations")
+    stores.clear()
+    told, *_ = ranks.run(2, kept_run, case, str(tmp_path), (*saving, "run.resume=true"))
+    assert [advance[1] for advance in told.advances] == [1, 2, 3]
+    check(told, plain(case))
+    assert [entry.about["boundary"] for entry in stores.entries()] == [3, 3]
+    again, *_ = ranks.run(2, kept_run, case, str(tmp_path))
+    assert again.advances == ((0, 3, 0, True, "disk"),)
+    check(again, plain(case))
+
+
 def test_a_store_with_other_activations_is_replaced(ranks: RankPool, tmp_path: Path) -> None:
     """Whatever the key has left out: a batch of each rank is computed and compared."""
     ranks.run(2, kept_run, CASE, str(tmp_path), (), None, True)
@@ -171,6 +193,58 @@ def test_a_store_with_other_activations_is_replaced(ranks: RankPool, tmp_path: P
     assert told.advances == ((0, 3, NUM_SAMPLES, False, "host"),)
     check(told, plain(CASE, *other))
     assert not KeptStores(tmp_path / "cache" / "activations").entries()
+
+
+def test_of_two_entries_the_one_that_agrees_stays(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(2, kept_run, CASE, str(tmp_path))
+    training, evaluated = entries_of(tmp_path)
+    place = tmp_path / "cache" / "activations" / evaluated.key
+    store, record = place / "eval.store", json.loads((place / "record.json").read_text())
+    content = bytearray(store.read_bytes())
+    content[: len(content) // 2] = bytes(byte ^ 1 for byte in content[: len(content) // 2])
+    store.write_bytes(content)
+    record["digests"]["eval"] = hashlib.sha256(content).hexdigest()
+    (place / "record.json").write_text(json.dumps(record))
+    told, *_ = ranks.run(2, kept_run, CASE, str(tmp_path))
+    assert told.advances == ((0, 3, NUM_SAMPLES, False, "host"),)
+    check(told, plain(CASE))
+    assert [entry.key for entry in KeptStores(tmp_path / "cache" / "activations").entries()] == [training.key]
+
+
+def entries_of(folder: Path) -> tuple[Entry, Entry]:
+    """Training's entry, and that of what is evaluated on."""
+    found = KeptStores(folder / "cache" / "activations").entries()
+    training, evaluated = sorted(found, key=lambda entry: "eval" in entry.about["samples"])
+    return training, evaluated
+
+
+def test_an_entry_that_cannot_be_had_leaves_the_other(ranks: RankPool, tmp_path: Path) -> None:
+    ranks.run(2, kept_run, CASE, str(tmp_path))
+    before = entries_of(tmp_path)
+    more = ("data.max_eval_samples=60", f"cache.disk_budget={sum(entry.num_bytes for entry in before)}")
+    told, *_ = ranks.run(2, kept_run, CASE, str(tmp_path), more)
+    assert told.advances == ((0, 3, 60, False, "disk"),), "training's stores are found, the others have no room"
+    check(told, plain(CASE))
+    assert [entry.key for entry in entries_of(tmp_path)] == [entry.key for entry in before]
+
+
+@pytest.mark.parametrize("fills", [False, True], ids=["reads", "fills"])
+def test_who_fills_an_entry_waits_for_no_other(fills: bool, ranks: RankPool, tmp_path: Path) -> None:
+    """Another job holds what is evaluated on: who only reads waits for it, which is no training."""
+    ranks.run(2, kept_run, CASE, str(tmp_path))
+    stores, (_, evaluated) = KeptStores(tmp_path / "cache" / "activations"), entries_of(tmp_path)
+    assert stores.delete(evaluated.key)
+    held = stores.begin(evaluated.key, sizes={"eval": evaluated.num_bytes}, budget=10**9)
+    assert held is not None
+    timer = Timer(3.0, held.close)
+    timer.start()
+    extra = ("data.max_train_samples=149",) if fills else ()
+    told, *_ = ranks.run(2, kept_run, CASE, str(tmp_path), extra)
+    assert timer.is_alive() == fills
+    timer.join()
+    assert told.advances == ((0, 3, (149 if fills else 0) + 40, False, "disk"),)
+    assert (told.evaluation_s > 1) == (not fills)
+    check(told, plain(CASE, *extra))
 
 
 def test_what_memory_cannot_hold_lies_on_disk(ranks: RankPool, tmp_path: Path) -> None:

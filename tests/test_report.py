@@ -79,8 +79,8 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
     (
         events.Advanced(10, 4, ADVANCE, 5000, "host", is_refill=False),
         {
-            **{"event": "advance", "step": 10, "boundary": 4, "seconds": 3.0, "samples": 490},
-            **{"evaluation_s": 0.5, "found": False, "tier": "host", "rounding": 0.00625},
+            **{"event": "advance", "step": 10, "boundary": 4, "seconds": 3.0, "samples": 400},
+            **{"evaluation_s": 0.5, "evaluation_samples": 90, "found": False, "tier": "host", "rounding": 0.00625},
         },
     ),
     (

@@ -44,7 +44,7 @@ class Figures:
 
     Attributes:
         curve: (seconds of training so far, metric) of each evaluation; their own seconds are in none.
-        train_s: seconds of steps, transitions, advance passes and guard passes.
+        train_s: seconds of steps, transitions, guard passes, and advance passes over what these read.
         wall_s: seconds of the whole run.
         floor_s: the compute floor; None where there is none.
         plans: (step, frozen blocks, blocks before the cache's boundary or None) of each plan.

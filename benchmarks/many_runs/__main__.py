@@ -4,7 +4,7 @@
 
 Trials run side by side, one on each core, and nothing is kept from one row to the next: the first trial of a row of
 ours fills the store on disk, the others find it. Hugging Face's Trainer has the same blocks frozen. A row counts the
-training seconds of all of its trials, store included, without evaluations.
+training seconds of all of its trials: the store of what is trained on is included, evaluations and theirs are not.
 
 Bound: a trial of E epochs, with n of L blocks frozen and stored, costs E (1 - n / L) epochs of training without
 freezing (the row of 0 blocks), one of the Trainer E (1 - 2 n / 3 L): a frozen block still computes its forward, a

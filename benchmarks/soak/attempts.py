@@ -187,7 +187,7 @@ class Soak:
         tally.restart.append(resumed - began)
         started = next((event["time"] for event in new if event["event"] == "run"), None)
         begun = next((number for number, event in enumerate(new) if event["event"] == "run"), 0)
-        refills = [event["seconds"] for event in new[:begun] if event["event"] == "advance"]
+        refills = [event["seconds"] + event["evaluation_s"] for event in new[:begun] if event["event"] == "advance"]
         if started is not None:
             tally.load.append(started - resumed - sum(refills))
             tally.refill += [sum(refills)] if refills else []

@@ -27,15 +27,15 @@ class Advance:
     """The work of one advance pass, over all ranks.
 
     Attributes:
-        seconds: seconds of this rank for the splits that training needs.
-        evaluation_s: those for the splits to evaluate on, which spare evaluations as much; waiting for another job that
+        seconds: seconds of this rank without those of ``evaluation_s``.
+        evaluation_s: seconds for the splits to evaluate on, which evaluations are spared; waiting for another job that
             stores them is a part.
         stop: the unit behind the last one of the pass.
         samples: number of samples that training needs by (first unit of the computation, padded length).
         evaluation_samples: number of samples to evaluate on.
-        is_found: whether an earlier run had stored the activations on every node.
+        is_found: whether earlier runs had stored all activations on every node.
         rounding: the relative error of what was stored for training, the largest of the ranks' first batches; None
-            where it is stored as it is computed.
+            where it is stored as it is computed, or was found.
     """
 
     seconds: float
@@ -109,14 +109,15 @@ def advance(
 def agrees(
     store: ActivationStore, dataset: Dataset, chain: Chain, *, boundary: int, worker: int, num_workers: int, rows: int
 ) -> bool:
-    """Whether a store that another job has filled holds, to the bit, what this one would compute: by this worker's last
-    batch, which is of the shortest samples. Arguments as in ``advance``.
+    """Whether a store that another job has filled holds, to the bit, what this one would compute: by this worker's
+    fullest batch of the shortest samples. Arguments as in ``advance``.
     """
-    items = _items(store, dataset, worker=worker, num_workers=num_workers, rows=rows)[-1:]
+    items = _items(store, dataset, worker=worker, num_workers=num_workers, rows=rows)
     if not items:
         return True
-    ids = items[0].ids
-    part = _Input(store, chain, source=None).fetch(dataset, items[0])
+    item = min(items, key=lambda each: (each.length, -len(each.ids)))
+    ids = item.ids
+    part = _Input(store, chain, source=None).fetch(dataset, item)
     with torch.inference_mode():
         hidden = _computed(part, chain, stop=chain.numbering.behind(boundary))
     hidden = encode(hidden, store.layout.dtype)

@@ -65,6 +65,7 @@ class AutoCache:
             self.declined = "training inputs are augmented anew at each epoch; cache.views would cycle a few of them"
         self._kept = KeptStores(stores_folder())
         self._earlier: EarlierRuns | None = None
+        self._kept_at = 0  # the boundary of the stores that are kept
         self._publisher = Publisher()
         if config.may_freeze and not self.declined and config.cache.disk_budget is not None:
             self._earlier = EarlierRuns(self._kept, chain, self._datasets, rows=self._rows, world=world)
@@ -176,21 +177,38 @@ class AutoCache:
         if self._next is not None or (self._cache is not None and not self._cache.is_kept):
             return ""
         if boundary is not None and at_start and self._earlier is not None:
-            self._next = self._earlier.open(boundary, self._layouts(), by_block=by_block, budget=self._all_kept)
+            self._next = self._opened_kept(boundary, by_block=by_block)
         if self._next is None:
             self._next, self.declined = self._opened()
         if self._cache is None and self._next is not None and not self._next.is_kept:
             self._cache, self._next = self._next, None
         return self.declined
 
-    def _opened(self) -> tuple[ActivationCache | None, str]:
-        """Collective. A cache of this job alone, or the reason against it."""
+    def _opened_kept(self, boundary: int, *, by_block: bool) -> ActivationCache | None:
+        """Collective. What earlier runs have stored or later ones may find, and stores of this job alone for the rest;
+        None where nothing is kept.
+        """
+        assert self._earlier is not None
+        layouts, self._kept_at = self._layouts(), boundary
+        parts = self._earlier.open(boundary, layouts, by_block=by_block, budget=self._all_kept)
+        missing = {split: layouts[split] for split in layouts if not any(split in part.stores for part in parts)}
+        if parts and missing:
+            own, _ = self._opened(missing)
+            if own is None:
+                for part in parts:
+                    part.close()
+                return None
+            parts.append(own)
+        return ActivationCache.joined(parts) if parts else None
+
+    def _opened(self, layouts: Mapping[str, StoreLayout] | None = None) -> tuple[ActivationCache | None, str]:
+        """Collective. Stores of this job alone, of all splits where none are given, or the reason against them."""
         budget = self._config.cache.host_budget
         if self._world.device.type == "cpu":  # else what the last step has freed would count as taken
             release_freed_memory()
             dist.barrier()
         return open_cache(
-            self._layouts(),
+            layouts or self._layouts(),
             budget=budget if isinstance(budget, int) else None,
             rank=self._world.rank,
             local_rank=self._world.local_rank,
@@ -262,8 +280,8 @@ class AutoCache:
         source = self.boundary if self.boundary is not None and self.boundary <= target else None
         # Note: a pass by block has none but its own block, and cannot compute a sample anew.
         if self._next is not None and self._next.is_kept and not by_block:
-            with lent(range(behind(target))):
-                self._check(self._next, target)
+            with lent(range(behind(self._kept_at))):
+                self._check(self._next, self._kept_at)
         into = self._next or self._cache
         assert into is not None
         done, rounding, is_found = dict[str, Counter[tuple[int, int]]](), None, all(values_of_ranks(into.is_complete))
@@ -278,7 +296,7 @@ class AutoCache:
                     done[split] = done.get(split) or samples
                     rounding = error if split == "train" else rounding
                     evaluation_s += perf_counter() - began if split not in TRAINING else 0.0
-                    if stop == target:
+                    if stop == target == self._kept_at and (by_block or source is None):  # as their key says
                         self._publish(into, split, target)
             before, origin = stop, into
         if self._cache is not None and into is not self._cache:
@@ -334,12 +352,14 @@ class AutoCache:
         return sum((samples for samples, _ in parts), Counter()), max(errors, default=None)
 
     def _check(self, kept: ActivationCache, boundary: int) -> None:
-        """Collective. Deletes stores of another run that hold something else than this job would compute, by a batch of
-        each rank, and reserves memory on all nodes. Raises UserError where there is none.
+        """Collective. Deletes entries of other runs that hold something else than this job would compute, by a batch of
+        each rank and split, and reserves memory on all nodes. Raises UserError where there is none.
         """
         world = self._world
-        is_same = all(
-            agrees(
+        others = {
+            split
+            for split in kept.complete
+            if not agrees(
                 kept.stores[split],
                 self._datasets[split],
                 self._chain,
@@ -348,15 +368,15 @@ class AutoCache:
                 num_workers=world.local_size,
                 rows=self._rows,
             )
-            for split in kept.complete
-        )
-        answers = values_of_ranks(is_same)
-        if all(answers):
+        }
+        found = values_of_ranks(others)
+        if not any(found):
             return
         first = world.rank - world.local_rank
+        of_node = set[str]().union(*found[first : first + world.local_size])
         kept.close()
-        if not all(answers[first : first + world.local_size]):
-            for held in kept.held:
+        for held in kept.held:
+            if of_node.intersection(held.paths):
                 self._kept.delete(held.key)
         self._next, reason = self._opened()
         if reason:

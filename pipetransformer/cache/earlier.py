@@ -5,15 +5,19 @@ one of those to evaluate on, so that either is found without the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
 
 from pipetransformer.cache.identity import Identity, digests_of_units
-from pipetransformer.cache.kept import KeptStores
-from pipetransformer.cache.shared import ActivationCache, open_kept
-from pipetransformer.cache.store import StoreLayout
+from pipetransformer.cache.kept import Held, KeptStores
+from pipetransformer.cache.shared import ActivationCache, open_all
+from pipetransformer.cache.store import ActivationStore, StoreLayout
 from pipetransformer.data import TRAINING, Dataset
 from pipetransformer.models import Chain
-from pipetransformer.process.collectives import values_of_ranks
+from pipetransformer.process.collectives import led_by, values_of_ranks
 from pipetransformer.process.world import World
+
+_Layouts = Mapping[str, StoreLayout]
 
 
 class EarlierRuns:
@@ -33,7 +37,7 @@ class EarlierRuns:
         if world.local_rank == 0:
             self._identity = Identity(chain, datasets, digests=digests, rows=rows)
 
-    def stored(self, boundary: int, layouts: Mapping[str, StoreLayout]) -> frozenset[str]:
+    def stored(self, boundary: int, layouts: _Layouts) -> frozenset[str]:
         """The splits that they have stored at this boundary on every node; asked once."""
         if boundary not in self._found:
             entries = entries_of(layouts)
@@ -43,27 +47,93 @@ class EarlierRuns:
         return self._found[boundary]
 
     def open(
-        self, boundary: int, layouts: Mapping[str, StoreLayout], *, by_block: bool, budget: Callable[[], int]
-    ) -> ActivationCache | None:
-        """Their stores at this boundary, or new ones to be filled for later runs; None for none (``open_kept``).
+        self, boundary: int, layouts: _Layouts, *, by_block: bool, budget: Callable[[], int]
+    ) -> list[ActivationCache]:
+        """Their stores at this boundary, or new ones to be filled for later runs: of each entry that every node has.
 
         Args:
             by_block: whether the activations are rounded behind each block.
             budget: gives the bytes of all entries together.
         """
-        entries, world = entries_of(layouts), self._world
-        keys = self._keys(boundary, entries, by_block=by_block)
-        return open_kept(
-            entries, keys=keys, kept=self._kept, budget=budget, rank=world.rank, local_rank=world.local_rank
-        )
+        entries, made = entries_of(layouts), list[ActivationCache | None]()
 
-    def _keys(self, boundary: int, entries: Sequence[Mapping[str, StoreLayout]], *, by_block: bool) -> list[str]:
+        def lead() -> list[tuple[dict[str, str], bool, Mapping[str, float]] | None]:
+            made.extend(self._led(entries, self._keys(boundary, entries, by_block=by_block), budget=budget))
+            return [(c.held[0].paths, c.is_complete, c.waited_s) if c is not None else None for c in made]
+
+        offers = led_by(self._world.rank - self._world.local_rank, lead)
+        if self._world.local_rank != 0:
+            made += [None if offer is None else _of_lead(own, *offer) for own, offer in zip(entries, offers)]
+        had = [all(of_entry) for of_entry in zip(*values_of_ranks([cache is not None for cache in made]))]
+        for cache, is_had in zip(made, had):
+            if cache is not None and not is_had:
+                cache.close()
+        return [cache for cache, is_had in zip(made, had) if cache is not None and is_had]
+
+    def _led(
+        self, entries: Sequence[_Layouts], keys: Sequence[str], *, budget: Callable[[], int]
+    ) -> list[ActivationCache | None]:
+        """On the first rank of a node: its entries.
+
+        Who has one to fill waits for no other: another job may wait for it. What is there is taken before anything is
+        deleted to make room.
+        """
+        held, waited, sizes = list[Held | None](), list[float](), [_sizes(own) for own in entries]
+
+        def wait(number: int) -> float | None:
+            return None if all(each is not None and each.is_complete for each in held[:number]) else 0.0
+
+        for number, key in enumerate(keys):
+            began = perf_counter()
+            held.append(self._kept.find(key, sizes=sizes[number], wait=wait(number)))
+            waited.append(perf_counter() - began)
+        for number, key in enumerate(keys):
+            if held[number] is None:
+                held[number] = self._kept.begin(key, sizes=sizes[number], budget=budget())
+            if held[number] is None:  # another job may just have begun it
+                held[number] = self._kept.find(key, sizes=sizes[number], wait=wait(number))
+        return [_mapped(own, each, seconds) for own, each, seconds in zip(entries, held, waited)]
+
+    def _keys(self, boundary: int, entries: Sequence[_Layouts], *, by_block: bool) -> list[str]:
         """Empty ones on ranks that are not their node's first."""
         identity = self._identity
         return ["" if identity is None else identity.key(boundary, entry, by_block=by_block) for entry in entries]
 
 
-def entries_of(layouts: Mapping[str, StoreLayout]) -> list[dict[str, StoreLayout]]:
+def entries_of(layouts: _Layouts) -> list[dict[str, StoreLayout]]:
     """The layouts of each entry, training's first."""
     parts = ([split for split in layouts if (split in TRAINING) == is_first] for is_first in (True, False))
     return [{split: layouts[split] for split in part} for part in parts if part]
+
+
+def _sizes(layouts: _Layouts) -> dict[str, int]:
+    return {split: max(layout.num_bytes, 1) for split, layout in layouts.items()}
+
+
+def _mapped(layouts: _Layouts, held: Held | None, seconds: float) -> ActivationCache | None:
+    """The stores of an entry, on the rank that holds it; None where a disk fails."""
+    if held is None:
+        return None
+    paths, complete = held.paths, frozenset(layouts if held.is_complete else ())
+    try:
+        if complete:
+            stores = open_all(layouts, lambda split, layout: ActivationStore.find(paths[split], layout))
+        else:
+            stores = open_all(layouts, lambda split, layout: ActivationStore.reserve(layout, place=Path(paths[split])))
+        return ActivationCache(stores, "disk", True, complete, (held,), {next(iter(layouts)): seconds})
+    except OSError:  # a full disk, say
+        held.close()
+        return None
+
+
+def _of_lead(
+    layouts: _Layouts, paths: Mapping[str, str], is_complete: bool, waited_s: Mapping[str, float]
+) -> ActivationCache | None:
+    """The stores of an entry, on the other ranks of a node."""
+    open_one = ActivationStore.find if is_complete else ActivationStore.open
+    try:
+        stores = open_all(layouts, lambda split, layout: open_one(paths[split], layout))
+    except OSError:
+        return None
+    complete = frozenset(layouts if is_complete else ())
+    return ActivationCache(stores, "disk", True, complete, waited_s=waited_s)

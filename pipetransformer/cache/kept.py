@@ -3,7 +3,7 @@
     KEY.lock         held by every job that uses the entry: together by its readers, alone by the one that fills it
     KEY/             a complete entry: its files were synced before the record, and the record before the folder's name
         record.json  sizes and SHA-256 of the files, and what the entry is of
-        train.store  a store of each split
+        train.store  a store of each of its splits
     KEY.part/        an entry that is being filled, or that a job left unfinished
 
 The kernel frees the locks of a process that ends, however it ends. All of it may be deleted at any time.
@@ -33,7 +33,7 @@ _VERSION = 1
 _BLOCK_BYTES = 2**22
 _PAUSE = 0.2  # seconds between two looks at a lock
 LONGEST_WAIT = 300.0
-"""Seconds that a job waits for another one that fills the entry it needs; then it computes for itself."""
+"""Seconds that a job waits for another one that fills an entry it needs; then it computes for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,8 @@ class Held:
         assert not self.is_complete
         digests: dict[str, str] = {}
         for split, path in self.paths.items():
+            if is_cancelled():
+                return False
             _sync(Path(path))
             digests[split] = _digest(Path(path), is_cancelled)
             if is_cancelled():
@@ -129,17 +131,18 @@ class KeptStores:
         """Whether there is such an entry, complete; its content is not looked at."""
         return self._record(key) is not None
 
-    def find(self, key: str, *, sizes: Mapping[str, int]) -> Held | None:
+    def find(self, key: str, *, sizes: Mapping[str, int], wait: float | None = None) -> Held | None:
         """The entry with this key, for reading, once whoever fills it is ready; None where there is none.
 
         One whose files are not as its record says is deleted. Note: it may have to read all of its bytes.
 
         Args:
             sizes: bytes of the store of each split.
+            wait: the most seconds to wait for who fills it; None for ``LONGEST_WAIT``.
         """
         if not any((self._folder / name).is_dir() for name in (key, f"{key}.part")):
             return None
-        descriptor = self._lock(key, fcntl.LOCK_SH, wait=LONGEST_WAIT)
+        descriptor = self._lock(key, fcntl.LOCK_SH, wait=LONGEST_WAIT if wait is None else wait)
         if descriptor is None:
             return None
         record = self._record(key)

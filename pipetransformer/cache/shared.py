@@ -7,12 +7,11 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Literal
 
-from pipetransformer.cache.kept import Held, KeptStores
+from pipetransformer.cache.kept import Held
 from pipetransformer.cache.store import ActivationStore, StoreLayout
-from pipetransformer.process.collectives import led_by, values_of_ranks
+from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.control_group import available_host_memory
 
 Tier = Literal["host", "disk"]
@@ -26,7 +25,7 @@ class ActivationCache:
     Attributes:
         stores: store of each split (``train``, ``eval``, ...).
         tier: place of the stores.
-        is_kept: whether they are files that later runs find; no one writes to them after they are filled.
+        is_kept: whether some are files that later runs find; no one writes to any after they are filled.
         complete: the splits that another job has filled.
         held: the entries of these files, of some splits each, on the rank that reserved them.
         waited_s: seconds until the stores of an entry were there, by its first split; another job's filling counts.
@@ -43,6 +42,18 @@ class ActivationCache:
     def is_complete(self) -> bool:
         """Whether other jobs have filled them all."""
         return self.complete == set(self.stores)
+
+    @classmethod
+    def joined(cls, parts: Sequence[ActivationCache]) -> ActivationCache:
+        """Stores of different splits together, some of them kept."""
+        return cls(
+            {split: store for part in parts for split, store in part.stores.items()},
+            "disk",
+            True,
+            frozenset[str]().union(*(part.complete for part in parts)),
+            tuple(held for part in parts for held in part.held),
+            {split: seconds for part in parts for split, seconds in part.waited_s.items()},
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -108,7 +119,7 @@ def open_cache(
         own, addresses = chosen
         if local_rank != 0:
             try:
-                stores = _open_all(layouts, lambda split, layout: ActivationStore.open(addresses[split], layout))
+                stores = open_all(layouts, lambda split, layout: ActivationStore.open(addresses[split], layout))
             except OSError as error:
                 reason = f"rank {rank} could not open its node's cache ({_reason(error)})"
     reason = next((r for r in values_of_ranks(reason) if r), "")
@@ -126,7 +137,7 @@ def _reserved(
     budget = available // 2 if budget is None else budget
     if wanted <= min(budget, available):
         try:
-            return "host", _open_all(layouts, lambda _, layout: ActivationStore.reserve(layout)), ""
+            return "host", open_all(layouts, lambda _, layout: ActivationStore.reserve(layout)), ""
         except OSError as error:
             reason = f"the cache's {_megabytes(wanted)} of host memory could not be reserved ({_reason(error)})"
     else:
@@ -140,112 +151,12 @@ def _reserved(
         folder, disk = spill()
         if wanted > disk:
             return "disk", {}, f"{reason}; cache.disk_budget holds {_megabytes(disk)}"
-        return "disk", _open_all(layouts, lambda _, layout: ActivationStore.reserve(layout, place=folder)), ""
+        return "disk", open_all(layouts, lambda _, layout: ActivationStore.reserve(layout, place=folder)), ""
     except OSError as error:
         return "disk", {}, f"{reason}; on disk it could not be reserved ({_reason(error)})"
 
 
-def open_kept(
-    layouts: Sequence[Mapping[str, StoreLayout]],
-    *,
-    keys: Sequence[str],
-    kept: KeptStores,
-    budget: Callable[[], int] | None,
-    rank: int,
-    local_rank: int,
-) -> ActivationCache | None:
-    """Collective. The stores of entries that other runs have filled, or new ones to be filled for later runs.
-
-    Args:
-        layouts: layout of this node's store, by split, of each entry. All jobs have their entries in the same order, so
-            that no two wait for one another.
-        keys: of the entries, as the first rank of each node knows them.
-        kept: the entries of this node.
-        budget: gives the bytes of all entries together; None to fill no new one.
-        rank: this rank.
-        local_rank: number of this rank on its node, from 0.
-
-    Returns:
-        None on every rank, unless every node has such entries.
-    """
-    made: list[ActivationCache] = []
-
-    def lead() -> list[tuple[dict[str, str], frozenset[str], Mapping[str, float]]]:
-        for own, key in zip(layouts, keys, strict=True):
-            cache = _held(own, key=key, kept=kept, budget=budget)
-            if cache is None:
-                while made:
-                    made.pop().close()
-                break
-            made.append(cache)
-        return [(cache.held[0].paths, cache.complete, cache.waited_s) for cache in made]
-
-    offers = led_by(rank - local_rank, lead)
-    if not made:
-        try:
-            for own, offer in zip(layouts, offers):
-                made.append(_of_lead(own, *offer))
-        except OSError:
-            while made:
-                made.pop().close()
-    cache = _joined(made) if made else None
-    if all(values_of_ranks(cache is not None)):
-        return cache
-    if cache is not None:
-        cache.close()
-    return None
-
-
-def _of_lead(
-    layouts: Mapping[str, StoreLayout],
-    paths: Mapping[str, str],
-    complete: frozenset[str],
-    waited_s: Mapping[str, float],
-) -> ActivationCache:
-    """Of one entry, on the other ranks of a node. Raises OSError."""
-    open_one = ActivationStore.find if complete else ActivationStore.open
-    stores = _open_all(layouts, lambda split, layout: open_one(paths[split], layout))
-    return ActivationCache(stores, "disk", True, complete, waited_s=waited_s)
-
-
-def _joined(parts: Sequence[ActivationCache]) -> ActivationCache:
-    """Kept stores of all entries together."""
-    return ActivationCache(
-        {split: store for part in parts for split, store in part.stores.items()},
-        "disk",
-        True,
-        frozenset[str]().union(*(part.complete for part in parts)),
-        tuple(held for part in parts for held in part.held),
-        {split: seconds for part in parts for split, seconds in part.waited_s.items()},
-    )
-
-
-def _held(
-    layouts: Mapping[str, StoreLayout], *, key: str, kept: KeptStores, budget: Callable[[], int] | None
-) -> ActivationCache | None:
-    """Of one entry, on the first rank of a node."""
-    began = perf_counter()
-    sizes = {split: max(layout.num_bytes, 1) for split, layout in layouts.items()}
-    held = kept.find(key, sizes=sizes)
-    try:
-        if held is None and budget is not None:
-            held = kept.begin(key, sizes=sizes, budget=budget())
-        if held is None:
-            return None
-        paths = held.paths
-        if held.is_complete:
-            stores = _open_all(layouts, lambda split, layout: ActivationStore.find(paths[split], layout))
-        else:
-            stores = _open_all(layouts, lambda split, layout: ActivationStore.reserve(layout, place=Path(paths[split])))
-        complete, seconds = frozenset(layouts if held.is_complete else ()), perf_counter() - began
-        return ActivationCache(stores, "disk", True, complete, (held,), {next(iter(layouts)): seconds})
-    except OSError:  # a full disk, say
-        if held is not None:
-            held.close()
-        return None
-
-
-def _open_all(
+def open_all(
     layouts: Mapping[str, StoreLayout], open_one: Callable[[str, StoreLayout], ActivationStore]
 ) -> dict[str, ActivationStore]:
     """The store of every split. Raises OSError, with all stores closed again."""

@@ -103,7 +103,7 @@ def of_freezing(freezing: Freezing, config: Config, *, plan: ParallelPlan, total
         )
         yield f"freeze.guard: too few {too_few} to judge a freeze; no samples are set aside"
         if config.freeze.policy == "guarded":
-            yield "freeze.policy guarded freezes only blocks that the linear probe shows to be free in so short a run"
+            yield "freeze.policy guarded freezes only blocks that the linear probe shows to be free in this run"
     if freezing.never:
         judged = " that the guard can judge; give a shorter freeze.every, or freeze.guard=false"
         yield (
@@ -169,7 +169,9 @@ def of_advance(event: Advanced, *, dtype: str) -> str:
     advance = event.advance
     found = "an earlier run had cached all" if advance.is_found else f"cached {advance.samples.total()} samples"
     others = f", {advance.evaluation_samples} to evaluate on in {advance.evaluation_s:.2f} s"
-    others = others if advance.evaluation_samples else ""
+    if not advance.evaluation_samples:
+        waited = f" after {advance.evaluation_s:.2f} s of waiting for those to evaluate on"
+        others = waited if advance.evaluation_s >= 1 else ""
     place = {"host": "host memory", "disk": "disk"}[event.tier]
     off = f"; {dtype} rounds them by {advance.rounding:.2%}" if advance.rounding else ""
     return (
