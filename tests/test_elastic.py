@@ -268,13 +268,13 @@ def test_without_a_baseline_there_is_no_target(task: Task, tmp_path: Path) -> No
 
 
 def test_two_tasks_have_all_rows(tmp_path: Path) -> None:
-    few = {BASELINE, TUNED, PEER, DEFAULT, "policy static, half"}
+    few = {BASELINE, TUNED, PEER, DEFAULT, "default, no cache", "policy static, half"}
     script = tmp_path / "train.py"
     assert set(split(tmp_path, timm=script).row_names) == set(ROW)
     assert set(split(tmp_path).row_names) == ROW.keys() - {PEER} and "--timm-train" in split(tmp_path).about
     assert set(texts(tmp_path, tmp_path / "minilm", num_blocks=6).row_names) == set(ROW)
     assert set(texts(tmp_path, tmp_path / "e5", num_blocks=12).row_names) == few
-    assert set(questions(tmp_path, tmp_path / "e5", num_blocks=12).row_names) == few - {PEER, TUNED}
+    assert set(questions(tmp_path, tmp_path / "e5", num_blocks=12).row_names) == few - {PEER, TUNED, "default, no cache"}
 
 
 def test_every_row_is_a_configuration(tmp_path: Path) -> None:

@@ -44,13 +44,14 @@ _OFF = ("pipe.enabled=false", "dp.enabled=false", "cache.enabled=false")
 # either, and they round otherwise. The one of two ranks without a pipeline is the best static one of all tasks here.
 REPLICAS, _PIPELINE = "pipe.initial_length=1", "pipe.initial_length=2"
 _NONE = ("freeze.policy=none", "cache.enabled=false", REPLICAS)
-_HALF, _UNGUARDED = "policy static, half", "freeze.guard=false"
+_HALF, _UNCACHED, _UNGUARDED = "policy static, half", "default, no cache", "freeze.guard=false"
 _SCHEDULE = ("freeze.policy=schedule", _UNGUARDED)
 ROWS = (
     Row(BASELINE, _NONE, 8),
     Row(TUNED, _NONE, 3),
     Row(PEER, _NONE, 8),
     Row(DEFAULT, (REPLICAS,), 8),
+    Row(_UNCACHED, ("cache.enabled=false", REPLICAS), 3),  # what the cache brings, or costs
     # As published: without the guard. One schedule for all rows of the ablation, which begin with a pipeline.
     Row("schedule, freeze only", (*_SCHEDULE, *_OFF, _PIPELINE), 3),
     Row("schedule, + AutoPipe", (*_SCHEDULE, *_OFF[1:], _PIPELINE), 3),
@@ -69,7 +70,7 @@ PLANTED = (
     Row(REDRAWN, ("model.name=REDRAWN", REPLICAS), 1),
     Row(TOO_DEEP, ("freeze.policy=static", "freeze.max_frozen=ALL_BUT_ONE", REPLICAS), 1),
 )
-_ALL, _FEW = tuple(row.name for row in ROWS), (BASELINE, TUNED, PEER, DEFAULT, _HALF)
+_ALL, _FEW = tuple(row.name for row in ROWS), (BASELINE, TUNED, PEER, DEFAULT, _UNCACHED, _HALF)
 
 
 @dataclass(frozen=True, slots=True)
