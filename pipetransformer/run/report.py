@@ -235,18 +235,10 @@ class Report:
                 self.totals.floor_s += self._floor.of_advance(
                     length=length, num_samples=count, first=first, stop=advance.stop
                 )
-        self._tracker.event(
-            "advance",
-            step=event.step,
-            boundary=event.boundary,
-            seconds=advance.seconds,
-            evaluation_s=advance.evaluation_s,
-            samples=advance.samples.total(),
-            evaluation_samples=advance.evaluation_samples,
-            found=advance.is_found,
-            tier=event.tier,
-            rounding=advance.rounding,
-        )
+        place = {"step": event.step, "boundary": event.boundary, "tier": event.tier, "found": advance.is_found}
+        samples = {"samples": advance.samples.total(), "evaluation_samples": advance.evaluation_samples}
+        seconds = {"seconds": advance.seconds, "evaluation_s": advance.evaluation_s}
+        self._tracker.event("advance", **place, **samples, **seconds, rounding=advance.rounding)
         self._tracker.line(lines.of_advance(event, dtype=self._config.cache.dtype))
 
     @hear.register
