@@ -24,6 +24,7 @@ from benchmarks.elastic.tasks import (
     BASELINE,
     DEFAULT,
     INVERTED,
+    OTHER_LAYOUT,
     PEER,
     REDRAWN,
     REPLICAS,
@@ -79,6 +80,8 @@ def test_a_cell_has_the_recipe_and_its_own_settings(task: Task) -> None:
 
     assert {"train.lr=5e-5", "train.seed=3", "train.precision=bfloat16"} <= set(of(BASELINE))
     assert "freeze.policy=none" in of(BASELINE) and "freeze.policy=none" not in of(DEFAULT)
+    layouts = [set(of(name)) for name in (BASELINE, OTHER_LAYOUT)]
+    assert layouts[0] ^ layouts[1] == {REPLICAS, "pipe.initial_length=2"}, "both static layouts of two ranks"
     assert of(TUNED).index("train.lr=1e-4") > of(TUNED).index("train.lr=5e-5"), "what is tuned comes last"
     assert "freeze.max_frozen=6" in of("policy static, half")
     assert set(of(PEER)) == set(of(BASELINE)), "the peer has the same recipe"
@@ -268,14 +271,14 @@ def test_without_a_baseline_there_is_no_target(task: Task, tmp_path: Path) -> No
 
 
 def test_two_tasks_have_all_rows(tmp_path: Path) -> None:
-    few = {BASELINE, TUNED, PEER, DEFAULT, "default, no cache", "policy static, half"}
+    few = {BASELINE, OTHER_LAYOUT, TUNED, PEER, DEFAULT, "default, no cache", "policy static, half"}
     script = tmp_path / "train.py"
     assert set(split(tmp_path, timm=script).row_names) == set(ROW)
     assert set(split(tmp_path).row_names) == ROW.keys() - {PEER} and "--timm-train" in split(tmp_path).about
     assert set(texts(tmp_path, tmp_path / "minilm", num_blocks=6).row_names) == set(ROW)
     assert set(texts(tmp_path, tmp_path / "e5", num_blocks=12).row_names) == few
     asked = questions(tmp_path, tmp_path / "e5", num_blocks=12)
-    assert set(asked.row_names) == few - {PEER, TUNED, "default, no cache"}
+    assert set(asked.row_names) == few - {PEER, OTHER_LAYOUT, TUNED, "default, no cache"}
 
 
 def test_every_row_is_a_configuration(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from benchmarks.support.measure import CONFIGS
 from pipetransformer.errors import UserError
 
 __all__ = [
-    *("BASELINE", "BY_SEED", "DEFAULT", "NUM_HELD_OUT", "NUM_PHRASES", "PEER", "PLANTED", "REDRAWN", "REPLICAS"),
-    *("ROWS", "TUNED"),
+    *("BASELINE", "BY_SEED", "DEFAULT", "NUM_HELD_OUT", "NUM_PHRASES", "OTHER_LAYOUT", "PEER", "PLANTED", "REDRAWN"),
+    *("REPLICAS", "ROWS", "TUNED"),
     *("Row", "Task", "pictures", "questions", "texts", "ladder_rows", "recipe_rows"),
 ]
 
@@ -41,13 +41,15 @@ class Row:
 
 _OFF = ("pipe.enabled=false", "dp.enabled=false", "cache.enabled=false")
 # Rows of one seed differ by what they freeze alone: of two layouts that are about as fast as each other a timing takes
-# either, and they round otherwise. The one of two ranks without a pipeline is the best static one of all tasks here.
+# either, and they round otherwise. All keep the one without a pipeline; a row times the other one beside it.
 REPLICAS, _PIPELINE = "pipe.initial_length=1", "pipe.initial_length=2"
-_NONE = ("freeze.policy=none", "cache.enabled=false", REPLICAS)
+_STATIC = ("freeze.policy=none", "cache.enabled=false")
+_NONE, OTHER_LAYOUT = (*_STATIC, REPLICAS), "no freeze, two stages"
 _HALF, _UNCACHED, _UNGUARDED = "policy static, half", "default, no cache", "freeze.guard=false"
 _SCHEDULE = ("freeze.policy=schedule", _UNGUARDED)
 ROWS = (
     Row(BASELINE, _NONE, 8),
+    Row(OTHER_LAYOUT, (*_STATIC, _PIPELINE), 3),
     Row(TUNED, _NONE, 3),
     Row(PEER, _NONE, 8),
     Row(DEFAULT, (REPLICAS,), 8),
@@ -70,7 +72,7 @@ PLANTED = (
     Row(REDRAWN, ("model.name=REDRAWN", REPLICAS), 1),
     Row(TOO_DEEP, ("freeze.policy=static", "freeze.max_frozen=ALL_BUT_ONE", REPLICAS), 1),
 )
-_ALL, _FEW = tuple(row.name for row in ROWS), (BASELINE, TUNED, PEER, DEFAULT, _UNCACHED, _HALF)
+_ALL, _FEW = tuple(row.name for row in ROWS), (BASELINE, OTHER_LAYOUT, TUNED, PEER, DEFAULT, _UNCACHED, _HALF)
 
 
 @dataclass(frozen=True, slots=True)
