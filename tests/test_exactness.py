@@ -33,7 +33,9 @@ from ranks import RankPool
 from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_stsb, tiny_text_model
 
 from pipetransformer.data import alone
-from pipetransformer.dp import controller
+from pipetransformer.dp import controller, reducer
+from pipetransformer.dp.buckets import RowBucket
+from pipetransformer.models import held
 from pipetransformer.process.world import World
 from pipetransformer.run.job import build_job
 
@@ -136,6 +138,29 @@ def test_elastic_is_plain(case: Case, ranks: RankPool, texts: str, tmp_path: Pat
     weights, gradients = reference(case, texts)
     answers = ranks.run(case.world_size, elastic_run, case, texts, str(tmp_path))
     assert gradient_deviation([g for _, g in answers], gradients) < 1e-10
+    assert deviation(answers[0][0], weights) < 1e-10
+
+
+def with_tables_by_row(
+    world: World, case: Case, data: str, folder: str
+) -> tuple[Weights | None, dict[int, Weights], int]:
+    """An elastic run whose tables of embeddings are all taken for large, and the number of tables summed by row."""
+    begun = mock.Mock(side_effect=RowBucket)
+    with mock.patch.object(held, "_LARGE_TABLE", 0), mock.patch.object(reducer, "RowBucket", begun):
+        weights, gradients = elastic_run(world, case, data, folder)
+    return weights, gradients, begun.call_count
+
+
+@pytest.mark.parametrize("layout", ["1x2", "2x2"])
+def test_elastic_is_plain_where_rows_of_tables_are_summed(
+    layout: str, ranks: RankPool, texts: str, tmp_path: Path
+) -> None:
+    world_size, moves = LAYOUTS[layout]
+    case = Case("bert", world_size, moves, 4, clip=0.5)
+    weights, gradients = reference(case, texts)
+    answers = ranks.run(world_size, with_tables_by_row, case, texts, str(tmp_path))
+    assert max(num_tables for _, _, num_tables in answers) >= 3, "of words, positions and kinds"
+    assert gradient_deviation([g for _, g, _ in answers], gradients) < 1e-10
     assert deviation(answers[0][0], weights) < 1e-10
 
 

@@ -139,6 +139,81 @@ def test_buckets_have_no_memory_before_the_first_step(ranks: RankPool) -> None:
     assert ranks.run(2, bytes_of_buckets) == [[0, of_model]] * 2, "the advance pass may need it"
 
 
+WORDS, FEW = 40, 3
+
+
+class _Table(nn.Module):
+    """A table of embeddings behind a linear layer, and whether most of its rows are touched on rank 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.last = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.double()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.last(self.words(ids))  # type: ignore[no-any-return]
+
+
+def ids_of(rank: int, step: int, *, num_microbatches: int, is_dense: bool) -> list[Tensor]:
+    """Other rows on every rank and step, a few of them shared; nearly all on rank 1 where it is ``is_dense``."""
+    own = torch.arange(WORDS - 1) if is_dense and rank == 1 else torch.tensor([0, 2 * rank + 1, 2 * rank + 2])
+    return [(own + part) % WORDS if step else own for part in range(num_microbatches)]
+
+
+def of_table(net: _Table, rank: int, step: int, num_microbatches: int, is_dense: bool) -> None:
+    for ids in ids_of(rank, step, num_microbatches=num_microbatches, is_dense=is_dense):
+        net(ids).square().sum().backward()
+
+
+def sums_rows(world: World, num_microbatches: int, is_dense: bool) -> tuple[list[float], list[int]]:
+    """Largest errors of three steps, and bytes given to be summed in each."""
+    net, errors, sent = _Table(), list[float](), list[int]()
+    reducer = GradientReducer(dict(net.named_parameters()), group=dist.group.WORLD, tables=["words.weight"])
+    for step in range(3):
+        reducer.begin(num_microbatches=num_microbatches)
+        of_table(net, world.rank, step, num_microbatches, is_dense)
+        reducer.finish()
+        alone = _Table()
+        for rank in range(world.size):
+            of_table(alone, rank, step, num_microbatches, is_dense)
+        errors.append(largest_error(gradients(net), [grad for grad in gradients(alone) if grad is not None]))
+        sent.append(reducer.sent_bytes)
+    reducer.close()
+    return errors, sent
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_of_a_table_the_touched_rows_alone_are_summed(
+    ranks: RankPool, world_size: int, num_microbatches: int, is_dense: bool
+) -> None:
+    for errors, sent in ranks.run(world_size, sums_rows, num_microbatches, is_dense):
+        assert max(errors) < EXACT
+        touched = WORDS if is_dense else 2 * world_size + 1
+        others = sum(parameter.nbytes for parameter in _Table().last.parameters())
+        assert sent[0] == others + WORDS + 8 * WIDTH * touched, "one byte a row tells which are touched"
+
+
+def loses_numbers(world: World) -> list[bool]:
+    """Whether rows 0 and 5 of the table have a gradient that is no number, after rank 1 alone had one: in row 5."""
+    net = _Table()
+    reducer = GradientReducer(dict(net.named_parameters()), group=dist.group.WORLD, tables=["words.weight"])
+    reducer.begin(num_microbatches=1)
+    loss = net(torch.tensor([5 * world.rank])).sum()
+    (loss * float("nan") if world.rank else loss).backward()
+    reducer.finish()
+    assert net.words.weight.grad is not None
+    found = net.words.weight.grad[[0, 5]].isnan().any(1).tolist()
+    reducer.close()
+    return found
+
+
+def test_what_is_no_number_reaches_all_replicas(ranks: RankPool) -> None:
+    assert ranks.run(2, loses_numbers) == [[False, True]] * 2
+
+
 def closes(world: World) -> tuple[bool, float]:
     """Whether gradients and buckets are gone; the error of a step that rank 0 then takes alone."""
     net = model()

@@ -13,13 +13,13 @@ they share gradients too, a bucket goes to its owner behind every micro-batch, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.adapter import give_memory
+from pipetransformer.dp.buckets import Bucket, RowBucket
 
 _BUCKET_BYTES = 8 * 2**20
 
@@ -35,9 +35,8 @@ class GradientReducer:
         owners: the rank that updates each parameter, by name; None where every rank updates all.
         units: the unit of each parameter, by name, where gradients go to their owner behind every micro-batch, so that
             no other rank keeps them, a unit in a bucket of its own at least; None where they stay to the last one.
-
-    Attributes:
-        sent_bytes: bytes of gradients that this rank has given to be summed since ``begin``; without weights that move.
+        tables: names of parameters whose gradients are zero in most rows: the other rows alone are summed, where every
+            rank updates all.
     """
 
     def __init__(
@@ -47,15 +46,15 @@ class GradientReducer:
         group: dist.ProcessGroup | None,
         owners: Mapping[str, int] | None = None,
         units: Mapping[str, int] | None = None,
+        tables: Collection[str] = (),
     ) -> None:
         assert owners is not None or units is None
         self._each = units is not None
-        self._under_way: _Bucket | None = None  # of those that are given away behind each micro-batch
+        self._under_way: Bucket | None = None  # of those that are given away behind each micro-batch
         self._parameters = dict(parameters)
         self._group = group
         self._rank = dist.get_rank() if group is not None else 0
-        self.sent_bytes = 0
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[Bucket] = []
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._accumulations = 0
         self._next = 0
@@ -65,21 +64,27 @@ class GradientReducer:
         members: list[tuple[str, nn.Parameter]] = []
         num_bytes, owner, last = 0, None, None
         for name, parameter in reversed(self._parameters.items()):
+            if owners is None and name in tables:
+                if members:
+                    self._buckets.append(Bucket(members, owner=owner))
+                self._buckets.append(RowBucket(name, parameter))
+                members, num_bytes = [], 0
+                continue
             kind = (None if owners is None else owners[name], None if units is None else units[name])
             if members and (num_bytes + parameter.nbytes > _BUCKET_BYTES or kind != last):
-                self._buckets.append(_Bucket(members, owner=owner))
+                self._buckets.append(Bucket(members, owner=owner))
                 members, num_bytes = [], 0
             members.append((name, parameter))
             num_bytes += parameter.nbytes
             (owner, _), last = kind, kind
         if members:
-            self._buckets.append(_Bucket(members, owner=owner))
+            self._buckets.append(Bucket(members, owner=owner))
         for bucket in self._buckets:
             for name, parameter in bucket.members:
                 hook = self._hook(bucket, name)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
-    def _hook(self, bucket: _Bucket, name: str) -> Callable[[Tensor], None]:
+    def _hook(self, bucket: Bucket, name: str) -> Callable[[Tensor], None]:
         def given_away(parameter: Tensor) -> None:
             assert parameter.grad is not None
             if bucket.missing == len(bucket.members):  # the first of its micro-batch
@@ -93,16 +98,14 @@ class GradientReducer:
             if bucket.missing == 0:
                 bucket.missing = len(bucket.members)
                 self._settle()  # so that no more than two buckets have memory
-                self._sum(bucket)
+                bucket.start(self._group)
                 self._under_way = bucket
 
         def accumulated(parameter: Tensor) -> None:
             if parameter.grad is None:  # zero_bubble found none; ``finish`` names the parameter
                 return
             if bucket.counts[name] == 0:
-                view = bucket.views[name]
-                view.copy_(parameter.grad)
-                parameter.grad = view
+                bucket.take(name, parameter)
             bucket.counts[name] += 1
             if bucket.counts[name] == self._accumulations:
                 bucket.missing -= 1
@@ -119,15 +122,13 @@ class GradientReducer:
     def _launch(self) -> None:
         """Starts the sums of all complete buckets, in the fixed order that all ranks share."""
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
-            self._sum(self._buckets[self._next])
+            self._buckets[self._next].start(self._group)
             self._next += 1
 
-    def _sum(self, bucket: _Bucket) -> None:
-        if bucket.owner is None:
-            bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
-        else:
-            bucket.work = dist.reduce(bucket.flat, bucket.owner, group=self._group, async_op=True)
-        self.sent_bytes += bucket.flat.nbytes
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of gradients that this rank has given to be summed since ``begin``; without weights that move."""
+        return sum(bucket.sent_bytes for bucket in self._buckets)
 
     def begin(self, *, num_microbatches: int) -> None:
         """Clears the gradients before a step of ``num_microbatches`` backward passes."""
@@ -136,7 +137,7 @@ class GradientReducer:
         if self._group is None:
             return
         self._accumulations = num_microbatches
-        self._next = self.sent_bytes = 0
+        self._next = 0
         for bucket in self._buckets:
             bucket.begin()
             if not self._each and not self._has_memory:
@@ -193,70 +194,3 @@ class GradientReducer:
         self._buckets.clear()
         for parameter in self._parameters.values():
             parameter.grad = None
-
-
-class _Bucket:
-    """Gradients that one call sums.
-
-    Attributes:
-        members: the parameters, with their names.
-        flat: the gradients of all members, one after the other [elements].
-        views: the place of each parameter's gradient, by name.
-        counts: backward passes of this step that gave a gradient, by parameter name.
-        missing: number of parameters that still wait for their last gradient of this step.
-        work: the sum, or the move of weights, under way, or None.
-        owner: the rank that updates them; None where every rank does.
-        total: sum of the step's micro-batches so far, on the owner, where gradients go there behind each; else None.
-    """
-
-    total: Tensor | None
-
-    def __init__(self, members: list[tuple[str, nn.Parameter]], *, owner: int | None = None) -> None:
-        self.members, self.owner = members, owner
-        first = members[0][1]
-        self.flat = torch.empty(sum(p.numel() for _, p in members), dtype=first.dtype, device=first.device)
-        self.views: dict[str, Tensor] = {}
-        self.work: dist.Work | None = None
-        offset = 0
-        for name, parameter in members:
-            self.views[name] = self.flat[offset : offset + parameter.numel()].view_as(parameter)
-            offset += parameter.numel()
-        self.shrink()
-        self.begin()
-
-    def grow(self) -> None:
-        """Makes room for gradients."""
-        give_memory(self.flat, is_wanted=True)
-
-    def shrink(self) -> None:
-        """Gives that room back."""
-        give_memory(self.flat, is_wanted=False)
-
-    def settle(self, rank: int) -> None:
-        """Ends the sum of a micro-batch: its owner adds it to those before, and nothing else stays."""
-        self.wait()
-        if self.owner == rank:
-            self.total = self.flat.clone() if self.total is None else self.total.add_(self.flat)
-        self.shrink()
-
-    def give_totals(self) -> None:
-        """Makes the sums of all micro-batches the parameters' gradients, on their owner."""
-        offset = 0
-        for _, parameter in self.members if self.total is not None else ():
-            assert self.total is not None
-            parameter.grad = self.total[offset : offset + parameter.numel()].view_as(parameter)
-            offset += parameter.numel()
-
-    def wait(self) -> None:
-        assert self.work is not None
-        self.work.wait()
-        self.work = None
-
-    def begin(self) -> None:
-        """Prepares for a step: no backward pass counted.
-
-        Note: nothing is zeroed. The first gradient of a step is copied to its place, with fewer passes over the memory
-        than adding it to zeros there.
-        """
-        self.missing, self.total = len(self.members), None
-        self.counts = dict.fromkeys((name for name, _ in self.members), 0)

@@ -80,6 +80,7 @@ class Layout:
             group=self.mesh.dp_group,
             owners={name: ranks[0] for name, ranks in owners.items()} if plan.shares_state else None,
             units=units if is_full else None,
+            tables=chain.large_tables,
         )
         self.executor: Executor = build_executor(
             objective,

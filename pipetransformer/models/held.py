@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pipetransformer.models.values import Values
 
+_LARGE_TABLE = 8 * 2**20  # bytes: to find its touched rows is worth the pass over its gradient
 _NUMBER = re.compile(r"\.\d+\.")  # of a block
 
 
@@ -72,6 +73,17 @@ class Held:
     def trained_parameters(self, units: Iterable[int]) -> dict[str, nn.Parameter]:
         """Those of ``named_parameters`` that train while their unit does."""
         return {name: p for name, p in self.named_parameters(units).items() if name not in self._fixed}
+
+    @property
+    def large_tables(self) -> frozenset[str]:
+        """Names of the large tables of embeddings: a batch gives most of their rows no gradient.
+
+        None on GPUs, where to know the others would stop the device for longer than a sum of all rows takes.
+        """
+        if self.device.type != "cpu":
+            return frozenset()
+        tables = (name for name, (module, _) in self._slots.items() if isinstance(module, nn.Embedding))
+        return frozenset(name for name in tables if self._parameter(name).numel() * self.dtype.itemsize > _LARGE_TABLE)
 
     def resting_type(self, unit: int) -> torch.dtype:
         """The type of the weights of ``unit`` while it is frozen and untouched."""

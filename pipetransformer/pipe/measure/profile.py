@@ -199,17 +199,23 @@ class WeightBytes(TypedDict):
     parameter_bytes: tuple[int, ...]
     trained_bytes: tuple[int, ...]
     resting_bytes: tuple[int, ...]
+    summed_bytes: tuple[int, ...]
 
 
 def weight_bytes(chain: Chain) -> WeightBytes:
-    """Bytes of the weights of each unit [num_units]: all, those that train, and all while they rest."""
+    """Bytes of the weights of each unit [num_units]: all, those that train, all while they rest, and those that train
+    but for tables of which few rows are summed."""
     units, size = range(chain.num_units), chain.dtype.itemsize
     numbers = [sum(map(torch.numel, chain.named_parameters([unit]).values())) for unit in units]
-    trained = [sum(map(torch.numel, chain.trained_parameters([unit]).values())) for unit in units]
+    trains = [chain.trained_parameters([unit]) for unit in units]
+    trained = [sum(map(torch.numel, of_unit.values())) for of_unit in trains]
+    tables = chain.large_tables
+    summed = [sum(p.numel() for name, p in of_unit.items() if name not in tables) for of_unit in trains]
     return {
         "parameter_bytes": tuple(size * number for number in numbers),
         "trained_bytes": tuple(size * number for number in trained),
         "resting_bytes": tuple(chain.resting_type(unit).itemsize * number for unit, number in zip(units, numbers)),
+        "summed_bytes": tuple(size * number for number in summed),
     }
 
 

@@ -113,6 +113,8 @@ class JobCosts:
         parked_from: the first unit whose optimizer state stays while it is frozen; None if no unit's does.
         trained_bytes: bytes of those weights of each unit that train while it does [num_units]; None for all.
         resting_bytes: bytes of the weights of each unit while it is frozen [num_units]; None for ``parameter_bytes``.
+        summed_bytes: bytes of the gradients of each unit that are summed over replicas where each updates all weights
+            [num_units]: without tables of which few rows are; None for ``gradient_bytes``.
     """
 
     by_rows: Mapping[int, UnitCosts]
@@ -132,6 +134,7 @@ class JobCosts:
     parked_from: int | None = None
     trained_bytes: tuple[int, ...] | None = None
     resting_bytes: tuple[int, ...] | None = None
+    summed_bytes: tuple[int, ...] | None = None
 
     @property
     def gradient_bytes(self) -> tuple[int, ...]:

@@ -130,7 +130,8 @@ def simulate_plan(plan: ParallelPlan, *, costs: JobCosts, global_batch_size: int
                 send_back=costs.send.bytes_ns(received),
             )
         )
-    gradients = [sum(costs.gradient_bytes[unit] for unit in plan.units_of(rank)) for rank in range(plan.pp)]
+    of_units = costs.summed_bytes if costs.summed_bytes is not None and not plan.shares_state else costs.gradient_bytes
+    gradients = [sum(of_units[unit] for unit in plan.units_of(rank)) for rank in range(plan.pp)]
     sums = [costs.reduction_ns(num_bytes, num_replicas=plan.dp) for num_bytes in gradients]
     updates = [round(most_updated(plan, costs, place=rank) * costs.update_ns_per_byte) for rank in range(plan.pp)]
     if plan.shares_state and plan.shard == "full":

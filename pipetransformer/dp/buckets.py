@@ -1,0 +1,133 @@
+"""What one sum over the replicas takes: gradients of some parameters, or the rows of a table that any has touched."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from pipetransformer.adapter import give_memory
+
+
+class Bucket:
+    """Gradients that one call sums.
+
+    Attributes:
+        members: the parameters, with their names.
+        flat: the gradients of all members, one after the other [elements].
+        views: the place of each parameter's gradient, by name.
+        counts: backward passes of this step that gave a gradient, by parameter name.
+        missing: number of parameters that still wait for their last gradient of this step.
+        work: the sum, or the move of weights, under way, or None.
+        owner: the rank that updates them; None where every rank does.
+        sent_bytes: bytes that this rank has given to be summed in this step.
+        total: sum of the step's micro-batches so far, on the owner, where gradients go there behind each; else None.
+    """
+
+    total: Tensor | None
+
+    def __init__(self, members: list[tuple[str, nn.Parameter]], *, owner: int | None = None) -> None:
+        self.members, self.owner = members, owner
+        first = members[0][1]
+        self.flat = torch.empty(sum(p.numel() for _, p in members), dtype=first.dtype, device=first.device)
+        self.views: dict[str, Tensor] = {}
+        self.work: dist.Work | None = None
+        offset = 0
+        for name, parameter in members:
+            self.views[name] = self.flat[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+        self.shrink()
+        self.begin()
+
+    def grow(self) -> None:
+        """Makes room for gradients."""
+        give_memory(self.flat, is_wanted=True)
+
+    def shrink(self) -> None:
+        """Gives that room back."""
+        give_memory(self.flat, is_wanted=False)
+
+    def take(self, name: str, parameter: Tensor) -> None:
+        """Gives the first gradient of a step its place."""
+        view = self.views[name]
+        assert parameter.grad is not None
+        view.copy_(parameter.grad)
+        parameter.grad = view
+
+    def start(self, group: dist.ProcessGroup | None) -> None:
+        """Begins the sum; ``wait`` ends it."""
+        if self.owner is None:
+            self.work = dist.all_reduce(self.flat, group=group, async_op=True)
+        else:
+            self.work = dist.reduce(self.flat, self.owner, group=group, async_op=True)
+        self.sent_bytes += self.flat.nbytes
+
+    def settle(self, rank: int) -> None:
+        """Ends the sum of a micro-batch: its owner adds it to those before, and nothing else stays."""
+        self.wait()
+        if self.owner == rank:
+            self.total = self.flat.clone() if self.total is None else self.total.add_(self.flat)
+        self.shrink()
+
+    def give_totals(self) -> None:
+        """Makes the sums of all micro-batches the parameters' gradients, on their owner."""
+        offset = 0
+        for _, parameter in self.members if self.total is not None else ():
+            assert self.total is not None
+            parameter.grad = self.total[offset : offset + parameter.numel()].view_as(parameter)
+            offset += parameter.numel()
+
+    def wait(self) -> None:
+        assert self.work is not None
+        self.work.wait()
+        self.work = None
+
+    def begin(self) -> None:
+        """Prepares for a step: no backward pass counted.
+
+        Note: nothing is zeroed. The first gradient of a step is copied to its place, with fewer passes over the memory
+        than adding it to zeros there.
+        """
+        self.missing, self.total, self.sent_bytes = len(self.members), None, 0
+        self.counts = dict.fromkeys((name for name, _ in self.members), 0)
+
+
+class RowBucket(Bucket):
+    """The gradient of one table of embeddings, of which the rows are summed that any replica has touched.
+
+    A batch has few of the words. The other rows are zeros on every replica, and so is their sum. The gradient stays
+    autograd's own. Which rows are touched is read from it alone, whatever made it. (As Horovod and Parallax do for
+    sparse tensors: Kim et al., "Parallax", arXiv 1808.02621.)
+    """
+
+    def __init__(self, name: str, table: nn.Parameter) -> None:
+        super().__init__([(name, table)])
+        self._table, self._touched = table, torch.empty(0)
+        self._group: dist.ProcessGroup | None = None
+
+    def grow(self) -> None:
+        pass
+
+    def take(self, name: str, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad.contiguous()
+
+    def start(self, group: dist.ProcessGroup | None) -> None:
+        assert self._table.grad is not None
+        self._group = group
+        # Any bit, so that what is not a number counts.
+        self._touched = self._table.grad.view(torch.uint8).any(1).byte()
+        self.work = dist.all_reduce(self._touched, op=dist.ReduceOp.MAX, group=group, async_op=True)
+        self.sent_bytes += self._touched.nbytes
+
+    def wait(self) -> None:
+        super().wait()
+        gradient = self._table.grad
+        assert gradient is not None
+        rows = self._touched.nonzero().squeeze(1)
+        is_dense = 2 * len(rows) > len(gradient)
+        values = gradient if is_dense else gradient[rows]
+        dist.all_reduce(values, group=self._group)
+        if not is_dense:
+            gradient.index_copy_(0, rows, values)
+        self.sent_bytes += values.nbytes
