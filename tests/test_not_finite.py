@@ -13,7 +13,7 @@ import torch
 from laws import Case, Weights, configuration, final_weights, write_replay
 from ranks import RankPool
 
-from pipetransformer.engine import Objective
+from pipetransformer.engine import Objective, are_finite
 from pipetransformer.process.world import World
 from pipetransformer.trainer import Trainer
 
@@ -74,3 +74,17 @@ def test_too_many_in_a_row_stop_the_job(ranks: RankPool, tmp_path: Path) -> None
     case = PLANS["replicas"]
     with pytest.raises(AssertionError, match="step 19, rank 0: 20 updates in a row were not finite; there is no check"):
         ranks.run(2, run, case, str(tmp_path), tuple(range(20)))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "finite"),
+    [
+        ([], True),
+        ([[1.0, -2.0], [0.0]], True),
+        ([[1.0], [2.0, float("nan")]], False),
+        ([[float("inf"), float("-inf")], [1.0]], False),
+        ([[3e38, 3e38], [1.0]], True),  # their sum is too large, they are not
+    ],
+)
+def test_all_numbers_are_looked_at(numbers: list[list[float]], finite: bool) -> None:
+    assert are_finite([torch.tensor(each, dtype=torch.float32) for each in numbers]) is finite

@@ -4,6 +4,7 @@ from pipetransformer.engine.engine import Engine, Move
 from pipetransformer.engine.evaluate import NotFinite
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed
+from pipetransformer.engine.finite import are_finite
 from pipetransformer.engine.objective import Loss, Objective
 from pipetransformer.engine.step import NormSums, PhaseSeconds, Probe
 
@@ -18,4 +19,5 @@ __all__ = [
     "PhaseSeconds",
     "Probe",
     "StepInput",
+    "are_finite",
 ]

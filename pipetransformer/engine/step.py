@@ -15,6 +15,7 @@ from pipetransformer.adapter import Span, divide, gradient_norms, scaled_step
 from pipetransformer.config import TrainConfig
 from pipetransformer.engine.executor import StepInput
 from pipetransformer.engine.feed import Feed
+from pipetransformer.engine.finite import are_finite
 from pipetransformer.engine.layout import Layout
 from pipetransformer.engine.loss_scale import LossScale
 from pipetransformer.engine.objective import Objective
@@ -164,9 +165,7 @@ class Stepper:
 
     def _is_skipped(self, layout: Layout) -> bool:
         """Collective. Whether a loss or a gradient of any rank is not finite. Then the step leaves no figures."""
-        gradients = layout.gradients()
-        finite = [gradient.isfinite().all() for gradient in gradients]
-        is_good = self._objective.is_finite() and (not finite or bool(torch.stack(finite).all()))
+        is_good = self._objective.is_finite() and are_finite(layout.gradients())
         bad = torch.tensor(float(not is_good))
         dist.all_reduce(bad, op=dist.ReduceOp.MAX)
         if bad:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from pipetransformer.engine import Engine, NotFinite
+from pipetransformer.engine import Engine, NotFinite, are_finite
 from pipetransformer.errors import UserError
 from pipetransformer.process.agreement import agree_by_name
 from pipetransformer.process.collectives import first_of_ranks
@@ -52,7 +50,7 @@ class Guards:
             last_step: number of the last step, from 0, whose update made the weights.
         """
         parameters = self.engine.layout.updated.values()  # none where all units are frozen in place
-        finite = not parameters or torch.stack([p.detach().isfinite().all() for p in parameters]).all()
+        finite = are_finite([parameter.detach() for parameter in parameters])
         self._stop_all(None if finite else last_step, what="the update made weights that are not finite")
 
     def compare_replicas(self, *, step: int) -> None:
