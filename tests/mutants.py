@@ -72,6 +72,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "dp/controller.py": ("tests/test_resume.py", "tests/test_live.py", *_LAW),
     "dp/mesh.py": ("tests/test_optim.py", *_LAW),
     "dp/optimizer_state.py": ("tests/test_optim.py", *_LAW, "tests/test_resume.py"),
+    "dp/buckets.py": ("tests/test_reducer.py", *_LAW),
     "dp/reducer.py": ("tests/test_reducer.py", *_LAW),
     "dp/transfer.py": ("tests/test_transfer.py",),
     "cache/advance.py": ("tests/test_resume.py", *_ENGINE),
