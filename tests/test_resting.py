@@ -131,7 +131,8 @@ def test_plans_know_what_has_trained_so_far() -> None:
     job = replace(random_job(Random(1), 8), resting_bytes=(1,) * 8)
     autopipe.profile, autopipe._chain = SimpleNamespace(job=job), SimpleNamespace(untouched=7)
     autopipe.layouts = SimpleNamespace(fastest_move=0.0, spread=None)
-    autopipe._calendar = SimpleNamespace(total_steps=9)
+    autopipe._calendar, autopipe._full_steps = SimpleNamespace(total_steps=9, batches_per_epoch=1), lambda *_: 1.0
+    autopipe.workload = SimpleNamespace(counts={1: 1})
     autopipe.lines = dict
     plan = make_plan(2, 1, world_size=1, num_microbatches=1, schedule="1f1b")
     assert autopipe._outlook(0, plan).costs.kept_bytes[:7] == (1,) * 7

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from ranks import RankPool
@@ -113,3 +114,18 @@ def test_decisions_every_few_steps_add_up_to_news(monkeypatch: pytest.MonkeyPatc
         news.append(autopipe._remeasure(plan))
     assert news == [False, True, False, True]
     assert autopipe._observed[plan].seconds == pytest.approx(0.2)
+
+
+def test_the_rest_of_a_run_is_counted_in_the_steps_that_are_predicted() -> None:
+    """Those of full batches of long texts: a mean step, of shorter ones in part, takes half as long."""
+    autopipe: Any = AutoPipe.__new__(AutoPipe)
+    job = even_job(NUM_BLOCKS + 2)
+    short = job.by_rows[1]
+    columns = {name: tuple(3 * ns for ns in getattr(short, name)) for name in ("forward_ns", "backward_ns")}
+    autopipe.profile = Profile({}, job, {8: short, 24: replace(short, **columns)}, memcpy_bytes_per_second=1.0)
+    autopipe.workload = replace(WORKLOAD, counts=Counter({8: 30, 24: 10}), modal_length=24, lengths=(24, 8))
+    autopipe.layouts = SimpleNamespace(fastest_move=0.0, spread=None, timed_samples=BATCH)
+    autopipe._calendar, autopipe._chain = SimpleNamespace(total_steps=20, batches_per_epoch=5), mock.Mock(untouched=0)
+    autopipe.lines = dict
+    plan = ParallelPlan(0, 1, 1, (), 1, "1f1b", None, 6)
+    assert autopipe._outlook(4, plan).remaining_steps == pytest.approx(16 * (30 / 3 + 10) / BATCH / 5)

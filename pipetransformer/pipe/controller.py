@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import starmap
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -145,10 +146,21 @@ class AutoPipe:
             return
         if self._watch is not None:
             self._watch.trained(plan, batches)
-        costs, full = self.profile.measured, self.layouts.timed_samples
-        modal = sum(costs[self.workload.modal_length].step_ns)
-        work = sum(sum(costs[batch.length].step_ns) / modal * len(batch.ids) / full for batch in batches)
+        work = sum(self._full_steps(batch.length, len(batch.ids)) for batch in batches)
         self._recent = self._recent.plus(len(batches), work=work, seconds=seconds)
+
+    def _full_steps(self, length: int, num_samples: int) -> float:
+        """The work of samples of one padded length, in steps of full batches of the most common length, which are what
+        is timed and predicted."""
+        costs = self.profile.measured
+        share = sum(costs[length].step_ns) / sum(costs[self.workload.modal_length].step_ns)
+        return share * num_samples / self.layouts.timed_samples
+
+    @property
+    def _mean_step(self) -> float:
+        """The work of a mean step, likewise: of texts, most of which are short, far below 1."""
+        counts = self.workload.counts
+        return sum(starmap(self._full_steps, counts.items())) / self._calendar.batches_per_epoch
 
     def entered(self) -> None:
         """Deletes the notes: they belong to the stages of the plan before."""
@@ -177,7 +189,7 @@ class AutoPipe:
             UserError: if no plan fits.
         """
         costs = self.profile.job.trained_from(untouched)
-        outlook = Outlook(costs, max(1, self._calendar.total_steps - step), self.lines())
+        outlook = Outlook(costs, max(1, self._calendar.total_steps - step) * self._mean_step, self.lines())
         return self._planner.resumed_plan(old.frozen, cached=old.cached, outlook=outlook)
 
     def exceeds(self, plan: ParallelPlan, *, untouched: int) -> bool:
@@ -264,11 +276,8 @@ class AutoPipe:
             if choice is None:
                 return None
             plan, seconds, move = choice.plan, choice.prediction.step_seconds, choice.transition_seconds
-        counts, costs = self.workload.counts, self.profile.measured
-        modal, full = sum(costs[self.workload.modal_length].step_ns), self.layouts.timed_samples
-        work = sum(sum(costs[length].step_ns) / modal * count for length, count in counts.items())
-        mean = work / full / self._calendar.batches_per_epoch
-        forward = costs[self.workload.modal_length].forward_ns
+        mean = self._mean_step
+        forward = self.profile.measured[self.workload.modal_length].forward_ns
         share = sum(forward[plan.numbering.behind(plan.cached) if plan.cached else 0 :]) / max(1, sum(forward))
         whole = seconds * mean / 3 * self._calendar.batches_per_epoch  # a forward is a third of a step's work
         return Ahead(step, seconds * mean, move, whole * share, plan.cached)
@@ -288,7 +297,7 @@ class AutoPipe:
             untouched = min(untouched, current.first_active)
         return Outlook(
             replace(self.profile.job, parked_from=parked_from).trained_from(untouched),
-            self._calendar.total_steps - step,
+            (self._calendar.total_steps - step) * self._mean_step,
             self.lines(),
             fixed_seconds=layouts.fastest_move,
             margin=MOST_MARGIN if layouts.spread is None else min(max(LEAST_MARGIN, layouts.spread), MOST_MARGIN),

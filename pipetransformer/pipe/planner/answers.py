@@ -56,14 +56,15 @@ class Outlook:
 
     Attributes:
         costs: measured costs of the job.
-        remaining_steps: number of steps to come.
+        remaining_steps: number of steps to come, as so many of those that are predicted: of full batches of the most
+            common length.
         lines: real seconds of a step from simulated ones, by pp; the same where there is none.
         fixed_seconds: seconds of any transition, beside the moves of weights.
         margin: the gain, as a share, below which another pp, schedule or M may be noise.
     """
 
     costs: JobCosts
-    remaining_steps: int
+    remaining_steps: float
     lines: Mapping[int, Line] = field(default_factory=dict)
     fixed_seconds: float = 0.0
     margin: float = 0.0
