@@ -52,6 +52,32 @@ def test_only_new_costs_change_the_plan_of_the_same_blocks_and_only_where_it_pay
     assert chosen(best, has_news=True) is None
 
 
+@pytest.mark.parametrize(
+    ("cached", "options", "others"),
+    [
+        (None, {None: 0.0}, 0.0),
+        (None, {None: 0.5, 4: 0.2}, 0.0),  # the pass takes less than the evaluations that it spares
+        (None, {None: 0.2, 4: 0.5}, 0.3),
+        (2, {None: 0.9, 2: 0.2, 4: 0.5}, 0.3),  # as stored now, evaluations compute two blocks less
+    ],
+)
+def test_what_a_freeze_spends_is_what_it_adds_to_evaluations_and_passes(
+    cached: int | None, options: dict[int | None, float], others: float
+) -> None:
+    controller = make_planner()
+    current = replace(controller.first_plan(JOB, {}).plan, frozen=0 if cached is None else 2, cached=cached)
+    outlook = Outlook(JOB, 10**9)
+
+    def of(frozen: int) -> dict[int | None, float]:
+        return options if frozen == 4 else {None: 7.0, 2: 7.0}
+
+    choice = controller.next_plan(4, cached_options=options, current=current, outlook=outlook)
+    assert choice is not None and choice.plan.cached == max(options, key=lambda at: at or 0)
+    saved, spent = controller.gains(4, current=current, options=of, outlook=outlook)
+    assert spent == pytest.approx(choice.transition_seconds + others)
+    assert saved > 0
+
+
 @pytest.mark.parametrize(("beyond", "moves"), [(-0.01, True), (0.01, False)])
 def test_a_gain_within_the_margin_moves_nothing_but_the_cut(beyond: float, moves: bool) -> None:
     controller = make_planner(pipe={"initial_length": 4})

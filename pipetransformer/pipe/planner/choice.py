@@ -268,7 +268,8 @@ class Planner:
         if choice is None:
             return 0.0, math.inf
         go, stay = choice.prediction, self.stay(current, outlook)
-        others = options(frozen)[go.plan.cached] - options(current.frozen).get(current.cached, 0.0)
+        there = options(frozen)
+        others = there[go.plan.cached] - there.get(current.cached, there[None])  # evaluations compute these blocks too
         return (stay - go.step_seconds) * outlook.remaining_steps, choice.transition_seconds + max(others, 0.0)
 
     def stay(self, current: ParallelPlan, outlook: Outlook) -> float:
