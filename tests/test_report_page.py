@@ -84,9 +84,12 @@ def test_the_history_is_that_of_the_files(runs: dict[str, Path]) -> None:
     assert history.steps[-1].step == history.total_steps == summary["steps"]
     assert history.evaluations[-1].train_s == pytest.approx(summary["train_s"]), "the events before it lack a little"
     told = [json.loads(line) for line in (runs["elastic"] / "events.jsonl").read_text().splitlines()]
-    before = history.evaluations[-2]
-    since = sum(event["seconds"] for event in told if event["event"] == "steps" and event["step"] > before.step)
-    assert since > 0 and history.steps[-1].train_s == pytest.approx(before.train_s + since)
+    kinds = [event["event"] for event in told]
+    last, final = (len(kinds) - 1 - kinds[::-1].index(kind) for kind in ("steps", "evaluation"))
+    before = max(at for at in range(final) if kinds[at] == "evaluation")
+    timed = ("steps", "transition", "advance", "probe", "guard")
+    since = sum(event["seconds"] for event in told[before + 1 : last + 1] if event["event"] in timed)
+    assert since > 0 and history.steps[-1].train_s == pytest.approx(history.evaluations[-2].train_s + since)
     assert history.best_by == "accuracy" and not read_history(runs["plain"]).plans[-1].plan["frozen"]
 
 
