@@ -139,11 +139,11 @@ def test_buckets_have_no_memory_before_the_first_step(ranks: RankPool) -> None:
     assert ranks.run(2, bytes_of_buckets) == [[0, of_model]] * 2, "the advance pass may need it"
 
 
-WORDS, FEW = 40, 3
+WORDS = 40
 
 
 class _Table(nn.Module):
-    """A table of embeddings behind a linear layer, and whether most of its rows are touched on rank 0."""
+    """A linear layer behind a table of embeddings."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 torch's DDP and ``replicate`` are as exact, but need a new wrapper at every transition, and they were measured to be
 slower: see "The gradient reducer" in ``docs/architecture.md``. This class uses hooks instead. Gradients lie in buckets
 of a fixed order, filled from the last parameter to the first as in a backward. One asynchronous ``all_reduce`` sums
-each bucket, started in the last micro-batch of the step.
+each bucket, started in the last micro-batch of the step; of a large table of embeddings it sums the touched rows.
 
 Where replicas share out (``ParallelPlan.shard``), a bucket has one owner among them, where ``reduce`` sums it. Where it
 is optimizer state that they share, ``share`` brings the owner's new weights to the others after the update (as ZeRO

@@ -11,8 +11,8 @@ from torch import Tensor
 def are_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether no number of them is infinite or not a number; True of none.
 
-    Their sums tell: on a CPU these take a twentieth of the time of looking at each number. A sum that is not finite
-    itself may be one of large numbers, so that then each is looked at.
+    Their sums tell, in much less time on a CPU than a look at each number. A sum that is not finite may be one of large
+    numbers, so that then each is looked at.
     """
     if not tensors:
         return True
