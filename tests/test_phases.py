@@ -94,8 +94,10 @@ def test_every_second_is_counted_in_its_phase(pp: int, ranks: RankPool, tmp_path
         for phase, asleep in ASLEEP.items():
             assert seconds[phase][rank] >= num_steps * asleep, (phase, rank, seconds)
         assert seconds["wait"][rank] >= num_steps * waits[rank]
-    for rank in range(2):  # none is counted twice
-        assert sum(of_ranks[rank] for of_ranks in seconds.values()) <= whole + 1e-3, (rank, seconds, whole)
+    # None is counted twice: the least would be one sleep too many a step. Seconds of the whole are one rank's clock.
+    for rank in range(2):
+        total = sum(of_ranks[rank] for of_ranks in seconds.values())
+        assert total < whole + num_steps * min(ASLEEP.values()) / 2, (rank, seconds, whole)
     if pp == 1:  # a plain loop waits for nobody: what is left is a loop's own
         assert max(seconds["wait"]) < num_steps * ASLEEP["forward"]
 
