@@ -247,12 +247,14 @@ class Trainer:
         self.autopipe.entered()
 
     def _with_cache(self, plan: ParallelPlan, *, at_start: bool) -> ParallelPlan:
-        """Reserves the cache's memory. Returns ``plan``, without a cache if the memory is declined."""
-        by_block = plan.prefix == "streamed"
-        if plan.cached is not None and self.autocache.reserve(plan.cached, by_block=by_block, at_start=at_start):
-            plan = plan.without_cache()
-        if plan.frozen and self.autocache.declined:
-            self._tell(events.CacheDeclined(self.step, self.autocache.declined))
+        """Reserves the cache's memory. Returns ``plan``, with the cache as it is if the memory is declined."""
+        cache, by_block, declined = self.autocache, plan.prefix == "streamed", ""
+        if plan.cached is not None:
+            declined = cache.reserve(plan.cached, by_block=by_block, at_start=at_start)
+        if declined:
+            plan = plan.cached_before(cache.boundary)
+        if plan.frozen and (declined or cache.declined):
+            self._tell(events.CacheDeclined(self.step, declined or cache.declined, plan.cached))
         return plan
 
     def _advance(self, boundary: int, *, at_start: bool, is_refill: bool = False) -> None:

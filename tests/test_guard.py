@@ -109,7 +109,22 @@ def test_a_freeze_is_judged_by_a_curve_before_it_and_with_time_left() -> None:
     ],
 )
 def test_passes_are_cheap(num_samples: int, batch_size: int, epochs: int, expected: GuardSize | None) -> None:
-    assert guard_size(num_samples, batch_size=batch_size, epochs=epochs) == expected
+    size = guard_size(num_samples, batch_size=batch_size, epochs=epochs)
+    assert size == expected
+    wanted = size.num_samples if size else None
+    again = guard_size(num_samples, batch_size=batch_size, epochs=epochs, wanted=wanted)
+    assert again == expected, "a resumed run gives the settled number"
+
+
+def test_samples_that_are_asked_for_are_a_tenth_at_most_and_looked_at_rarely() -> None:
+    assert guard_size(10_000, batch_size=32, epochs=10, wanted=1000) == GuardSize(348, 1000)  # 3 % of 348 steps
+    assert guard_size(2_600, batch_size=32, epochs=10, wanted=1000) == GuardSize(91, 260)
+    assert guard_size(2_600, batch_size=32, epochs=4, wanted=1000) is None, "3 passes in 296 steps"
+
+
+def test_a_run_that_ends_before_a_freeze_can_be_judged_sets_nothing_aside() -> None:
+    assert guard_size(67_349, batch_size=32, epochs=3, max_steps=200) is None
+    assert guard_size(67_349, batch_size=32, epochs=3, max_steps=1400) == GuardSize(264, 760)
 
 
 SCORES = (0.0, *[0.5] * 12)  # for 4 of 12 blocks

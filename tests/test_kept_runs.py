@@ -159,6 +159,17 @@ def test_a_later_boundary_is_computed_from_the_kept_one(ranks: RankPool, tmp_pat
         check(told, plain(case))
 
 
+def test_the_kept_boundary_stays_where_a_later_one_has_no_room(ranks: RankPool, tmp_path: Path) -> None:
+    case = replace(CASE, moves=((0, 2, 1), (7, 4, 2)))
+    ranks.run(2, kept_run, case, str(tmp_path))
+    room = sum(entry.num_bytes for entry in entries_of(tmp_path))
+    small = ("cache.host_budget=1 KB", f"cache.disk_budget={room}")
+    told, *_ = ranks.run(2, kept_run, case, str(tmp_path), small)
+    assert told.advances == ((0, 2, 0, True, "disk"),) and "its budget is 0.0 MB" in told.declined
+    assert json.loads((tmp_path / "kept" / "summary.json").read_text())["cache"]["misses"] == 0
+    check(told, plain(case))
+
+
 def test_a_resumed_run_finds_what_it_had(ranks: RankPool, tmp_path: Path) -> None:
     saving = ("checkpoint.every=3 steps",)
     ranks.run(2, kept_run, CASE, str(tmp_path), saving, 7)

@@ -69,6 +69,11 @@ def test_a_cache_that_was_declined_is_not_offered(autocache: AutoCache) -> None:
     assert works(autocache.offers(2, evaluations=EVALUATIONS)) == {None: [rest(0, 3)]}
 
 
+def test_a_boundary_that_stays_is_the_only_one(autocache: AutoCache) -> None:
+    autocache.boundary, autocache.stays = 2, "no room"
+    assert list(autocache.offers(4, evaluations=EVALUATIONS)) == [None, 2]
+
+
 def test_the_bytes_of_a_step_are_those_of_its_samples(autocache: AutoCache) -> None:
     """17 tokens of 16 numbers of 8 bytes a picture; nothing before there is a store."""
     assert autocache.read_bytes(np.arange(5)) == 0 and autocache.num_bytes == 0

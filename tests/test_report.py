@@ -85,7 +85,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
     ),
     (
         events.CacheDeclined(11, "no memory"),
-        {"event": "cache_declined", "step": 11, "reason": "no memory"},
+        {"event": "cache_declined", "step": 11, "reason": "no memory", "boundary": None},
     ),
     (
         events.Logged(12, PLAN, FIGURES),

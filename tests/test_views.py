@@ -44,8 +44,9 @@ def test_views_take_turns() -> None:
         ((), None),  # nothing freezes
         (("freeze.policy=schedule",), 2),
         (("freeze.policy=schedule", "train.epochs=20"), 5),
-        (("freeze.policy=schedule", "train.epochs=20", "cache.host_budget=210 kB"), 3),
-        (("freeze.policy=schedule", "cache.host_budget=100 kB"), None),  # one view alone
+        (("freeze.policy=schedule", "train.epochs=20", "cache.host_budget=250 kB"), 3),
+        (("freeze.policy=schedule", "train.epochs=20", "cache.host_budget=240 kB"), 2),  # 39 kB are to evaluate on
+        (("freeze.policy=schedule", "cache.host_budget=140 kB"), None),  # one view alone
         (("freeze.policy=schedule", "cache.enabled=false"), None),
         (("cache.views=7", "cache.host_budget=1 B"), 7),
         (("freeze.policy=schedule", "cache.views=null"), None),
@@ -60,7 +61,9 @@ def test_views_are_as_many_as_epochs_and_budget_are_worth(
 def settled_views(world: World, keys: tuple[str, ...]) -> int | None:
     """Of 64 samples of 17 positions of 16 numbers in float32: 70 kB a view."""
     config = configuration("vit", [*Case("vit", 1, STATIC[1], precision="float32").overrides(""), *keys])
-    augmented = config.with_overrides({"data.augment": "basic", "data.max_train_samples": 64})
+    augmented = config.with_overrides(
+        {"data.augment": "basic", "data.max_train_samples": 64, "data.max_eval_samples": 36}
+    )
     job = build_job(augmented, world, lead=alone)
     found: Any = job.config.cache.views
     assert job.datasets["train"].views == found

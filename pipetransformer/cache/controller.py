@@ -44,6 +44,7 @@ class AutoCache:
         path: all boundaries of the stores so far, in order. Where the stored type is narrower than that of the
             computation, values were rounded at each of them.
         declined: the reason for having no cache, in words; empty while a cache is possible.
+        stays: the reason for no other boundary than the present one, in words; empty while another is possible.
         is_of_start: whether no step had trained the units before the boundary when the stores were filled.
 
     Args:
@@ -58,7 +59,7 @@ class AutoCache:
         self.boundary: int | None = None
         self.path: list[int] = []
         self.is_of_start = False
-        self.declined = "" if config.cache.enabled else "cache.enabled is false"
+        self.stays, self.declined = "", "" if config.cache.enabled else "cache.enabled is false"
         if not self.declined and config.train.mixes:
             self.declined = "training inputs are mixed anew at each step (train.mixup, train.cutmix)"
         if not self.declined and datasets["train"].views is None:
@@ -121,7 +122,7 @@ class AutoCache:
         """
         held = self.boundary if self.boundary is not None and self.boundary <= frozen else None  # else it is cleared
         choices = (None,) if self.declined else cached_choices(frozen, held=held)
-        if not may_advance:
+        if not may_advance or self.stays:
             choices = tuple(cached for cached in choices if cached in (None, held))
         passes = {SET_ASIDE: guard_passes}
         there = frozenset[str]()
@@ -170,7 +171,7 @@ class AutoCache:
                 new ones are left to later runs.
 
         Returns:
-            The reason for having no cache, or an empty string.
+            The reason for not having it, or an empty string. What is cached so far stays.
         """
         if self.declined or (boundary is not None and boundary == self.boundary):
             return self.declined
@@ -179,10 +180,14 @@ class AutoCache:
         if boundary is not None and at_start and self._earlier is not None:
             self._next = self._opened_kept(boundary, by_block=by_block)
         if self._next is None:
-            self._next, self.declined = self._opened()
+            self._next, reason = self._opened()
+            if self._cache is None:
+                self.declined = reason
+            else:
+                self.stays = reason
         if self._cache is None and self._next is not None and not self._next.is_kept:
             self._cache, self._next = self._next, None
-        return self.declined
+        return self.declined or self.stays
 
     def _opened_kept(self, boundary: int, *, by_block: bool) -> ActivationCache | None:
         """Collective. What earlier runs have stored or later ones may find, and stores of this job alone for the rest;
@@ -259,7 +264,7 @@ class AutoCache:
             elif self._world.local_rank == 0:
                 self._cache.clear()
             dist.barrier()
-            self.boundary, self.is_of_start = None, False
+            self.boundary, self.is_of_start, self.stays = None, False, ""
             self.path = []
 
     def advance(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import torch
@@ -58,26 +58,28 @@ def view_numbers(dataset: Dataset, ids: np.ndarray, *, epoch: int) -> np.ndarray
     return ids if views in (1, None) else ids + epoch % views * len(dataset)
 
 
-def settle_views(dataset: Dataset, config: Config, *, chain: Chain, nodes: int) -> int | None:
-    """Collective. ``cache.views``, decided where it is ``auto``: a view for some epochs each, if the budget holds them.
+def settle_views(datasets: Mapping[str, Dataset], config: Config, *, chain: Chain, nodes: int) -> int | None:
+    """Collective. ``cache.views``, decided where it is ``auto``: a view for some epochs each, if the budget holds them
+    beside the samples to evaluate on.
 
     Args:
-        dataset: the training data, augmented.
+        datasets: by split; the training data are augmented.
         nodes: number of nodes that share out the samples.
 
     Returns:
         None for new inputs at each epoch, which are not cached.
     """
-    cache = config.cache
+    cache, train = config.cache, datasets["train"]
     if cache.views != "auto":
         return cache.views
     if not cache.enabled or not config.may_freeze or config.train.mixes:
         return None
     budget = cache.host_budget if isinstance(cache.host_budget, int) else available_host_memory() // 2
-    leaving = chain.boundary(0, rows=1, length=int(dataset.lengths[0]))
+    leaving = chain.boundary(0, rows=1, length=int(train.lengths[0]))
     dtype = stored_dtype(cache.dtype, computed=leaving.dtype)
-    of_view = leaving.shape[1] * stored_width(leaving.shape[2], dtype) * dtype.itemsize * len(dataset)
-    most = smallest(budget * nodes // of_view)
+    of_sample = leaving.shape[1] * stored_width(leaving.shape[2], dtype) * dtype.itemsize
+    evaluated = sum(len(data) for split, data in datasets.items() if split != "train")
+    most = smallest((budget * nodes // of_sample - evaluated) // len(train))
     assert most is not None
     views = min(max(_FEWEST, config.train.epochs // _EPOCHS_A_VIEW), most)
     return views if views >= _FEWEST else None

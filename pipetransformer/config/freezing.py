@@ -60,8 +60,9 @@ class FreezeConfig(Section):
     )
     guard_samples: Annotated[int, Ge(2), Le(1000)] | Literal["auto"] = Field(
         default="auto",
-        description="The training samples that the guard sets aside; `auto`: an eightieth, and at least 128, as far as "
-        "these are no more than a tenth and 1,000, and its passes cost little. A resumed run keeps its own.",
+        description="The training samples that the guard sets aside, at most a tenth; the more, the rarer it looks, so "
+        "that its passes cost little. `auto`: an eightieth, and at least 128, as far as these are no more than a tenth "
+        "and 1,000. A resumed run keeps its own.",
     )
     probe: bool = Field(
         default=False,

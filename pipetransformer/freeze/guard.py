@@ -24,6 +24,7 @@ _LEAST_EVERY = 50  # steps between two passes
 FEWEST_STEPS = (_FEWEST_FITTED + _TENTATIVE) * _LEAST_EVERY
 """A run needs more than these, for a freeze to be judged in it."""
 _MOST_SAMPLES, _MOST_SHARE = 1000, 0.1  # of the training samples
+_OF_A_RUN = 7  # passes, at least
 _ENOUGH, _ENOUGH_SHARE = 128, 0.0125  # samples
 _MOST_COST = 0.03  # of the steps' work, where a step does three forwards' work a sample
 
@@ -208,7 +209,9 @@ class Guard:
         self._cap, self._cap_until, self._wait = state["_cap"], state["_cap_until"], state["_wait"]
 
 
-def guard_size(num_samples: int, *, batch_size: int, epochs: int) -> GuardSize | None:
+def guard_size(
+    num_samples: int, *, batch_size: int, epochs: int, max_steps: int | None = None, wanted: int | None = None
+) -> GuardSize | None:
     """A pass every eighth of an epoch, or every 50 steps where that is longer, over so few samples that all are cheap;
     rarer where those would be too few to tell anything, as far as a seventh of the run.
 
@@ -217,15 +220,23 @@ def guard_size(num_samples: int, *, batch_size: int, epochs: int) -> GuardSize |
 
     Args:
         num_samples: training samples, before any are set aside.
+        max_steps: the most steps of the run; None for those of its epochs.
+        wanted: samples to set aside; passes are so rare that they stay cheap. None for as many as above.
 
     Returns:
         None where the guard could judge no freeze: too few samples, or steps.
     """
+    limit = math.inf if max_steps is None else max_steps
     per_epoch, of_a_step = -(-num_samples // batch_size), 3 * _MOST_COST * batch_size
-    every = max(_LEAST_EVERY, -(-per_epoch // 8), min(math.ceil(_ENOUGH / of_a_step), per_epoch * epochs // 7))
-    enough = max(_ENOUGH, _ENOUGH_SHARE * num_samples)
-    most = int(min(enough, _MOST_SAMPLES, _MOST_SHARE * num_samples, of_a_step * every))
-    passes = (-(-(num_samples - most) // batch_size) * epochs - 1) // every
+    seventh = int(min(per_epoch * epochs, limit)) // _OF_A_RUN
+    every = max(_LEAST_EVERY, -(-per_epoch // 8), min(math.ceil(_ENOUGH / of_a_step), seventh))
+    enough = max(_ENOUGH, _ENOUGH_SHARE * num_samples) if wanted is None else wanted
+    enough = min(enough, _MOST_SAMPLES, _MOST_SHARE * num_samples)
+    if wanted is not None:  # Note: what was settled before comes out the same.
+        every = max(every, math.ceil(int(enough) / of_a_step - 1e-9))
+    most = int(min(enough, of_a_step * every + 1e-9))
+    steps = min(-(-(num_samples - most) // batch_size) * epochs, limit)
+    passes = (steps - 1) // every
     return None if most < 2 or passes < _FEWEST_FITTED + _TENTATIVE else GuardSize(every, most)
 
 

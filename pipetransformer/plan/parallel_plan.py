@@ -213,9 +213,10 @@ class ParallelPlan:
         halves = shard == "full" and self.dp > 1 and self.run_schedule == "zero_bubble"
         return self if halves or shard == self.shard else replace(self, shard=shard)
 
-    def without_cache(self) -> ParallelPlan:
-        """The same with a prefix that is computed in each step, on every rank."""
-        return replace(self, cached=None, prefix="replicated")
+    def cached_before(self, boundary: int | None) -> ParallelPlan:
+        """The same with another boundary of the cache, in blocks; None for no cache. The rest of the prefix is computed
+        in each step, on every rank."""
+        return replace(self, cached=boundary, prefix="replicated")
 
     def renumbered(self, units_per_block: int) -> ParallelPlan | None:
         """The same layout with another number of units per block; None where it cuts a block that would be one unit."""

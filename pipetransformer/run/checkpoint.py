@@ -33,7 +33,7 @@ _VERSION = 2
 _OLDER = {"model.dtype": "float32", "train.ema": False}  # what is not noted in checkpoints of older versions
 _SAME = (
     "give the same model, data, seed, batch size, optimizer, freeze.guard, freeze.guard_samples and cache.views; with "
-    "other train.epochs, the guard may set other samples aside"
+    "other train.epochs or train.max_steps, the guard may set other samples aside"
 )
 
 

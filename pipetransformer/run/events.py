@@ -211,15 +211,17 @@ class Advanced(Event):
 
 @dataclass(frozen=True, slots=True)
 class CacheDeclined(Event):
-    """The prefix is not cached.
+    """The prefix is not cached, or no more of it than was.
 
     Attributes:
         step: number of steps done.
         reason: the obstacle, in words.
+        boundary: the boundary that stays cached, in blocks; None for no cache.
     """
 
     step: int
     reason: str
+    boundary: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

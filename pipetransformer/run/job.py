@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
@@ -236,7 +236,7 @@ def _settle_views(
     train = datasets["train"]
     if not isinstance(train, ImageDataset) or train.views == 1:
         return config.cache.views
-    views = settle_views(train, config, chain=chain, nodes=world.num_nodes)
+    views = settle_views(datasets, config, chain=chain, nodes=world.num_nodes)
     if views is not None:
         datasets["train"] = train.with_views(views)
     return views
@@ -246,14 +246,14 @@ def _set_aside(datasets: dict[str, Dataset], config: Config) -> GuardSize | None
     """Takes the guard's samples out of the training data. Returns its work; None for no guard."""
     if not config.freeze.is_guarded:
         return None
-    train = config.train
-    num_samples = len(datasets["train"])
-    epochs = train.epochs
-    if train.max_steps is not None:
-        epochs = max(1, min(epochs, train.max_steps * train.batch_size // num_samples))
-    size = guard_size(num_samples, batch_size=train.batch_size, epochs=epochs)
-    if size is not None and isinstance(config.freeze.guard_samples, int):
-        size = replace(size, num_samples=config.freeze.guard_samples)
+    train, wanted = config.train, config.freeze.guard_samples
+    size = guard_size(
+        len(datasets["train"]),
+        batch_size=train.batch_size,
+        epochs=train.epochs,
+        max_steps=train.max_steps,
+        wanted=wanted if isinstance(wanted, int) else None,
+    )
     parts = None if size is None else set_aside(datasets["train"], most=size.num_samples)
     if parts is None:
         return None

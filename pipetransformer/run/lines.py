@@ -98,9 +98,11 @@ def of_freezing(freezing: Freezing, config: Config, *, plan: ParallelPlan, total
     if not total_steps:
         return
     if freezing.lacks_guard:
-        too_few = (
-            f"steps ({total_steps}; more than {FEWEST_STEPS} are needed)" if total_steps <= FEWEST_STEPS else "samples"
-        )
+        wanted, too_few = config.freeze.guard_samples, "samples"
+        if total_steps <= FEWEST_STEPS:
+            too_few = f"steps ({total_steps}; more than {FEWEST_STEPS} are needed)"
+        elif isinstance(wanted, int):
+            too_few = f"steps ({total_steps}) for freeze.guard_samples {wanted}"
         yield f"freeze.guard: too few {too_few} to judge a freeze; no samples are set aside"
         if config.freeze.policy == "guarded":
             yield "freeze.policy guarded freezes only blocks that the linear probe shows to be free in this run"

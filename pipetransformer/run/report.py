@@ -61,7 +61,8 @@ class Report:
         self._floor = ComputeFloor()  # until the costs are measured
         self._wall_before = self._last_transition_s = self._seconds_logged = 0.0
         self._decisions = list[tuple[int, int, str]]()
-        self._is_open = self._has_declined = False
+        self._is_open = False
+        self._declined = set[int | None]()
         self._held, self._last_decided = (0, 0), (0, "")
         self._peak_bytes = self._cached_bytes = 0
         self._layouts: StaticLayouts | None = None  # that were timed
@@ -243,11 +244,12 @@ class Report:
 
     @hear.register
     def _cache_declined(self, event: events.CacheDeclined) -> None:
-        """Records the first such event only."""
-        if not self._has_declined:
-            self._has_declined = True
+        """Records the first event of each boundary only."""
+        if event.boundary not in self._declined:
+            self._declined.add(event.boundary)
             self._tracker.event("cache_declined", **asdict(event))
-            self._tracker.line(f"step {event.step}: no cache: {event.reason}; frozen blocks are computed in each step")
+            told, rest = ("no cache", "") if event.boundary is None else (f"the cache stays at {event.boundary}", "other ")
+            self._tracker.line(f"step {event.step}: {told}: {event.reason}; {rest}frozen blocks are computed in each step")
 
     @hear.register
     def _decision_ends(self, event: events.DecisionEnds) -> None:
