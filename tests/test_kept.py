@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from time import monotonic, sleep, time
 
 import pytest
@@ -181,6 +181,25 @@ def test_others_wait_for_the_one_that_fills(tmp_path: Path) -> None:
     found = stores.find("a", sizes=SIZES)
     assert found is not None and found.is_complete
     process.join()
+
+
+def test_others_wait_for_the_one_that_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no folder of the entry yet."""
+    makes_room = Event()
+    filler, make_room = KeptStores(tmp_path), KeptStores._make_room
+
+    def slowly(self: KeptStores, num_bytes: int, budget: int) -> bool:
+        makes_room.set()
+        sleep(0.3)
+        return make_room(self, num_bytes, budget)
+
+    monkeypatch.setattr(KeptStores, "_make_room", slowly)
+    thread = Thread(target=make, args=(filler, "a"))
+    thread.start()
+    makes_room.wait()
+    found = KeptStores(tmp_path).find("a", sizes=SIZES)
+    assert found is not None and found.is_complete
+    thread.join()
 
 
 def test_a_job_that_waits_too_long_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

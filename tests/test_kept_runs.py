@@ -239,6 +239,17 @@ def test_an_entry_that_cannot_be_had_leaves_the_other(ranks: RankPool, tmp_path:
     assert [entry.key for entry in entries_of(tmp_path)] == [entry.key for entry in before]
 
 
+def test_two_entries_together_stay_within_the_budget(ranks: RankPool, tmp_path: Path) -> None:
+    """None of their files is there when the second one is begun."""
+    ranks.run(2, kept_run, CASE, str(tmp_path))
+    training, evaluated = entries_of(tmp_path)
+    KeptStores(tmp_path / "cache" / "activations").clear()
+    small = (f"cache.disk_budget={training.num_bytes + evaluated.num_bytes - 1}",)
+    told, *_ = ranks.run(2, kept_run, CASE, str(tmp_path), small)
+    check(told, plain(CASE))
+    assert [entry.key for entry in KeptStores(tmp_path / "cache" / "activations").entries()] == [training.key]
+
+
 @pytest.mark.parametrize("fills", [False, True], ids=["reads", "fills"])
 def test_who_fills_an_entry_waits_for_no_other(fills: bool, ranks: RankPool, tmp_path: Path) -> None:
     """Another job holds what is evaluated on: who only reads waits for it, which is no training."""

@@ -87,9 +87,11 @@ class EarlierRuns:
             began = perf_counter()
             held.append(self._kept.find(key, sizes=sizes[number], wait=wait(number)))
             waited.append(perf_counter() - began)
+        begun = 0  # bytes of entries whose files are not there yet
         for number, key in enumerate(keys):
             if held[number] is None:
-                held[number] = self._kept.begin(key, sizes=sizes[number], budget=budget())
+                held[number] = self._kept.begin(key, sizes=sizes[number], budget=budget() - begun)
+                begun += sum(sizes[number].values()) if held[number] is not None else 0
             if held[number] is None:  # another job may just have begun it
                 held[number] = self._kept.find(key, sizes=sizes[number], wait=wait(number))
         return [_mapped(own, each, seconds) for own, each, seconds in zip(entries, held, waited)]

@@ -140,7 +140,8 @@ class KeptStores:
             sizes: bytes of the store of each split.
             wait: the most seconds to wait for who fills it; None for ``LONGEST_WAIT``.
         """
-        if not any((self._folder / name).is_dir() for name in (key, f"{key}.part")):
+        # Who makes room for an entry has nothing but its lock yet.
+        if not any((self._folder / name).exists() for name in (key, f"{key}.part", f"{key}.lock")):
             return None
         descriptor = self._lock(key, fcntl.LOCK_SH, wait=LONGEST_WAIT if wait is None else wait)
         if descriptor is None:
