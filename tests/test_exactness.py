@@ -151,12 +151,15 @@ def with_tables_by_row(
     return weights, gradients, begun.call_count
 
 
-@pytest.mark.parametrize("layout", ["1x2", "2x2"])
+@pytest.mark.parametrize(
+    ("layout", "schedule"),
+    [("1", "1f1b"), ("1x2", "1f1b"), ("2x2", "1f1b"), ("2x2", "zero_bubble"), ("elastic on 4", "1f1b")],
+)
 def test_elastic_is_plain_where_rows_of_tables_are_summed(
-    layout: str, ranks: RankPool, texts: str, tmp_path: Path
+    layout: str, schedule: str, ranks: RankPool, texts: str, tmp_path: Path
 ) -> None:
     world_size, moves = LAYOUTS[layout]
-    case = Case("bert", world_size, moves, 4, clip=0.5)
+    case = Case("bert", world_size, moves, 4, schedule=schedule, clip=0.5, cached=layout == "elastic on 4")
     weights, gradients = reference(case, texts)
     answers = ranks.run(world_size, with_tables_by_row, case, texts, str(tmp_path))
     assert max(num_tables for _, _, num_tables in answers) >= 3, "of words, positions and kinds"

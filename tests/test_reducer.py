@@ -166,9 +166,12 @@ def of_table(net: _Table, rank: int, step: int, num_microbatches: int, is_dense:
         net(ids).square().sum().backward()
 
 
-def sums_rows(world: World, num_microbatches: int, is_dense: bool) -> tuple[list[float], list[int]]:
-    """Largest errors of three steps, and bytes given to be summed in each."""
-    net, errors, sent = _Table(), list[float](), list[int]()
+def sums_rows(
+    world: World, num_microbatches: int, is_dense: bool, gives_rows: bool
+) -> tuple[list[float], list[int], bool]:
+    """Largest errors of three steps, bytes given to be summed in each, and whether one memory had all gradients."""
+    net, errors, sent, places = _Table(), list[float](), list[int](), set[int]()
+    net.words.sparse = gives_rows
     reducer = GradientReducer(dict(net.named_parameters()), group=dist.group.WORLD, tables=["words.weight"])
     for step in range(3):
         reducer.begin(num_microbatches=num_microbatches)
@@ -179,18 +182,23 @@ def sums_rows(world: World, num_microbatches: int, is_dense: bool) -> tuple[list
             of_table(alone, rank, step, num_microbatches, is_dense)
         errors.append(largest_error(gradients(net), [grad for grad in gradients(alone) if grad is not None]))
         sent.append(reducer.sent_bytes)
+        gradient = net.words.weight.grad
+        assert gradient is not None and not gradient.is_sparse
+        places.add(gradient.data_ptr())
+        gradient.mul_(-2.0)  # as an optimizer may
     reducer.close()
-    return errors, sent
+    return errors, sent, len(places) == 1
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("num_microbatches", [1, 2])
 @pytest.mark.parametrize("is_dense", [False, True])
+@pytest.mark.parametrize("gives_rows", [False, True])
 def test_of_a_table_the_touched_rows_alone_are_summed(
-    ranks: RankPool, world_size: int, num_microbatches: int, is_dense: bool
+    ranks: RankPool, world_size: int, num_microbatches: int, is_dense: bool, gives_rows: bool
 ) -> None:
-    for errors, sent in ranks.run(world_size, sums_rows, num_microbatches, is_dense):
-        assert max(errors) < EXACT
+    for errors, sent, is_one in ranks.run(world_size, sums_rows, num_microbatches, is_dense, gives_rows):
+        assert max(errors) < EXACT and is_one
         touched = WORDS if is_dense else 2 * world_size + 1
         others = sum(parameter.nbytes for parameter in _Table().last.parameters())
         assert sent[0] == others + WORDS + 8 * WIDTH * touched, "one byte a row tells which are touched"
@@ -249,3 +257,22 @@ def test_without_replicas_gradients_are_autograd_s_own() -> None:
         reducer.finish()
         assert largest_error(gradients(net), summed(1, step, num_microbatches=2)) == 0.0
     reducer.close()
+
+
+def test_without_replicas_a_table_s_gradient_has_its_own_memory() -> None:
+    net, alone = _Table(), _Table()
+    net.words.sparse = True
+    reducer = GradientReducer(dict(net.named_parameters()), group=None, tables=["words.weight"])
+    for step in range(3):
+        reducer.begin(num_microbatches=2)
+        of_table(net, 1, step, 2, is_dense=False)
+        reducer.finish()
+        alone.zero_grad()
+        of_table(alone, 1, step, 2, is_dense=False)
+        assert largest_error(gradients(net), [grad for grad in gradients(alone) if grad is not None]) < EXACT
+    reducer.begin(num_microbatches=1)
+    net.last(torch.ones(WIDTH, dtype=torch.float64)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"in this step: words\.weight$"):
+        reducer.finish()
+    reducer.close()
+    assert gradients(net) == [None] * 3

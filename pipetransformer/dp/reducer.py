@@ -31,7 +31,7 @@ class GradientReducer:
 
     Args:
         parameters: the parameters of this rank by name, in the order of the forward.
-        group: the replicas; None for a single one, where no hook is set and the gradients are autograd's own.
+        group: the replicas; None for a single one, where the gradients are autograd's own, but for those of tables.
         owners: the rank that updates each parameter, by name; None where every rank updates all.
         units: the unit of each parameter, by name, where gradients go to their owner behind every micro-batch, so that
             no other rank keeps them, a unit in a bucket of its own at least; None where they stay to the last one.
@@ -60,10 +60,10 @@ class GradientReducer:
         self._next = 0
         self._has_memory = False  # from the first step on: what comes before it, as the advance pass, may need the room
         if group is None:
-            return
+            self._buckets += [RowBucket(name, p) for name, p in self._parameters.items() if name in tables]
         members: list[tuple[str, nn.Parameter]] = []
         num_bytes, owner, last = 0, None, None
-        for name, parameter in reversed(self._parameters.items()):
+        for name, parameter in reversed(self._parameters.items()) if group is not None else ():
             if owners is None and name in tables:
                 if members:
                     self._buckets.append(Bucket(members, owner=owner))
@@ -134,14 +134,12 @@ class GradientReducer:
         """Clears the gradients before a step of ``num_microbatches`` backward passes."""
         for parameter in self._parameters.values():
             parameter.grad = None
-        if self._group is None:
-            return
         self._accumulations = num_microbatches
         self._next = 0
         for bucket in self._buckets:
-            bucket.begin()
             if not self._each and not self._has_memory:
                 bucket.grow()
+            bucket.begin()
         self._has_memory = True
 
     def finish(self) -> None:
@@ -152,7 +150,8 @@ class GradientReducer:
         """
         unused = [name for name, parameter in self._parameters.items() if parameter.grad is None and not self._each]
         if self._next < len(self._buckets):
-            unused = [n for b in self._buckets for n, c in b.counts.items() if c != self._accumulations]
+            incomplete = [n for b in self._buckets for n, c in b.counts.items() if c != self._accumulations]
+            unused += [name for name in incomplete if name not in unused]
         if unused:
             raise RuntimeError(f"parameters without a gradient in this step: {', '.join(unused)}")
         self._settle()

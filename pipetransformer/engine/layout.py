@@ -82,6 +82,8 @@ class Layout:
             units=units if is_full else None,
             tables=chain.large_tables,
         )
+        chain.give_rows(is_wanted=not plan.shares_state and not config.train.compile)
+        self._chain = chain
         self.executor: Executor = build_executor(
             objective,
             chain=chain,
@@ -142,6 +144,7 @@ class Layout:
     def close(self) -> None:
         """Removes the reducer's hooks from the parameters, and gives borrowed weights back."""
         self.reducer.close()
+        self._chain.give_rows(is_wanted=False)
         if self._lent is not None:
             self._lent.close()
 

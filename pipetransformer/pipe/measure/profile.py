@@ -238,6 +238,7 @@ def _unit_costs(
     modal, share, fewest = workload.modal_length, workload.share, min(workload.rows)
     wanted = [(modal, share), (modal, fewest), *((length, share) for length in workload.lengths)]
     shapes = list(dict.fromkeys([*wanted, *((modal, rows) for rows in workload.rows)]))
+    chain.give_rows(is_wanted=not config.train.compile)  # as steps do
     costs = profile_units(
         chain,
         [microbatch_of(chain, dataset, workload.examples[length], rows=rows) for length, rows in shapes],
@@ -247,6 +248,7 @@ def _unit_costs(
         budget_seconds=budget_seconds,
         agree=slowest,
     )
+    chain.give_rows(is_wanted=False)
     return dict(zip(shapes, map(together, costs)))
 
 

@@ -18,7 +18,7 @@ from pipetransformer.errors import UserError, writing
 from pipetransformer.pipe.planner.costs import JobCosts, UnitCosts, at_length
 from pipetransformer.process.files import write_whole
 
-_VERSION = 9
+_VERSION = 10
 
 
 @dataclass(frozen=True, slots=True)
