@@ -31,9 +31,10 @@ from laws import (
 )
 from ranks import RankPool
 from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_stsb, tiny_text_model
+from torch import Tensor
 
 from pipetransformer.data import alone
-from pipetransformer.dp import controller, reducer
+from pipetransformer.dp import controller
 from pipetransformer.dp.buckets import RowBucket
 from pipetransformer.models import held
 from pipetransformer.process.world import World
@@ -143,12 +144,25 @@ def test_elastic_is_plain(case: Case, ranks: RankPool, texts: str, tmp_path: Pat
 
 def with_tables_by_row(
     world: World, case: Case, data: str, folder: str
-) -> tuple[Weights | None, dict[int, Weights], int]:
-    """An elastic run whose tables of embeddings are all taken for large, and the number of tables summed by row."""
-    begun = mock.Mock(side_effect=RowBucket)
-    with mock.patch.object(held, "_LARGE_TABLE", 0), mock.patch.object(reducer, "RowBucket", begun):
+) -> tuple[Weights | None, dict[int, Weights], set[str], list[bool]]:
+    """An elastic run whose tables of embeddings are all taken for large, the names of those that have given rows alone,
+    and when they were asked to, and no more."""
+    by_row, asked = set[str](), list[bool]()
+    note, give_rows = RowBucket.note, held.Held.give_rows
+
+    def noted(self: RowBucket, gradient: Tensor) -> None:
+        if gradient.is_sparse:
+            by_row.add(self._name)
+        note(self, gradient)
+
+    def given(self: held.Held, *, is_wanted: bool) -> None:
+        asked.append(is_wanted)
+        give_rows(self, is_wanted=is_wanted)
+
+    large, told = mock.patch.object(held, "_LARGE_TABLE", 0), mock.patch.object(RowBucket, "note", noted)
+    with large, told, mock.patch.object(held.Held, "give_rows", given):
         weights, gradients = elastic_run(world, case, data, folder)
-    return weights, gradients, begun.call_count
+    return weights, gradients, by_row, asked
 
 
 @pytest.mark.parametrize(
@@ -162,8 +176,9 @@ def test_elastic_is_plain_where_rows_of_tables_are_summed(
     case = Case("bert", world_size, moves, 4, schedule=schedule, clip=0.5, cached=layout == "elastic on 4")
     weights, gradients = reference(case, texts)
     answers = ranks.run(world_size, with_tables_by_row, case, texts, str(tmp_path))
-    assert max(num_tables for _, _, num_tables in answers) >= 3, "of words, positions and kinds"
-    assert gradient_deviation([g for _, g, _ in answers], gradients) < 1e-10
+    assert max(len(by_row) for _, _, by_row, _ in answers) >= 3, "of words, positions and kinds"
+    assert all(asked[0] and not asked[-1] for *_, asked in answers), "a user's model is left as it was"
+    assert gradient_deviation([g for _, g, *_ in answers], gradients) < 1e-10
     assert deviation(answers[0][0], weights) < 1e-10
 
 

@@ -6,6 +6,7 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -13,8 +14,12 @@ import psutil
 import pytest
 from laws import STATIC, Case, Weights, configuration, deviation, elastic_run, final_weights, reference, write_replay
 from ranks import RankPool
+from tiny import tiny_bert, tiny_sst2
 
 from pipetransformer.cache import advance
+from pipetransformer.models import held
+from pipetransformer.pipe.measure import profile
+from pipetransformer.pipe.measure.units import profile_units
 from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.trainer import Trainer
@@ -70,6 +75,33 @@ def test_norms_survive_calibration_and_resume(policy: list[str], ranks: RankPool
         assert joined[step][1] == frozen
         assert joined[step][2] == pytest.approx(norms, rel=1e-6)
     assert deviation(after[0][0], whole[0][0]) < 1e-10
+
+
+def measures_tables(world: World, folder: str) -> list[bool]:
+    """Whether the tables of embeddings give rows alone while units are measured, a step is taken, and after the run."""
+    gives_rows: list[bool] = []
+
+    def look(*_: object) -> None:
+        gives_rows.append(trainer.job.chain.model.get_submodule("bert.embeddings.word_embeddings").sparse)  # type: ignore
+
+    def measured(*arguments: Any, **named: Any) -> Any:
+        look()
+        return profile_units(*arguments, **named)
+
+    case = Case("bert", world.size, STATIC[1])
+    overrides = [*case.overrides(folder), "freeze.policy=none", f"run.dir={folder}", "run.id=live", "train.epochs=1"]
+    with mock.patch.object(held, "_LARGE_TABLE", 0), mock.patch.object(profile, "profile_units", measured):
+        trainer = Trainer(configuration("bert", overrides), world, probe=look)
+        trainer.run()
+    look()
+    return gives_rows
+
+
+def test_large_tables_are_measured_as_they_train(ranks: RankPool, tmp_path: Path) -> None:
+    tiny_bert(tmp_path / "bert", layers=6)
+    tiny_sst2(tmp_path / "sst2", 150, num_eval_samples=40)
+    for first, *steps, last in ranks.run(2, measures_tables, str(tmp_path)):
+        assert first and all(steps) and not last
 
 
 @pytest.mark.parametrize("policy", [["freeze.policy=none"], PERCENTILE])

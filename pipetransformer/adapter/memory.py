@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -36,10 +37,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and (self._counts_meta or not leaf.is_meta):
-                storage = leaf.untyped_storage()
+        given = {part.untyped_storage()._cdata for part in _parts((args, kwargs))}
+        for part in _parts(result):
+            if self._counts_meta or not part.is_meta:
+                storage = part.untyped_storage()
                 if storage._cdata not in given:
                     self._count(storage)
         return result
@@ -83,6 +84,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 # Note: a storage's size changes without any operation that a mode could see, so that counters are told here. The list
 # is empty but for tests and measurements.
 _watching: list[LiveBytes] = []
+
+
+def _parts(tree: object) -> Iterator[Tensor]:
+    """The tensors with memory of their own among the leaves: of a sparse one, its indices and values."""
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            yield from (leaf._indices(), leaf._values()) if leaf.is_sparse else (leaf,)
 
 
 def give_memory(tensor: Tensor, *, is_wanted: bool) -> None:

@@ -60,14 +60,16 @@ class GradientReducer:
         self._next = 0
         self._has_memory = False  # from the first step on: what comes before it, as the advance pass, may need the room
         if group is None:
-            self._buckets += [RowBucket(name, p) for name, p in self._parameters.items() if name in tables]
+            for name in self._parameters:
+                if name in tables:
+                    self._add_table(name)
         members: list[tuple[str, nn.Parameter]] = []
         num_bytes, owner, last = 0, None, None
         for name, parameter in reversed(self._parameters.items()) if group is not None else ():
             if owners is None and name in tables:
                 if members:
                     self._buckets.append(Bucket(members, owner=owner))
-                self._buckets.append(RowBucket(name, parameter))
+                self._add_table(name)
                 members, num_bytes = [], 0
                 continue
             kind = (None if owners is None else owners[name], None if units is None else units[name])
@@ -83,6 +85,12 @@ class GradientReducer:
             for name, parameter in bucket.members:
                 hook = self._hook(bucket, name)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+
+    def _add_table(self, name: str) -> None:
+        table = self._parameters[name]
+        bucket = RowBucket(name, table)
+        self._buckets.append(bucket)
+        self._handles.append(table.register_hook(bucket.note))  # type: ignore[no-untyped-call]
 
     def _hook(self, bucket: Bucket, name: str) -> Callable[[Tensor], None]:
         def given_away(parameter: Tensor) -> None:
