@@ -17,7 +17,8 @@ from transformers import AutoModel
 
 import benchmarks.elastic.__main__ as elastic
 from benchmarks.elastic import cells as cells_module
-from benchmarks.elastic.cells import Cell, Figures
+from benchmarks.elastic import pooled
+from benchmarks.elastic.cells import Cell, Figures, code_digest
 from benchmarks.elastic.pooled import write_pooled
 from benchmarks.elastic.redrawn import redraw
 from benchmarks.elastic.tasks import (
@@ -158,14 +159,15 @@ def test_a_run_of_ours_tells_its_last_loss(task: Task, tmp_path: Path, monkeypat
         (Path(folder) / "cell").mkdir()
         summary = {"train_s": 2.0, "wall_s": 3.0, "compute_floor_s": 1.0, "steps": 4}
         (Path(folder) / "cell" / "summary.json").write_text(json.dumps(summary))
-        told = [
+        told: list[dict[str, object]] = [
             {"event": "evaluation", "train_s": step, "metrics": {"accuracy": 0.5, "loss": 1 / step}} for step in (1, 2)
         ]
+        told += [{"event": "guard", "seconds": 0.25}] * 2
         (Path(folder) / "cell" / "events.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in told))
 
     monkeypatch.setattr(cells_module, "launch", write)
     found = Cell(task, ROW[DEFAULT], 0, 2, "float32").measure(KeptRows(tmp_path / "runs.json"))
-    assert (found.loss, found.final, found.train_s) == (0.5, 0.5, 2.0)
+    assert (found.loss, found.final, found.train_s, found.guard_s) == (0.5, 0.5, 2.0, 0.5)
 
 
 def test_ways_to_freeze_are_tried_by_a_ladder(tmp_path: Path) -> None:
@@ -212,6 +214,8 @@ def test_the_table_tells_times_to_one_target_and_what_is_missing(task: Task, tmp
     assert default["x no freeze"] == "2.50 [2.50 .. 2.50]" and default["reached"] == "2 of 2"
     assert default["to target, x tuned"] is None, "no tuned run is there"
     assert default["frozen blocks at step"] == "2 at 5, 4 at 11"
+    other = replace(FAST, plans=((0, 0, None), (5, 2, None)))
+    assert elastic.frozen_over_time([FAST, other, FAST]) == "2 at 5, 4 at 11 (2 of 3)"
     assert default["less no freeze"] == pytest.approx(-0.001) and default["± of it"] == pytest.approx(0, abs=1e-9)
     # 5 steps in full, 4 and 2 of 10 blocks, once with the forward of 2 more, 1 of 8 and 2 more; one pass over 2 blocks.
     cost = 3 / 12 * (5 + 4 * (10 + 2 / 3) / 12 + 2 * 10 / 12 + (8 + 2 / 3) / 12) + 2 / 36
@@ -248,15 +252,18 @@ def test_tasks_are_judged_together_by_pairs_of_a_seed(tmp_path: Path) -> None:
         kept = KeptRows(tmp_path / f"elastic-{task}-runs.json")
         for name, own in rows.items():
             for seed, final in enumerate(own):
-                kept.keep(
-                    f"{task}, {name}, seed {seed}", f"{name} {seed}", {"curve": [[1.0, 0.2], [2.0, final]], "start": ""}
-                )
+                row = {"curve": [[1.0, 0.2], [2.0, final]], "start": "", "code": code_digest()}
+                kept.keep(f"{task}, {name}, seed {seed}", f"{name} {seed}", row)
+        kept.keep(f"{task}, {DEFAULT}, seed 9", "9", {"curve": [[1.0, 0.0]], "start": "", "code": "older"})
+        kept.keep(f"{task}, {BASELINE}, seed 9", "8", {"curve": [[1.0, 0.9]], "start": "", "code": code_digest()})
     write_pooled(["a", "b"], folder=tmp_path)
     (row,) = json.loads((tmp_path / "elastic-pooled.json").read_text())["rows"]
     assert (row["row"], row["pairs"], row["as good"]) == (DEFAULT, 5, "yes")
     assert row["points"] == pytest.approx(-1.2) and row["a"] == pytest.approx(0) and row["b"] == pytest.approx(-2)
     # Student's t of 4 degrees of freedom; the deviations from -1.2 are 0.2, 2.2, 0.2, -1.8 and -0.8.
     assert row["±"] == pytest.approx(2.1318 * math.sqrt((0.04 + 4.84 + 0.04 + 3.24 + 0.64) / 4 / 5), rel=1e-4)
+    with mock.patch.object(pooled, "code_digest", lambda: "another"), pytest.raises(UserError, match="today's code"):
+        write_pooled(["a", "b"], folder=tmp_path)
     with pytest.raises(UserError, match="^--pool: .*elastic-c-runs.json does not hold the runs of c; measure it first"):
         write_pooled(["a", "c"], folder=tmp_path)
 

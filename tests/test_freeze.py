@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,6 +159,16 @@ def test_a_run_that_ends_before_anything_can_freeze_is_told_so(name: str, warmup
         # Of the leading half they do not change; of the last block they are smallest.
         controller.observe([(12 - block) * (1 + (block >= 6) * step) for block in range(12)], num_steps=1)
     assert not any(history[:last]) and history[last]
+
+
+@pytest.mark.parametrize("patience", [1, 2])
+def test_a_schedule_that_thaws_is_announced(patience: int) -> None:
+    built = policy("top_down", max_frozen=7)
+    settings: dict[str, Any] = {"every_steps": 10, "warmup_steps": 5, "num_blocks": 12, "patience": patience}
+    controller = AutoFreeze(built, total_steps=50, max_frozen=7, **settings)
+    known, history = controller.schedule(), frozen_by_step(controller, num_steps=50)
+    changes = [(step, now) for step, (before, now) in enumerate(zip([0, *history], history)) if now != before]
+    assert known is not None and list(known) == changes and len(changes) >= 3
 
 
 def test_a_freeze_that_the_guard_cannot_judge_is_not_announced() -> None:

@@ -17,7 +17,7 @@ from ranks import RankPool
 from tiny import tiny_bert, tiny_sst2
 
 from pipetransformer.cache import advance
-from pipetransformer.models import held
+from pipetransformer.models import held as weights_held
 from pipetransformer.pipe.measure import profile
 from pipetransformer.pipe.measure.units import profile_units
 from pipetransformer.process.world import World
@@ -90,7 +90,7 @@ def measures_tables(world: World, folder: str) -> list[bool]:
 
     case = Case("bert", world.size, STATIC[1])
     overrides = [*case.overrides(folder), "freeze.policy=none", f"run.dir={folder}", "run.id=live", "train.epochs=1"]
-    with mock.patch.object(held, "_LARGE_TABLE", 0), mock.patch.object(profile, "profile_units", measured):
+    with mock.patch.object(weights_held, "_LARGE_TABLE", 0), mock.patch.object(profile, "profile_units", measured):
         trainer = Trainer(configuration("bert", overrides), world, probe=look)
         trainer.run()
     look()

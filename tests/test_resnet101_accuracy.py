@@ -338,8 +338,10 @@ def test_other_settings_and_other_code_make_a_run_missing(tmp_path: Path, monkey
     texts = dict(kept_rows.sources(CODE))
     assert TRAINING in texts and not any(name.endswith("report.py") for name in texts)
     assert "pipetransformer/graphs/graph/pipeline.py" in texts
-    monkeypatch.setattr(kept_rows, "sources", lambda code: {**texts, TRAINING: texts[TRAINING] + "\n"})
+    monkeypatch.setattr(kept_rows, "sources", lambda code: {**texts, TRAINING: texts[TRAINING] + "\nx = 1\n"})
     assert KeptRuns(tmp_path).error(other) is None
+    monkeypatch.setattr(kept_rows, "sources", lambda code: {**texts, TRAINING: texts[TRAINING] + "\n# x = 1\n"})
+    assert KeptRuns(tmp_path).error(other) == 59.5, "a comment measures nothing"
     monkeypatch.undo()
     assert key_of(other) == key_of(replace(other)) and KeptRuns(tmp_path).error(other) == 59.5
 

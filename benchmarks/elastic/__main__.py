@@ -287,21 +287,31 @@ def row_of(name: str, by_row: ByRow, *, task: Task, target: float | None) -> Tab
         "± of it": half_interval(pairs, level=0.9) if name != BASELINE else None,
         "as good": None if name == BASELINE else {None: None, True: "yes", False: "no"}[is_as_good(pairs)],
         "best": mean(run.best for run in runs),
+        "± of best": half_interval([run.best for run in runs]),
         "loss less": mean(losses) if losses and name != BASELINE else None,
         "± of that": half_interval(losses, level=0.9) if name != BASELINE else None,
         "train s": median(run.train_s for run in runs),
+        "guard s": median(run.guard_s for run in runs),
         "wall s": median(run.wall_s for run in runs),
         "to target s": median(reached) if reached else None,
         "reached": None if target is None else f"{len(reached)} of {len(runs)}",
         "x no freeze": ratios(without, by_row[name], "train_s"),
+        "x tuned": ratios(by_row[TUNED], by_row[name], "train_s"),
         "x peer": ratios(by_row[PEER], by_row[name], "train_s"),
         "wall, x peer": ratios(by_row[PEER], by_row[name], "wall_s"),
         "bound": median(bounds) if bounds else None,
         "to target, x no freeze": target_ratios(without, by_row[name], target=target),
         "to target, x tuned": target_ratios(by_row[TUNED], by_row[name], target=target),
         "floor over train": median(floors) if floors else None,
-        "frozen blocks at step": ", ".join(f"{n} at {step}" for step, n in changes(runs[0].plans)) or None,
+        "frozen blocks at step": frozen_over_time(runs),
     }
+
+
+def frozen_over_time(runs: Sequence[Figures]) -> str | None:
+    """Those of the first run, and how many have them; None where it freezes nothing."""
+    told = [", ".join(f"{n} at {step}" for step, n in changes(run.plans)) for run in runs]
+    alike = "" if len(set(told)) == 1 else f" ({told.count(told[0])} of {len(told)})"
+    return f"{told[0]}{alike}" if told[0] else None
 
 
 def changes(plans: Sequence[tuple[int, int, int | None]]) -> list[tuple[int, int]]:

@@ -22,7 +22,7 @@ from pipetransformer.config import load_config
 from pipetransformer.data.prepared import file_digest
 from pipetransformer.process.device import device_name
 
-__all__ = ["Cell", "Figures"]
+__all__ = ["Cell", "Figures", "code_digest"]
 
 # Another text of these makes a cell missing. Not that of tasks and rows: their settings stand in a cell's key, so that
 # a new recipe of one task leaves the cells of the others.
@@ -36,6 +36,11 @@ _ENTRIES = {
     "image_classification": "main_cv.py",
     "question_answering": "main_qa.py",
 }
+
+
+def code_digest() -> str:
+    """Of the code that cells are measured by today, in hex."""
+    return key_of(None, code=CODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class Figures:
         cpu: the processor that it ran on.
         start: digest of the weights that it began with, where those depend on the processor; else empty.
         loss: mean loss of the last evaluation; None of a peer.
+        guard_s: seconds of the guard's passes, a part of ``train_s``.
     """
 
     curve: tuple[tuple[float, float], ...]
@@ -63,6 +69,7 @@ class Figures:
     cpu: str = field(default_factory=lambda: device_name(torch.device("cpu")))
     start: str = ""
     loss: float | None = None
+    guard_s: float = 0.0
 
     @classmethod
     def of(cls, row: Mapping[str, object]) -> Figures:
@@ -152,7 +159,7 @@ class Cell:
         else:
             found = self._trainer() if self.row.name == PEER else self._ours()
         found = replace(found, start=self.task.start)
-        kept.keep(self.name, self.key, asdict(found))
+        kept.keep(self.name, self.key, {**asdict(found), "code": code_digest()})
         return found
 
     @property
@@ -182,6 +189,7 @@ class Cell:
             ),
             steps=summary["steps"],
             loss=evaluations[-1]["metrics"].get("loss"),
+            guard_s=sum(event["seconds"] for event in told if event["event"] == "guard"),
         )
 
     def _trainer(self) -> Figures:

@@ -10,6 +10,7 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
+from benchmarks.elastic.cells import code_digest
 from benchmarks.elastic.judged import half_interval, is_as_good
 from benchmarks.elastic.tasks import BASELINE, PEER
 from benchmarks.support.table import Row, write_table
@@ -19,15 +20,18 @@ __all__ = ["write_pooled"]
 
 
 def write_pooled(tasks: Sequence[str], *, folder: Path) -> None:
-    """Writes ``elastic-pooled`` from the kept runs of these tasks, which lie in ``folder``; rows that all of them have.
+    """Writes ``elastic-pooled`` from the kept runs of these tasks, which lie in ``folder``; rows that all of them have,
+    measured by today's code.
 
     Raises:
         UserError: the runs of a task are missing or unreadable, or hold no row that can be judged.
     """
-    found = {task: _differences(folder / f"elastic-{task}-runs.json", task=task) for task in tasks}
+    code = code_digest()
+    found = {task: _differences(folder / f"elastic-{task}-runs.json", task=task, code=code) for task in tasks}
     names = [name for name in found[tasks[0]] if all(name in of_task for of_task in found.values())]
     if not names:
-        raise UserError(f"--pool: no row beside {BASELINE!r} that all of {', '.join(tasks)} have; measure it")
+        of_today = f"beside {BASELINE!r} that all of {', '.join(tasks)} have of today's code"
+        raise UserError(f"--pool: no row {of_today}; measure it")
     rows = [_row(name, {task: of_task[name] for task, of_task in found.items()}) for name in names]
 
     def draw(figure: Figure) -> None:
@@ -52,8 +56,9 @@ def write_pooled(tasks: Sequence[str], *, folder: Path) -> None:
     write_table("elastic-pooled", rows, title=title, notes=notes, draw=draw, folder=folder)
 
 
-def _differences(path: Path, *, task: str) -> Mapping[str, list[float]]:
-    """By row: final metric less that without freezing, of each seed that both have from the same weights on.
+def _differences(path: Path, *, task: str, code: str) -> Mapping[str, list[float]]:
+    """By row: final metric less that without freezing, of each seed that both have from the same weights on and by the
+    same code.
 
     Raises UserError.
     """
@@ -61,7 +66,8 @@ def _differences(path: Path, *, task: str) -> Mapping[str, list[float]]:
     try:
         for kept in json.loads(path.read_text(encoding="ascii"))["rows"]:
             name, seed = kept["name"].removeprefix(f"{task}, ").rsplit(", seed ", 1)
-            finals[name][int(seed), kept.get("start", "")] = kept["curve"][-1][1]
+            if kept.get("code") == code:
+                finals[name][int(seed), kept.get("start", "")] = kept["curve"][-1][1]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise UserError(f"--pool: {path} does not hold the runs of {task}; measure it first") from error
     without = finals[BASELINE]

@@ -1,13 +1,15 @@
 """Rows that are kept in a file as soon as each is measured: the command given again does what is missing.
 
-A row counts as long as its settings and the code that made it are today's.
+A row counts as long as its settings and the code that made it are today's, but for comments and docstrings.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from benchmarks.support.git import ROOT
@@ -49,11 +51,24 @@ class KeptRows:
 
 
 def key_of(settings: object, *, code: Sequence[str]) -> str:
-    """Of the settings (as JSON) and of the files that make the row (patterns from the top of the project), in hex."""
+    """Of the settings (as JSON) and of the files that make the row (patterns from the top of the project), in hex; of
+    Python's files the statements alone count."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, text in sources(code).items():
-        digest.update(f"{name} {len(text)} {text}".encode())
+        content = _statements(text) if name.endswith(".py") else text
+        digest.update(f"{name} {len(content)} {content}".encode())
     return digest.hexdigest()[:16]
+
+
+@cache
+def _statements(text: str) -> str:
+    """A module without its comments and docstrings."""
+    return ast.unparse(_WithoutStrings().visit(ast.parse(text)))
+
+
+class _WithoutStrings(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        return ast.Pass() if isinstance(node.value, ast.Constant) else node
 
 
 def sources(patterns: Sequence[str]) -> Mapping[str, str]:

@@ -15,7 +15,14 @@ from pipetransformer.adapter.recomputation import MODES, Recompute, kept_bytes, 
 from pipetransformer.adapter.rendezvous import Rendezvous
 from pipetransformer.adapter.split import bytes_between_halves
 from pipetransformer.adapter.stage import Span, StageTimes
-from pipetransformer.adapter.tensors import belongs_to_parameter, divide, gradient_norms, scaled_step, storage_of
+from pipetransformer.adapter.tensors import (
+    belongs_to_parameter,
+    divide,
+    gradient_norms,
+    rows_of,
+    scaled_step,
+    storage_of,
+)
 
 __all__ = [
     "CheckpointException",
@@ -55,6 +62,7 @@ __all__ = [
     "Rendezvous",
     "run_ranks",
     "run_schedule",
+    "rows_of",
     "save_tensors",
     "scaled_step",
     "sends_without_gradients",

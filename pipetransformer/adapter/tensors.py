@@ -16,6 +16,14 @@ def gradient_norms(gradients: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(gradients)))
 
 
+def rows_of(gradient: Tensor) -> Tensor:
+    """Numbers of the rows that a sparse gradient has, some more than once [rows].
+
+    Note: the public way to them sorts and sums the rows first.
+    """
+    return gradient._indices()[0]
+
+
 def storage_of(tensor: Tensor) -> tuple[int, int]:
     """A number of the memory that a tensor lies in, its own while it lives, and its bytes.
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipetransformer.adapter import give_memory
+from pipetransformer.adapter import give_memory, rows_of
 
 
 class Bucket:
@@ -127,7 +127,7 @@ class RowBucket(Bucket):
     def note(self, gradient: Tensor) -> None:
         """Takes note of the rows that a backward gives, before they are added."""
         if gradient.is_sparse:
-            self._touched[gradient._indices()[0]] = 1
+            self._touched[rows_of(gradient)] = 1
             self._num_noted += 1
 
     def _find_touched(self) -> None:

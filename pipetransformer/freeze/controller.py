@@ -196,15 +196,12 @@ class AutoFreeze:
         # Note: a class of a user's own that derives from a schedule may look at more.
         if self.policy is None or not vars(type(self.policy)).get("is_schedule", False):
             return None
-        changes, frozen, decided = list[tuple[int, int]](), self._least_frozen, 0
-        for number, step in enumerate(step for step in range(int(self._total_steps)) if self._policy_is_due(step)):
-            if number + 1 < self._patience:
-                continue
-            # Note: by now as many answers agree, because such an n never falls.
-            interval = self._interval(step) - (self._patience - 1)
-            wanted = min(_whole(self.policy.decide(Signals(interval, frozen)), step=step), self._max_frozen)
-            wanted = max(wanted, self._least_frozen)
-            if wanted != frozen and step >= decided and self._can_judge(step):
+        changes, frozen, decided, answers = list[tuple[int, int]](), self._least_frozen, 0, list[int]()
+        for step in filter(self._policy_is_due, range(int(self._total_steps))):
+            answer = _whole(self.policy.decide(Signals(self._interval(step), frozen)), step=step)
+            answers = [*answers, answer][-self._patience :]
+            wanted = max(self._least_frozen, min(self._agreed(answers, frozen=frozen), self._max_frozen))
+            if wanted < frozen or (wanted > frozen and step >= decided and self._can_judge(step)):
                 changes.append((step, wanted))
                 frozen, decided = wanted, self.guard.judged_at(step) if self.guard is not None and step else 0
         return tuple(changes)
@@ -354,10 +351,11 @@ class AutoFreeze:
             answer = max(answer, frozen)
         self._norm_sums, self._norm_steps, self._before = [], 0, None if norms is None else tuple(norms)
         self._answers = [*self._answers, answer][-self._patience :]
-        if len(self._answers) < self._patience:
-            return frozen
-        # What all of the last answers agree on: the least growth, or the least shrinking.
-        return max(min(self._answers), min(frozen, max(self._answers)))
+        return self._agreed(self._answers, frozen=frozen)
+
+    def _agreed(self, answers: Sequence[int], *, frozen: int) -> int:
+        """What the last answers agree on: the least growth, or the least shrinking; no change by too few."""
+        return frozen if len(answers) < self._patience else max(min(answers), min(frozen, max(answers)))
 
     def state_dict(self) -> dict[str, object]:
         return {

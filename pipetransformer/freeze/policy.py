@@ -78,7 +78,7 @@ class Policy(ABC):
         needs_norms: whether ``decide`` reads gradient norms (they cost one fused pass a step).
         needs_probe: whether ``decide`` reads the scores of the linear probe.
         needs_plasticity: whether ``decide`` reads plasticity (it costs a forward of some samples a decision).
-        is_schedule: whether ``decide`` looks at the interval alone, and n never falls.
+        is_schedule: whether ``decide`` looks at the interval alone.
         may_unfreeze: whether n may ever shrink (then optimizer state of frozen blocks is kept).
         first_interval: the first interval whose answer may freeze anything.
         fewest_norms: number of intervals with norms that lie before such an answer; a warm-up is one.

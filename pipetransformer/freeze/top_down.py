@@ -17,6 +17,7 @@ class TopDownPolicy(Policy):
         max_frozen: CountOrZero | None
 
     options: Options
+    is_schedule = True
     may_unfreeze = True
 
     def decide(self, signals: Signals) -> int:

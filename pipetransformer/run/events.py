@@ -226,11 +226,7 @@ class CacheDeclined(Event):
 
 @dataclass(frozen=True, slots=True)
 class DecisionEnds(Event):
-    """A decision that may have been due is done, with its transition and advance pass, if any.
-
-    Attributes:
-        seconds: wall-clock seconds of all of them.
-    """
+    """A decision that may have been due is done, with its transition and advance pass: in so many seconds."""
 
     seconds: float
 

@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 _EARLY = 2 / 3  # of a run
+_COLUMNS = 13  # of the table of the probe
 _MOST_NAMES = 5  # of classes
 
 
@@ -65,19 +66,24 @@ def of_layouts(layouts: StaticLayouts) -> str:
     return f"static layouts, a full step of mean length: {told}; {best}{left_out}"
 
 
-def of_probe(scores: Sequence[float] | None, *, free: int, seconds: float) -> str:
-    """The scores of the linear probe at every boundary, and the number of blocks to start with."""
+def of_probe(scores: Sequence[float] | None, *, free: int, seconds: float) -> Iterator[str]:
+    """The number of blocks to start with, and a table of the scores of the linear probe at every boundary."""
     if scores is None:
-        return "linear probe: there is none for questions, whose labels are positions"
-    each = " ".join(f"{score:.2f}" for score in scores)
+        yield "linear probe: there is none for questions, whose labels are positions"
+        return
     held, advice = f"{transfer(scores):.0%}", f"start with {free or 'none'} of {len(scores) - 1} blocks frozen"
     if transfer(scores) < NOISE:
         advice = "do not freeze here: training must change them"
-    return (
+    yield (
         f"linear probe: before any training, the blocks hold {held} of what the stem does not tell of the labels: "
-        f"{advice} ({seconds:.1f} s; the labels' variance that a linear head explains, behind the stem and each "
-        f"block: {each})"
+        f"{advice} ({seconds:.1f} s)"
     )
+    yield "  share of the labels' variance that a linear head explains, behind the stem and each block:"
+    names = ["stem", *map(str, range(1, len(scores)))]
+    for first in range(0, len(scores), _COLUMNS):
+        columns = slice(first, first + _COLUMNS)
+        yield "  behind   " + "".join(f"{name:>6}" for name in names[columns])
+        yield "  explained" + "".join(f"{score:>6.2f}" for score in scores[columns])
 
 
 def of_start(run_id: str, config: Config, plan: ParallelPlan, *, total_steps: int, resumed_from: str | None) -> str:

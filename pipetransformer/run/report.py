@@ -172,7 +172,8 @@ class Report:
         self.totals.train_s += event.seconds
         self.totals.setup_s -= event.seconds
         self._tracker.event("probe", **asdict(event))
-        self._tracker.line(lines.of_probe(event.scores, free=event.free, seconds=event.seconds))
+        for line in lines.of_probe(event.scores, free=event.free, seconds=event.seconds):
+            self._tracker.line(line)
 
     @hear.register
     def _watched(self, event: events.Watched) -> None:
@@ -248,8 +249,10 @@ class Report:
         if event.boundary not in self._declined:
             self._declined.add(event.boundary)
             self._tracker.event("cache_declined", **asdict(event))
-            told, rest = ("no cache", "") if event.boundary is None else (f"the cache stays at {event.boundary}", "other ")
-            self._tracker.line(f"step {event.step}: {told}: {event.reason}; {rest}frozen blocks are computed in each step")
+            told, rest = "no cache", "frozen blocks"
+            if event.boundary is not None:
+                told, rest = f"the cache stays at block {event.boundary}", "the other frozen blocks"
+            self._tracker.line(f"step {event.step}: {told}: {event.reason}; {rest} are computed in each step")
 
     @hear.register
     def _decision_ends(self, event: events.DecisionEnds) -> None:
