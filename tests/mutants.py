@@ -140,7 +140,8 @@ def drawn(seed: int) -> list[Mutant]:
     made = []
     for path, change in sorted(chosen, key=lambda one: (list(TESTS).index(one[0]), one[1].start)):
         before, after = (re.sub(r"\s+", " ", text) for text in (change.before, change.after))
-        name = f"{path}:{change.line} {change.operator}: {before} -> {after}"
+        column = change.start - source_of(path).encode().rfind(b"\n", 0, change.start)
+        name = f"{path}:{change.line}:{column} {change.operator}: {before} -> {after}"
         made.append(Mutant(name, path, change.applied(source_of(path)), TESTS[path]))
     return made
 
