@@ -217,12 +217,19 @@ def frequent_guard() -> AbstractContextManager[object]:
     return mock.patch("pipetransformer.run.job.guard_size", lambda *_, **__: GuardSize(2, 16))
 
 
+class _Stop(Exception):
+    pass
+
+
 def guarded_run(
-    world: World, folder: str, extra: list[str], undoes: bool
+    world: World, folder: str, extra: list[str], undoes: bool, stop_after: int | None = None
 ) -> tuple[Weights | None, list[tuple[int, int, int | None]], list[Verdict]]:
     """A run with a pass every 2 steps: (weights on rank 0, (step, frozen, cached) of each plan, verdicts).
 
     Frozen blocks leave no optimizer state: each freeze is decided.
+
+    Args:
+        stop_after: a step behind whose gradients the run is cut off.
     """
     plans: list[tuple[int, int, int | None]] = []
     verdicts: list[Verdict] = []
@@ -233,14 +240,21 @@ def guarded_run(
         elif isinstance(event, events.Watched):
             verdicts.append(event.verdict)
 
+    def probe(step: int, gradients: object) -> None:
+        if step == stop_after and trainer.report.folder.path.exists():
+            raise _Stop
+
     overrides = [*Case("vit", world.size, STATIC[1]).overrides(""), *extra, f"run.dir={folder}", "run.id=guarded"]
     told = -1.0 if undoes else 100.0
     with (
         frequent_guard(),
         mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, moved: told),
     ):
-        trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
-        trainer.run()
+        trainer = Trainer(configuration("vit", overrides), world, listeners=[note], probe=probe)
+        try:
+            trainer.run()
+        except _Stop:
+            return None, plans, verdicts
     assert not trainer.autodp.parked
     return final_weights(trainer), plans, verdicts
 
@@ -261,3 +275,19 @@ def test_a_guarded_run_is_the_plain_loop_on_the_rest(undoes: bool, ranks: RankPo
     with frequent_guard():  # the same samples are set aside
         expected, _ = plain_run("vit", frozen, (*case.overrides(""), *GUARDED, "freeze.guard=true"))
     assert weights is not None and deviation(weights, expected) < 1e-10
+
+
+@pytest.mark.parametrize("undoes", [False, True])
+def test_a_run_that_is_resumed_between_a_freeze_and_its_verdict_decides_as_one_that_was_not(
+    undoes: bool, ranks: RankPool, tmp_path: Path
+) -> None:
+    extra = [*GUARDED, "freeze.guard=true"]
+    weights, plans, verdicts = ranks.run(2, guarded_run, str(tmp_path / "whole"), extra, undoes)[0]
+    saving = [*extra, "checkpoint.every=1 steps"]
+    cut = ranks.run(2, guarded_run, str(tmp_path), saving, undoes, 8)[0]
+    assert cut[1][-1][:2] == (6, 4) and not any(verdict.judged for verdict in cut[2]), "it is tentative"
+    again = ranks.run(2, guarded_run, str(tmp_path), [*saving, "run.resume=true"], undoes)[0]
+    judged = [verdict for verdict in again[2] if verdict.judged]
+    assert judged == [verdict for verdict in verdicts if verdict.judged and verdict.step > 8] and judged
+    assert [plan for plan in again[1] if plan[0] >= 10] == [plan for plan in plans if plan[0] >= 10]
+    assert weights is not None and again[0] is not None and deviation(again[0], weights) < 1e-10
