@@ -304,6 +304,8 @@ class Trainer:
             )
         origin = self.origin
         self.step, choice = origin.enter(self.engine, autofreeze=self.autofreeze, autopipe=self.autopipe)
+        if self.autofreeze.rests and not origin.replayed:
+            self.engine.rest()
         agree("start", (self.step, self.engine.plan, self.job.train_digest(self.epoch)))
         self._tell(events.Opened())
         plan = self._with_cache(self.engine.plan, at_start=origin.cached_at_start)

@@ -12,7 +12,10 @@ from ranks import RankPool
 from test_guard import frequent_guard
 
 from pipetransformer.config import FreezeConfig
-from pipetransformer.freeze import Payoff, Policy, Signals, build_policy
+from pipetransformer.dp import EMA, RECENT
+from pipetransformer.engine.average import Average
+from pipetransformer.freeze import AutoFreeze, Payoff, Policy, Signals, build_policy
+from pipetransformer.freeze.guard import Guard
 from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.trainer import Trainer
@@ -128,6 +131,51 @@ def test_it_waits_where_the_blocks_hold_little_and_proposes_nothing_unwatched_or
     assert decided(is_watched=True, to_come=0.05, scores=None, is_pretrained=False) == 10
     assert decided(is_watched=True, to_come=0.05, payoff=None) == 0
     assert decided(to_come=0.05) == 0, "no one would judge it"
+
+
+@pytest.mark.parametrize(
+    ("scores", "is_watched", "rests"), [(LITTLE, False, True), (LITTLE, True, False), (MUCH, False, False)]
+)
+def test_no_decision_is_due_where_nothing_will_freeze(scores: list[float], is_watched: bool, rests: bool) -> None:
+    guard = Guard(10) if is_watched else None
+    controller = AutoFreeze(guarded(12), every_steps=10, warmup_steps=0, num_blocks=12, guard=guard, total_steps=100)
+    controller.probed(scores)
+    assert controller.rests == rests and controller.due(0) and controller.due(10) != rests
+    again = AutoFreeze(guarded(12), every_steps=10, warmup_steps=0, num_blocks=12, guard=guard, total_steps=100)
+    again.load_state_dict(controller.state_dict())
+    assert again.rests == rests
+
+
+def rests(world: World, folder: str) -> tuple[list[str], list[str]]:
+    """The averages that are kept up, and those that begin again, in a run that saves and freezes nothing."""
+    kept_up, begun = list[str](), list[str]()
+    update, begin_again = Average.update, Average.begin_again
+
+    def updated(self: Average, step: int) -> None:
+        kept_up.append(self.key)
+        update(self, step)
+
+    def anew(self: Average) -> None:
+        begun.append(self.key)
+        begin_again(self)
+
+    settings = [
+        "freeze.policy=guarded",
+        "freeze.averaged=auto",
+        "train.ema=0.9",
+        "train.epochs=1",
+        "checkpoint.every=3 steps",
+    ]
+    overrides = [*Case("vit", world.size, STATIC[1]).overrides(""), *settings, f"run.dir={folder}", "run.id=rests"]
+    with mock.patch.object(Average, "update", updated), mock.patch.object(Average, "begin_again", anew):
+        Trainer(configuration("vit", overrides), world).run()
+    return kept_up, begun
+
+
+def test_the_average_to_freeze_with_is_left_alone_where_nothing_will_freeze(ranks: RankPool, tmp_path: Path) -> None:
+    (kept_up, begun), *_ = ranks.run(1, rests, str(tmp_path))
+    assert EMA in kept_up and RECENT not in kept_up[-5:], "the one that is evaluated is kept up"
+    assert begun.count(RECENT) > begun.count(EMA), "what is saved are the weights as they are"
 
 
 def guarded_run(world: World, folder: str, undoes: bool, shard: str) -> tuple[Weights | None, list[tuple[int, int]]]:

@@ -108,6 +108,7 @@ class Engine:
         self._feeds: dict[str, Feed] = {}
         self._most_cached = 0
         self._incoming: Incoming | None = None
+        self._rests = False
 
     @property
     def layout(self) -> Layout:
@@ -144,12 +145,17 @@ class Engine:
             rank=self._world.rank,
             objective=self.objective,
         )
+        self._layout.rests = self._rests
         if self.chain.device.type == "cpu":
             release_freed_memory()
         synchronize(self.chain.device)
         seconds, num_bytes = slowest(perf_counter() - start), torch.tensor(arrival.num_bytes)
         dist.all_reduce(num_bytes)
         return Move(seconds=seconds, num_bytes=int(num_bytes))
+
+    def rest(self) -> None:
+        """Tells that no block will freeze any more."""
+        self._rests = self.layout.rests = True
 
     def _left(self, state: OptimizerState) -> OptimizerState:
         """Leaves the present layout, if any. Returns ``state`` with that of the layout, and keeps none of it: else it

@@ -37,6 +37,7 @@ class Layout:
         reducer: the sum of gradients over the replicas.
         executor: forward and backward of this rank's stages.
         stepped: the plan, once an optimizer step was taken under it; None before.
+        rests: whether no block will freeze any more: then the average that they would freeze with is not kept up.
     """
 
     def __init__(
@@ -94,10 +95,13 @@ class Layout:
             lent=self._lent,
         )
         self.stepped: ParallelPlan | None = None
+        self.rests = False
 
     def state(self) -> OptimizerState:
         """This rank's optimizer state, by parameter name."""
         state = take_state(self.optimizer, self.updated)
+        if self.rests and (average := self._average(RECENT)) is not None:
+            average.begin_again()  # for a run that goes on with another policy
         for average in self.averages:
             for name, kept in average.state().items():
                 if self.stepped is not None or name in self._has_state:
@@ -110,6 +114,12 @@ class Layout:
         self.stepped, self._has_state = None, set()
         for average in self.averages:
             average.begin_again()
+
+    def average(self, step: int) -> None:
+        """Takes note of the weights after step ``step``, from 0."""
+        for average in self.averages:
+            if not (self.rests and average.key == RECENT):
+                average.update(step)
 
     def averaged(self) -> AbstractContextManager[None]:
         """A context in which the weights are those to evaluate and save: their averages, where there are such."""

@@ -148,8 +148,7 @@ class Stepper:
             layout.optimizer.step()
         else:
             scaled_step(layout.optimizer, scale)
-        for average in layout.averages:
-            average.update(step)
+        layout.average(step)
         layout.share()
         layout.stepped = layout.plan
         busy = executor.times.forward + executor.times.backward

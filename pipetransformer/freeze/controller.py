@@ -93,6 +93,7 @@ class AutoFreeze:
         self._before: tuple[float, ...] | None = None
         self._answers: list[int] = []
         self._scores: tuple[float, ...] | None = None
+        self.rests = False  # whether nothing will freeze, by what the probe has shown: no more decisions are due
         self._similarities: list[list[float]] | None = None  # [blocks, pairs] at the last decision
         self._plasticity: list[float | None] | None = None
         self._most_plastic: list[float | None] | None = None
@@ -177,7 +178,7 @@ class AutoFreeze:
 
     def _policy_is_due(self, step: int) -> bool:
         past = step - self._warmup
-        return self.policy is not None and past >= 0 and past % self._every == 0
+        return self.policy is not None and past >= 0 and past % self._every == 0 and not (step and self.rests)
 
     def never_freezes(self) -> bool:
         """Whether the run has too few decisions to freeze anything."""
@@ -240,9 +241,11 @@ class AutoFreeze:
     def probed(self, scores: Sequence[float] | None) -> None:
         """Takes note of the scores of the linear probe [blocks + 1]; None where there can be none."""
         self._scores = None if scores is None else tuple(scores)
+        start = Signals(0, 0, None, None, self._scores, self._is_pretrained, self.guard is not None)
+        later = getattr(self.policy, "may_freeze_later", None)  # a class of a user's own may do without
+        self.rests = later is not None and not later(start)
         if self.guard is not None:
-            num_blocks, is_pretrained = self._num_blocks, self._is_pretrained
-            free = free_blocks(scores, num_blocks=num_blocks, is_pretrained=is_pretrained)
+            free = free_blocks(scores, num_blocks=self._num_blocks, is_pretrained=self._is_pretrained)
             self.guard.trusted = max(free, self._least_frozen)
 
     def compared(self, similarities: Sequence[Sequence[float]]) -> None:

@@ -34,6 +34,9 @@ class GuardedPolicy(Policy):
     def most(self) -> int:
         return self.num_blocks - -(-self.num_blocks // STAGES)
 
+    def may_freeze_later(self, signals: Signals) -> bool:
+        return signals.is_watched or self._free(signals, to_come=1.0) > 0
+
     def decide(self, signals: Signals) -> int:
         frozen, first = signals.frozen, self._free(signals, to_come=1.0)
         if signals.interval == 0 or frozen < first:

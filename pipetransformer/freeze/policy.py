@@ -101,6 +101,10 @@ class Policy(ABC):
         """The most blocks that it may ever freeze."""
         return self.num_blocks
 
+    def may_freeze_later(self, signals: Signals) -> bool:
+        """Whether it may ask for more blocks behind the first step, as far as ``signals`` of the start tell."""
+        return True
+
     @abstractmethod
     def decide(self, signals: Signals) -> int:
         """The number of leading blocks to be frozen from now on (n)."""
