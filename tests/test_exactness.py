@@ -7,6 +7,7 @@ within 1e-10 of the largest. ``make test`` runs a pairwise share of the grid, ``
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
@@ -155,9 +156,9 @@ def with_tables_by_row(
             by_row.add(self._name)
         note(self, gradient)
 
-    def given(self: held.Held, *, is_wanted: bool) -> None:
-        asked.append(is_wanted)
-        give_rows(self, is_wanted=is_wanted)
+    def given(self: held.Held, tables: Collection[str]) -> None:
+        asked.append(bool(tables))
+        give_rows(self, tables)
 
     large, told = mock.patch.object(held, "_LARGE_TABLE", 0), mock.patch.object(RowBucket, "note", noted)
     with large, told, mock.patch.object(held.Held, "give_rows", given):
@@ -180,6 +181,13 @@ def test_elastic_is_plain_where_rows_of_tables_are_summed(
     assert all(asked[0] and not asked[-1] for *_, asked in answers), "a user's model is left as it was"
     assert gradient_deviation([g for _, g, *_ in answers], gradients) < 1e-10
     assert deviation(answers[0][0], weights) < 1e-10
+
+
+def test_optimizers_that_may_write_to_all_rows_get_whole_gradients(ranks: RankPool, texts: str, tmp_path: Path) -> None:
+    """As those that are not torch's own."""
+    case = Case("bert", 2, STATIC[1], 1, optimizer="nadamw")
+    answers = ranks.run(2, with_tables_by_row, case, texts, str(tmp_path))
+    assert not any(by_row or any(asked) for *_, by_row, asked in answers)
 
 
 def some_in_full(model: str) -> object:

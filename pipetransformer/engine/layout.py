@@ -13,7 +13,7 @@ from pipetransformer.dp import EMA, RECENT, Arrival, GradientReducer, LentWeight
 from pipetransformer.engine.average import Average, recent, warmed_up
 from pipetransformer.engine.executor import Executor, build_executor
 from pipetransformer.engine.objective import Objective
-from pipetransformer.engine.optim import build_optimizer, lr_scale
+from pipetransformer.engine.optim import build_optimizer, lr_scale, tables_by_row
 from pipetransformer.models import Chain
 from pipetransformer.plan import ParallelPlan
 
@@ -76,14 +76,15 @@ class Layout:
         self.optimizer = build_optimizer(
             config.train, self.updated, of_optimizer, lr_scales=dict(zip(self.updated, scales, strict=True))
         )
+        tables = tables_by_row(config.train, chain) if not plan.shares_state else frozenset[str]()
         self.reducer = GradientReducer(
             self.parameters,
             group=self.mesh.dp_group,
             owners={name: ranks[0] for name, ranks in owners.items()} if plan.shares_state else None,
             units=units if is_full else None,
-            tables=chain.large_tables,
+            tables=tables,
         )
-        chain.give_rows(is_wanted=not plan.shares_state and not config.train.compile)
+        chain.give_rows(tables)
         self._chain = chain
         self.executor: Executor = build_executor(
             objective,
@@ -115,7 +116,7 @@ class Layout:
         for average in self.averages:
             average.begin_again()
 
-    def average(self, step: int) -> None:
+    def update_averages(self, step: int) -> None:
         """Takes note of the weights after step ``step``, from 0."""
         for average in self.averages:
             if not (self.rests and average.key == RECENT):
@@ -154,7 +155,7 @@ class Layout:
     def close(self) -> None:
         """Removes the reducer's hooks from the parameters, and gives borrowed weights back."""
         self.reducer.close()
-        self._chain.give_rows(is_wanted=False)
+        self._chain.give_rows(())
         if self._lent is not None:
             self._lent.close()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pipetransformer.config import Config, TrainConfig
 from pipetransformer.dp import give_state, make_optimizer, state_factor
+from pipetransformer.models import Chain
 
 
 def build_optimizer(
@@ -50,6 +51,14 @@ def build_optimizer(
 def optimizer_factor(config: Config) -> float:
     """Bytes of weights and optimizer state together, per byte of weights."""
     return 1.0 + state_factor(config)
+
+
+def tables_by_row(train: TrainConfig, chain: Chain) -> frozenset[str]:
+    """Names of the large tables of embeddings whose gradients come, and are summed, by row, in memory that stays.
+
+    None for optimizers of timm, which are free to write to the gradients of all rows, and none for compiled blocks.
+    """
+    return chain.large_tables if train.optimizer in ("adamw", "sgd") and not train.compile else frozenset()
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

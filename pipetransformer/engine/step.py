@@ -148,7 +148,7 @@ class Stepper:
             layout.optimizer.step()
         else:
             scaled_step(layout.optimizer, scale)
-        layout.average(step)
+        layout.update_averages(step)
         layout.share()
         layout.stepped = layout.plan
         busy = executor.times.forward + executor.times.backward

@@ -85,15 +85,16 @@ class Held:
         tables = (name for name, (module, _) in self._slots.items() if isinstance(module, nn.Embedding))
         return frozenset(name for name in tables if self._parameter(name).numel() * self.dtype.itemsize > _LARGE_TABLE)
 
-    def give_rows(self, *, is_wanted: bool) -> None:
-        """Has backwards give the rows of the large tables alone that a batch has touched, as sparse tensors.
+    def give_rows(self, tables: Collection[str]) -> None:
+        """Has backwards give the touched rows alone of ``tables``, some of the large ones, as sparse tensors, and whole
+        gradients of the others.
 
         Gradients to add them to must be there.
         """
         for name in self.large_tables:
             module, _ = self._slots[name]
             assert isinstance(module, nn.Embedding)
-            module.sparse = is_wanted and not module.scale_grad_by_freq  # which torch has for dense ones alone
+            module.sparse = name in tables and not module.scale_grad_by_freq  # which torch has for dense ones alone
 
     def resting_type(self, unit: int) -> torch.dtype:
         """The type of the weights of ``unit`` while it is frozen and untouched."""

@@ -42,7 +42,7 @@ def counted_profile(chain: Chain, dataset: Dataset, *, workload: Workload, confi
     factor, link = optimizer_factor(config), Link(_LATENCY_NS, _LINK_NS_PER_BYTE)
     job = JobCosts(
         by_rows={1: counted[workload.modal_length]},
-        **weight_bytes(chain),
+        **weight_bytes(chain, config),
         optimizer_factor=factor,
         update_ns_per_byte=2 * factor * _MEMORY_NS_PER_BYTE,
         send=link,

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from pipetransformer.adapter import keeps_boundaries
 from pipetransformer.config import Config, TrainConfig
 from pipetransformer.data import Batch, Dataset, cache_folder, channels_of, known_classes
-from pipetransformer.engine.optim import build_optimizer, optimizer_factor
+from pipetransformer.engine.optim import build_optimizer, optimizer_factor, tables_by_row
 from pipetransformer.errors import UserError
 from pipetransformer.models import Chain
 from pipetransformer.pipe.measure.links import between_seconds, median_seconds, reduction_seconds, send_seconds
@@ -176,7 +176,7 @@ def _measure(
     update_s, memcpy_s, (reduction, send, between) = _bytes_seconds(config.train, chain, world=world)
     job = JobCosts(
         by_rows={rows: costs for (length, rows), costs in found.items() if length == workload.modal_length},
-        **weight_bytes(chain),
+        **weight_bytes(chain, config),
         optimizer_factor=optimizer_factor(config),
         update_ns_per_byte=update_s * 1e9,
         send=send,
@@ -202,14 +202,14 @@ class WeightBytes(TypedDict):
     summed_bytes: tuple[int, ...]
 
 
-def weight_bytes(chain: Chain) -> WeightBytes:
+def weight_bytes(chain: Chain, config: Config) -> WeightBytes:
     """Bytes of the weights of each unit [num_units]: all, those that train, all while they rest, and those that train
     but for tables of which few rows are summed."""
     units, size = range(chain.num_units), chain.dtype.itemsize
     numbers = [sum(map(torch.numel, chain.named_parameters([unit]).values())) for unit in units]
     trains = [chain.trained_parameters([unit]) for unit in units]
     trained = [sum(map(torch.numel, of_unit.values())) for of_unit in trains]
-    tables = chain.large_tables
+    tables = tables_by_row(config.train, chain)
     summed = [sum(p.numel() for name, p in of_unit.items() if name not in tables) for of_unit in trains]
     return {
         "parameter_bytes": tuple(size * number for number in numbers),
@@ -238,7 +238,7 @@ def _unit_costs(
     modal, share, fewest = workload.modal_length, workload.share, min(workload.rows)
     wanted = [(modal, share), (modal, fewest), *((length, share) for length in workload.lengths)]
     shapes = list(dict.fromkeys([*wanted, *((modal, rows) for rows in workload.rows)]))
-    chain.give_rows(is_wanted=not config.train.compile)  # as steps do
+    chain.give_rows(tables_by_row(config.train, chain))  # as steps do
     costs = profile_units(
         chain,
         [microbatch_of(chain, dataset, workload.examples[length], rows=rows) for length, rows in shapes],
@@ -248,7 +248,7 @@ def _unit_costs(
         budget_seconds=budget_seconds,
         agree=slowest,
     )
-    chain.give_rows(is_wanted=False)
+    chain.give_rows(())
     return dict(zip(shapes, map(together, costs)))
 
 

@@ -67,7 +67,7 @@ def profile_of_shapes(config: Config, hardware: Hardware, *, num_ranks: int) -> 
     ring = 2 * (num_ranks - 1) / num_ranks
     job = JobCosts(
         by_rows={share: counted},
-        **weight_bytes(chain),
+        **weight_bytes(chain, config),
         optimizer_factor=factor,
         update_ns_per_byte=(3 + 2 * (factor - 1)) * hardware.speeds.ns_per_byte,
         send=hardware.inside,
