@@ -210,8 +210,8 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
         name, tuned_rows = f"{name}-tuning", (*recipe_rows("sst2"), *ladder_rows("sst2", num_blocks))
         row_names = (BASELINE, *(row.name for row in tuned_rows))
         every = "3 epochs"
-        about = f"{trained} other full sentences and phrases of theirs, for each seed another half of the same "
-        about += "sentences; the other tables judge by none of them."
+        about = f"{trained} other full sentences, for each seed another half of the same; the other tables judge by "
+        about += "none of them."
     places = (f"data.path={data / BY_SEED if tunes else data}", f"model.name={model.resolve()}")
     own = (*places, f"train.lr={lr}", f"train.eval_every={every}")
     return Task(

@@ -19,7 +19,6 @@ __all__ = ["hold_out"]
 Row = tuple[str, str]
 Part = Literal["all", "judged", "tuned"]
 _TUNED_FROM = 30_000  # lines of the training file: recipes are chosen by the later ones
-_NUM_LONGER, _FEWEST_WORDS = 3000, 6  # phrases to choose a recipe by, beside the sentences; words of one
 
 
 def hold_out(
@@ -32,9 +31,10 @@ def hold_out(
 
     Args:
         part: the lines of the training file that phrases come from: ``judged``, the first 30,000; ``tuned``, all
-            others. For ``tuned``, ``dev.tsv`` gets half of the other full sentences and up to 3,000 longer phrases of
-            these, and ``train.tsv`` phrases of the other half, so that nothing is chosen by what it is judged by.
-        seed: of ``tuned``: draws the halves, and the phrases of both. What ``judged`` judges by is the same for all.
+            others. For ``tuned``, ``dev.tsv`` gets half of the other full sentences alone, and ``train.tsv`` phrases of
+            the other half, so that nothing is chosen by what it is judged by. Sentences, not phrases of theirs: what
+            costs accuracy on sentences may gain it on phrases, which are what is trained on.
+        seed: of ``tuned``: draws the halves, and the phrases. What ``judged`` judges by is the same for all.
 
     Raises:
         UserError: if the files cannot be read, or hold too few sentences or phrases.
@@ -53,10 +53,7 @@ def hold_out(
         random = np.random.default_rng(1 + seed)
         half = [others[int(i)] for i in random.permutation(len(others))[: len(others) // 2]]
         lines = [row for row in lines if hash(row[0].strip()) not in away]
-        away, texts = _all_spans(half), {text for text, _ in half}
-        longer = [row for row in lines if hash(row[0].strip()) in away and len(row[0].split()) >= _FEWEST_WORDS]
-        longer = [row for row in longer if row[0] not in texts]
-        judged = [*half, *(longer[int(i)] for i in random.permutation(len(longer))[:_NUM_LONGER])]
+        judged, away = half, _all_spans(half)
     rest = [row for row in lines if hash(row[0].strip()) not in away]
     if len(rest) < num_train:
         raise UserError(f"--sst2: {source} leaves {len(rest)} phrases to train on; train on fewer than {num_train}")
