@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,10 +12,11 @@ from laws import STATIC, Case, configuration
 from ranks import RankPool
 from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_text_model
 
-from pipetransformer.data import alone
+from pipetransformer.data import Dataset, alone
 from pipetransformer.engine import linear_probe
 from pipetransformer.engine.linear_probe import boundary_scores, explained
 from pipetransformer.freeze import AutoFreeze, free_blocks, transfer
+from pipetransformer.models import Chain
 from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.run.job import build_job
@@ -103,6 +106,26 @@ def test_all_ranks_have_the_same_scores_as_one(model: str, ranks: RankPool, text
         assert scores == pytest.approx(alone_scores, abs=1e-3)
     found = ranks.run(2, scores_of, model, texts)
     assert found[0] == found[1]
+
+
+def widest(world: World, data: str, rows: int) -> int:
+    config = configuration("bert", Case("bert", world.size, STATIC[1]).overrides(data))
+    job, seen, pooled = build_job(config, world, lead=alone), list[int](), linear_probe.pooled
+
+    def noted(chain: Chain, dataset: Dataset, batches: Sequence[tuple[np.ndarray, int]]) -> list[list[np.ndarray]]:
+        seen.extend(len(ids) for ids, _ in batches)
+        return pooled(chain, dataset, batches)
+
+    with mock.patch.object(linear_probe, "pooled", noted), mock.patch.object(linear_probe, "_MANY", 6):
+        boundary_scores(job.chain, job.datasets["train"], world=world, rows=rows)
+    return max(seen)
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 4), (2, 6), (7, 7)])
+def test_a_forward_takes_four_times_the_samples_of_training_where_they_are_few(
+    ranks: RankPool, texts: str, rows: int, most: int
+) -> None:
+    assert ranks.run(1, widest, texts, rows) == [most]
 
 
 def test_questions_have_none(ranks: RankPool, texts: str) -> None:
