@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pipetransformer.config.types import Section
 from pipetransformer.freeze.policy import Policy, Signals
-from pipetransformer.freeze.probe import NOISE, SOME, STAGES, free_blocks, transfer
+from pipetransformer.freeze.probe import LATE, NOISE, SOME, STAGES, free_blocks, transfer
 
 _LEAST_RETURN = 1.05  # seconds saved for a second spent
-_LATE = 0.05  # of the sum of all learning rates is to come
 
 
 class GuardedPolicy(Policy):
-    """Freezes as many blocks as are free (``free_blocks``): more as less is to be learnt, and no others. Where none
-    are, it waits until no more than a twentieth of the sum of the learning rates is to come, and proposes for the guard
-    to judge: a third where they hold a tenth of the task or nothing is known of a pre-trained model, nothing where they
-    hold nothing of it, else all but a sixth, which always trains; and after each freeze that was undone, half as many.
+    """Freezes as many blocks as are free (``free_blocks``), at first and once little is to be learnt, and no others.
+    Where none are, it waits until no more than a twentieth of the sum of the learning rates is to come, and proposes
+    for the guard to judge: a third where they hold a tenth of the task or nothing is known of a pre-trained model,
+    nothing where they hold nothing of it, else all but a sixth, which always trains; and after each freeze that was
+    undone, half as many.
 
     After the first step it asks for nothing that is not predicted to save more seconds over the rest of the run than it
     costs, nor can it where too few passes of the guard are to come.
@@ -55,7 +55,7 @@ class GuardedPolicy(Policy):
         """The number to be frozen where none are free, for the guard to judge."""
         frozen, scores = signals.frozen, signals.scores
         held = None if scores is None else transfer(scores)
-        if not signals.is_watched or signals.to_come > _LATE or (held is not None and held < NOISE):
+        if not signals.is_watched or signals.to_come > LATE or (held is not None and held < NOISE):
             return frozen
         is_shallow = signals.is_pretrained and (held is None or held >= SOME)
         left = (-(-2 * self.num_blocks // STAGES) if is_shallow else self.most) - frozen
