@@ -173,12 +173,12 @@ def test_a_run_of_ours_tells_its_last_loss(task: Task, tmp_path: Path, monkeypat
 def test_ways_to_freeze_are_tried_by_a_ladder(tmp_path: Path) -> None:
     """So many blocks from each share of the learning rates' sum on."""
     task = texts(tmp_path, tmp_path / "e5", num_blocks=12, tunes=True)
-    (row,) = [row for row in elastic.rows_of(task, None) if row.name == "frozen 4 at 1, 6 at 0.5, 8 at 0.125"]
+    (row,) = [row for row in elastic.rows_of(task, None) if row.name == "frozen 4 at 1, 6 at 0.5, 10 at 0.05"]
     config = load_config(task.config, Cell(task, row, 100, 2, "float32").settings)
     policy = build_policy(config.freeze, num_blocks=12)
     assert policy is not None and not config.freeze.guard and row.seeds == 8
-    shares = (1.0, 0.5, 0.45, 0.2, 0.1, 0.0)
-    assert [policy.decide(Signals(0, 0, to_come=share)) for share in shares] == [4, 6, 6, 6, 8, 8]
+    shares = (1.0, 0.5, 0.45, 0.2, 0.05, 0.0)
+    assert [policy.decide(Signals(0, 0, to_come=share)) for share in shares] == [4, 6, 6, 6, 10, 10]
 
 
 def test_a_cell_that_was_measured_is_not_measured_again(

@@ -178,6 +178,10 @@ def test_the_average_to_freeze_with_is_left_alone_where_nothing_will_freeze(rank
     assert begun.count(RECENT) > begun.count(EMA), "what is saved are the weights as they are"
 
 
+def free_soon(*_: object, to_come: float = 1.0, **__: object) -> int:
+    return 1 if to_come > 0.99 else 2
+
+
 def guarded_run(world: World, folder: str, undoes: bool, shard: str) -> tuple[Weights | None, list[tuple[int, int]]]:
     """A run in which a sixth of the blocks is free at first and a third from the next step on, and saves time."""
     plans: list[tuple[int, int]] = []
@@ -194,7 +198,8 @@ def guarded_run(world: World, folder: str, undoes: bool, shard: str) -> tuple[We
         mock.patch("pipetransformer.pipe.controller.AutoPipe.gains", lambda *_, **__: (10.0, 1.0)),
         frequent_guard(),
         mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, moved: told),
-        mock.patch("pipetransformer.freeze.probe._LADDER", ((0.99, 2), (1.0, 1))),
+        mock.patch("pipetransformer.freeze.guarded.free_blocks", free_soon),
+        mock.patch("pipetransformer.freeze.controller.free_blocks", free_soon),
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
         trainer.autofreeze._is_pretrained = True
