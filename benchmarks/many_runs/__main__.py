@@ -47,7 +47,7 @@ from pipetransformer.process.device import has_bfloat16
 
 OURS, PEER = "ours", "Trainer (transformers)"
 RATES = ("5e-5", "1e-4", "2e-4")
-EPOCHS, NUM_PHRASES, NUM_HELD_OUT = 3, 2000, 4500
+EPOCHS, NUM_PHRASES, NUM_HELD_OUT = 3, 2000, 1500
 CONFIG = CONFIGS / "train_config_sst2_no_freeze.yaml"
 SETTINGS = (
     *(f"train.epochs={EPOCHS}", "train.batch_size=32", "train.eval_every=1000 epochs", "train.warmup_ratio=0.1"),
