@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -201,6 +202,21 @@ def test_a_cell_that_was_measured_is_not_measured_again(
     assert other.found(KeptRows(path)) is None, "other ranks are another cell"
 
 
+def test_the_peer_runs_with_freed_memory_kept(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ours does for itself; the name tells it, for a cell's key has the name alone."""
+    found: dict[str, str | None] = {}
+
+    def run(cell: Cell) -> Figures:
+        found[cell.row.name] = os.environ.get("MALLOC_TRIM_THRESHOLD_")
+        return SLOW
+
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    monkeypatch.setattr(Cell, "_ours", run)
+    monkeypatch.setattr(Cell, "_trainer", run)
+    elastic.measured(cells_of(task, BASELINE, PEER, seeds=1), kept=KeptRows(tmp_path / "runs.json"), stop=math.inf)
+    assert found == {BASELINE: None, PEER: str(2**62)} and PEER.endswith("freed memory kept")
+
+
 def test_the_table_tells_times_to_one_target_and_what_is_missing(task: Task, tmp_path: Path) -> None:
     cells = cells_of(task, BASELINE, DEFAULT, "schedule, freeze only")
     found = {cells[0]: SLOW, cells[3]: SLOW, cells[1]: FAST, cells[4]: FAST, cells[2]: MISS}
@@ -381,7 +397,10 @@ def test_without_a_margin_there_is_no_target(tmp_path: Path) -> None:
         ),
         (["--cifar100", ".", "--model", "."], "--model: it has no effect with --cifar100; leave it out"),
         (["--cifar100", ".", "--timm-train", "nowhere.py"], "--timm-train: nowhere.py is no file; give timm's"),
-        (["--cifar100", ".", "--rows", PEER], "--rows: 'the peer' of --cifar100 is timm's script; give --timm-train"),
+        (
+            ["--cifar100", ".", "--rows", PEER],
+            "--rows: 'the peer, freed memory kept' of --cifar100 is timm's",
+        ),
         (["--sst2", ".", "--model", ".", "--timm-train", "x"], "--timm-train: it has no effect with --sst2; leave"),
     ],
 )

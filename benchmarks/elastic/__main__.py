@@ -31,6 +31,7 @@ rows, but for those that the guard has set aside: rows that freeze do without th
 from __future__ import annotations
 
 import math
+import os
 import sys
 import tempfile
 from argparse import Namespace
@@ -39,6 +40,7 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from time import monotonic
+from unittest.mock import patch
 
 import torch
 from matplotlib.figure import Figure
@@ -230,7 +232,8 @@ def measured(cells: Sequence[Cell], *, kept: KeptRows, stop: float) -> dict[Cell
     found = {cell: figures for cell in cells if (figures := cell.found(kept)) is not None}
     for cell in cells:
         if cell not in found and monotonic() < stop:
-            found[cell] = figures = cell.measure(kept)
+            with patch.dict(os.environ, cell.row.variables):
+                found[cell] = figures = cell.measure(kept)
             told = f"{figures.final:.4f} in {figures.train_s:.1f} s, {figures.wall_s:.1f} s in all"
             print(f"{cell.name}: {told} ({len(found)} of {len(cells)} cells)", flush=True)
     return found

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.peers.contest import KEEPS, MALLOC
 from benchmarks.support.measure import CONFIGS
 from pipetransformer.errors import UserError
 
@@ -15,7 +16,7 @@ __all__ = [
     *("Row", "Task", "pictures", "questions", "texts", "ladder_rows", "recipe_rows"),
 ]
 
-BASELINE, TUNED, DEFAULT, PEER = "no freeze", "no freeze, tuned", "default", "the peer"
+BASELINE, TUNED, DEFAULT, PEER = "no freeze", "no freeze, tuned", "default", f"the peer{KEEPS}"
 BY_SEED = "{seed}"  # in the place of data that each seed has of its own
 NUM_PHRASES, NUM_HELD_OUT = 2000, 4500  # of SST-2: trained on, and full sentences to judge by
 NUM_PICTURES = 10000  # of the other half of CIFAR-100's classes
@@ -31,12 +32,14 @@ class Row:
         overrides: settings beside those of the task.
         seeds: number of runs, with as many seeds, the first ones of the table.
         script: the module that is run instead of the task's entry.
+        variables: (name, value) of the environment that it runs in; its name tells them, for a cell's key has the name.
     """
 
     name: str
     overrides: tuple[str, ...]
     seeds: int
     script: str | None = None
+    variables: tuple[tuple[str, str], ...] = ()
 
 
 _OFF = ("pipe.enabled=false", "dp.enabled=false", "cache.enabled=false")
@@ -51,7 +54,7 @@ ROWS = (
     Row(BASELINE, _NONE, 8),
     Row(OTHER_LAYOUT, (*_STATIC, _PIPELINE), 3),
     Row(TUNED, _NONE, 3),
-    Row(PEER, _NONE, 8),
+    Row(PEER, _NONE, 8, variables=tuple(MALLOC.items())),  # as ours does for itself
     Row(DEFAULT, (REPLICAS,), 8),
     Row(_UNCACHED, ("cache.enabled=false", REPLICAS), 3),  # what the cache brings, or costs
     # As published: without the guard. One schedule for all rows of the ablation, which begin with a pipeline.
