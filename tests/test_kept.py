@@ -33,7 +33,7 @@ def make(stores: KeptStores, key: str, *, budget: int = 10**6, used: float | Non
     assert held.publish(ABOUT)
     held.close()
     if used is not None:
-        os.utime(stores._folder / key / "record.json", (used, used))
+        os.utime(stores.folder / key / "record.json", (used, used))
 
 
 def keys(stores: KeptStores) -> list[str]:
@@ -186,14 +186,14 @@ def test_others_wait_for_the_one_that_fills(tmp_path: Path) -> None:
 def test_others_wait_for_the_one_that_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no folder of the entry yet."""
     makes_room = Event()
-    filler, make_room = KeptStores(tmp_path), KeptStores._make_room
+    filler, make_room = KeptStores(tmp_path), KeptStores.make_room
 
     def slowly(self: KeptStores, num_bytes: int, budget: int) -> bool:
         makes_room.set()
         sleep(0.3)
         return make_room(self, num_bytes, budget)
 
-    monkeypatch.setattr(KeptStores, "_make_room", slowly)
+    monkeypatch.setattr(KeptStores, "make_room", slowly)
     thread = Thread(target=make, args=(filler, "a"))
     thread.start()
     makes_room.wait()
