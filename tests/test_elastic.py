@@ -20,9 +20,9 @@ import benchmarks.elastic.__main__ as elastic
 from benchmarks.elastic import cells as cells_module
 from benchmarks.elastic import pooled
 from benchmarks.elastic.cells import Cell, Figures, code_digest
-from benchmarks.elastic.same_code import confirm, same_codes
 from benchmarks.elastic.pooled import write_pooled
 from benchmarks.elastic.redrawn import redraw
+from benchmarks.elastic.same_code import confirm, same_codes
 from benchmarks.elastic.tasks import (
     BASELINE,
     DEFAULT,
@@ -229,12 +229,11 @@ def test_code_by_which_cells_learn_the_same_counts_as_today_s(
         kept.keep(cell.name, cell.key, {**asdict(learned), "code": "older"})
     assert elastic.measured(cells, kept=kept, stop=-math.inf, codes=same_codes(tmp_path)) == {}
     otherwise = replace(FAST, curve=((4.0, 0.80), (8.0, 0.857), (12.0, 0.8590001)))
-    for found, complaint in (([SLOW, otherwise], "default, seed 0 learns otherwise"), ([replace(SLOW, cpu="x")], "processor")):
-        answers = iter(found)
-        monkeypatch.setattr(Cell, "run", lambda cell: next(answers))
+    answers = iter([SLOW, otherwise, replace(SLOW, cpu="another"), replace(SLOW, train_s=99.0), FAST])
+    monkeypatch.setattr(Cell, "run", lambda cell: next(answers))
+    for complaint in ("default, seed 0 learns otherwise", "only the same processor"):
         with pytest.raises(UserError, match=complaint):
             confirm(cells, kept=kept, folder=tmp_path)
-    answers = iter([replace(SLOW, train_s=99.0), FAST])
     confirm(cells, kept=kept, folder=tmp_path)
     assert same_codes(tmp_path) == {code_digest(), "older"}
     found = elastic.measured(cells, kept=kept, stop=-math.inf, codes=same_codes(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from ranks import RankPool
+from torch import Tensor
 
 from pipetransformer.engine.evaluate import evaluate
 from pipetransformer.engine.executor import StepInput

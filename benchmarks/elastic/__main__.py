@@ -10,7 +10,8 @@ Three tasks, one a call: phrases of SST-2; half of CIFAR-100's classes, with a V
 first, once; windows of SQuAD's questions.
 
 Each run is a cell: it is kept in elastic-TASK-runs.json when it ends, and the command given again does what is missing,
-as long as package, benchmark and libraries are the same, or are known to give the same. --minutes ends it before the next cell, and the table says
+as long as package, benchmark and libraries are the same, or known to give the same. --minutes ends it before the next
+cell, and the table says
 which are missing. Rows take turns, seed by seed, so that a slow hour of the machine meets all of them. A ratio is of
 two runs with one seed on one kind of processor, a difference of two that began with the same weights.
 

@@ -26,8 +26,8 @@ from pipetransformer.process.device import device_name
 
 __all__ = ["Cell", "Figures", "code_digest"]
 
-# Another text of these makes a cell missing, unless it is known to learn the same (``same_code``). Not that of tasks and
-# rows: their settings stand in a cell's key, so that a new recipe of one task leaves the cells of the others.
+# Another text of these makes a cell missing, unless it is known to learn the same (``same_code``). Not that of tasks
+# and rows: their settings stand in a cell's key, so that a new recipe of one task leaves the cells of the others.
 CODE = (
     *("pipetransformer/**/*.py", "main_*.py", "config/*.yaml", "benchmarks/support/sst2.py"),
     *(f"benchmarks/elastic/{name}.py" for name in ("cells", "processes", "inverted_guard", "ladder", "redrawn")),

@@ -199,8 +199,9 @@ class KeptStores:
         return None
 
     def delete(self, key: str) -> bool:
-        """Deletes an entry, complete or left unfinished. Returns False where a job has it open. Raises OSError where the
-        folder does not allow it.
+        """Deletes an entry, complete or left unfinished. Returns False where a job has it open.
+
+        Raises OSError where the folder does not allow it.
         """
         descriptor = self._lock(key, fcntl.LOCK_EX)
         if descriptor is None:
@@ -255,8 +256,9 @@ class KeptStores:
         return (shutil.disk_usage(self.folder).free + self.num_bytes()) // _DISK_SHARE
 
     def make_room(self, num_bytes: int, budget: int) -> bool:
-        """Deletes entries until ``num_bytes`` more fit, if enough can be deleted. Returns whether they fit. Raises OSError
-        where the folder does not allow it.
+        """Deletes entries until ``num_bytes`` more fit, if enough can be deleted. Returns whether they fit.
+
+        Raises OSError where the folder does not allow it.
         """
         self._delete_unfinished()
         excess, unused = self.num_bytes() + num_bytes - budget, [entry for entry in self.entries() if not entry.in_use]

@@ -66,6 +66,7 @@ class StoreLayout:
         num_slots = len(self.positions)
         return (int(self.positions.sum()) + num_slots * self.has_rows) * self.position_bytes + num_slots
 
+
 # So that a file larger than the memory can be mapped: nothing is written to it. Python names it from 3.11 on.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 

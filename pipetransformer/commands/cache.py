@@ -38,7 +38,9 @@ def run(arguments: argparse.Namespace) -> None:
     try:
         _act(KeptStores(stores_folder()), arguments)
     except OSError as error:
-        raise UserError(f"cache: {stores_folder()}: {os.strerror(error.errno or 0)}; see who may write there") from error
+        raise UserError(
+            f"cache: {stores_folder()}: {os.strerror(error.errno or 0)}; see who may write there"
+        ) from error
 
 
 def _act(stores: KeptStores, arguments: argparse.Namespace) -> None:

@@ -172,11 +172,10 @@ class AutoFreeze:
 
     def _may_freeze(self, step: int) -> bool:
         """Whether any freeze at ``step`` is allowed: it can be judged, or need not."""
-        return self.guard is None or step == 0 or self.judges(step) or self._free(step) > self._least_frozen
+        return self._judgeable(self._num_blocks, step=step) > self._least_frozen
 
     def _free(self, step: int) -> int:
-        """The blocks that the probe shows to be free behind ``step``: they freeze unjudged where no run could judge
-        them, as in a run that is too short for a guard."""
+        """The blocks that the probe shows to be free behind ``step``."""
         num_blocks, pretrained, to_come = self._num_blocks, self._is_pretrained, self._to_come(step)
         return free_blocks(self._scores, num_blocks=num_blocks, is_pretrained=pretrained, to_come=to_come)
 
@@ -339,8 +338,12 @@ class AutoFreeze:
         return allowed, "" if allowed == answer else "the guard could not judge a freeze here"
 
     def _judgeable(self, answer: int, *, step: int) -> int:
-        """So many blocks of ``answer`` as may freeze at ``step``: those that are free, where none can be judged."""
-        return answer if self.guard is None or step == 0 or self.judges(step) else min(answer, self._free(step))
+        """So many blocks of ``answer`` as may freeze at ``step``. Where the run ends before a verdict, those that the
+        probe shows to be free, as in a run that is too short for a guard."""
+        if self.guard is None or step == 0 or self.judges(step):
+            return answer
+        is_late = self.guard.judged_at(step) >= self._total_steps
+        return min(answer, self._free(step)) if is_late else self._least_frozen
 
     def _answered(self, signals: Signals, *, step: int) -> int:
         """The policy's answer, by its patience."""

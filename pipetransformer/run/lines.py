@@ -114,8 +114,8 @@ def of_freezing(freezing: Freezing, config: Config, *, plan: ParallelPlan, total
             yield "freeze.policy guarded freezes only blocks that the linear probe shows to be free in this run"
     if freezing.early:
         yield (
-            f"warning: {freezing.early} blocks froze for the end of a shorter run and stay frozen in this one; to train "
-            "them longer, begin anew with all epochs"
+            f"warning: {freezing.early} blocks froze for the end of a shorter run and stay frozen in this one; to "
+            "train them longer, begin anew with all epochs"
         )
     if freezing.never:
         judged = " that the guard can judge; give a shorter freeze.every"
