@@ -202,7 +202,7 @@ class Trainer:
         if autofreeze.needs_similarities(self.step):
             autofreeze.compared(self.engine.similarities().reshape(self.job.chain.num_blocks, -1).tolist())
         decision = autofreeze.decide(self.step, frozen=current.frozen, payoff=lambda frozen: Payoff(*gains(frozen)))
-        is_trial = autofreeze.guard is not None and decision.frozen > current.frozen and self.step > 0
+        is_trial = decision.frozen > current.frozen and autofreeze.judges(self.step)
         if is_trial and not autofreeze.guard_is_due(self.step):
             self._watch()
         self._tell(events.Decided(decision))
@@ -322,8 +322,8 @@ class Trainer:
         for boundary in origin.refill_path(plan.cached):
             self._advance(boundary, at_start=origin.cached_at_start, is_refill=True)
         reset_peak_memory(self.world.device)
-        guarded = self.config.freeze.is_guarded
-        freezing = Freezing() if origin.replayed else self.autofreeze.outlook(wants_guard=guarded)
+        outlook = partial(self.autofreeze.outlook, wants_guard=self.config.freeze.is_guarded)
+        freezing = Freezing() if origin.replayed else outlook(self.step, frozen=plan.frozen)
         self._tell(events.TrainingStarts(plan, freezing))
 
     def _probe(self) -> events.Probed | None:

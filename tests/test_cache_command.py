@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from time import time
@@ -51,6 +52,18 @@ def test_clear_deletes_all_or_the_old(stores: KeptStores, capsys: pytest.Capture
     held.close()
     assert main(["cache", "clear"]) == 0
     assert not stores.entries()
+
+
+def test_a_folder_that_does_not_allow_it_is_named(
+    stores: KeptStores, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: KeptStores, **_: float) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(KeptStores, "clear", refuse)
+    assert main(["cache", "clear"]) == 2
+    told = capsys.readouterr().err
+    assert f"cache: {stores.folder}: Permission denied" in told and told.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest import mock
 
@@ -22,6 +22,7 @@ from benchmarks.elastic import pooled
 from benchmarks.elastic.cells import Cell, Figures, code_digest
 from benchmarks.elastic.pooled import write_pooled
 from benchmarks.elastic.redrawn import redraw
+from benchmarks.elastic.same_code import confirm, same_codes
 from benchmarks.elastic.tasks import (
     BASELINE,
     DEFAULT,
@@ -44,6 +45,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.freeze import Signals, build_policy, guard
 
 ROW = {row.name: row for row in ROWS}
+TODAY = frozenset({code_digest()})
 
 
 Plans = tuple[tuple[int, int, int | None], ...]
@@ -193,17 +195,17 @@ def test_a_cell_that_was_measured_is_not_measured_again(
 
     monkeypatch.setattr(Cell, "_ours", run)
     cells, path = cells_of(task, BASELINE, DEFAULT), tmp_path / "runs.json"
-    assert elastic.measured(cells, kept=KeptRows(path), stop=-math.inf) == {}
-    first = elastic.measured(cells[:3], kept=KeptRows(path), stop=math.inf)
-    found = elastic.measured(cells, kept=KeptRows(path), stop=math.inf)
+    assert elastic.measured(cells, kept=KeptRows(path), stop=-math.inf, codes=TODAY) == {}
+    first = elastic.measured(cells[:3], kept=KeptRows(path), stop=math.inf, codes=TODAY)
+    found = elastic.measured(cells, kept=KeptRows(path), stop=math.inf, codes=TODAY)
     assert measured == [cell.name for cell in cells], "each once, row by row of one seed"
     assert {cell: found[cell] for cell in first} == first and found[cells[1]] == FAST
     other = Cell(task, ROW[BASELINE], 0, 1, "float32")
-    assert other.found(KeptRows(path)) is None, "other ranks are another cell"
+    assert other.found(KeptRows(path), codes=TODAY) is None, "other ranks are another cell"
 
 
 def test_the_peer_runs_with_freed_memory_kept(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ours does for itself; the name tells it, for a cell's key has the name alone."""
+    """As ours does for itself."""
     found: dict[str, str | None] = {}
 
     def run(cell: Cell) -> Figures:
@@ -213,8 +215,31 @@ def test_the_peer_runs_with_freed_memory_kept(task: Task, tmp_path: Path, monkey
     monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
     monkeypatch.setattr(Cell, "_ours", run)
     monkeypatch.setattr(Cell, "_trainer", run)
-    elastic.measured(cells_of(task, BASELINE, PEER, seeds=1), kept=KeptRows(tmp_path / "runs.json"), stop=math.inf)
+    cells, kept = cells_of(task, BASELINE, PEER, seeds=1), KeptRows(tmp_path / "runs.json")
+    elastic.measured(cells, kept=kept, stop=math.inf, codes=TODAY)
     assert found == {BASELINE: None, PEER: str(2**62)} and PEER.endswith("freed memory kept")
+
+
+def test_code_by_which_cells_learn_the_same_counts_as_today_s(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the last bit of what they learn; seconds may differ."""
+    cells, kept, now = cells_of(task, BASELINE, DEFAULT, seeds=1), KeptRows(tmp_path / "runs.json"), [SLOW, FAST]
+    for cell, learned in zip(cells, now):
+        kept.keep(cell.name, cell.key, {**asdict(learned), "code": "older"})
+    assert elastic.measured(cells, kept=kept, stop=-math.inf, codes=same_codes(tmp_path)) == {}
+    otherwise = replace(FAST, curve=((4.0, 0.80), (8.0, 0.857), (12.0, 0.8590001)))
+    answers = iter([SLOW, otherwise, replace(SLOW, cpu="another"), replace(SLOW, train_s=99.0), FAST])
+    monkeypatch.setattr(Cell, "run", lambda cell: next(answers))
+    for complaint in ("default, seed 0 learns otherwise", "only the same processor"):
+        with pytest.raises(UserError, match=complaint):
+            confirm(cells, kept=kept, folder=tmp_path)
+    confirm(cells, kept=kept, folder=tmp_path)
+    assert same_codes(tmp_path) == {code_digest(), "older"}
+    found = elastic.measured(cells, kept=kept, stop=-math.inf, codes=same_codes(tmp_path))
+    assert list(found.values()) == now, "those that were measured first"
+    with pytest.raises(UserError, match="cells of 0 older codes"):
+        confirm(cells, kept=kept, folder=tmp_path)
 
 
 def test_the_table_tells_times_to_one_target_and_what_is_missing(task: Task, tmp_path: Path) -> None:
@@ -278,7 +303,8 @@ def test_tasks_are_judged_together_by_pairs_of_a_seed(tmp_path: Path) -> None:
     assert row["points"] == pytest.approx(-1.2) and row["a"] == pytest.approx(0) and row["b"] == pytest.approx(-2)
     # Student's t of 4 degrees of freedom; the deviations from -1.2 are 0.2, 2.2, 0.2, -1.8 and -0.8.
     assert row["±"] == pytest.approx(2.1318 * math.sqrt((0.04 + 4.84 + 0.04 + 3.24 + 0.64) / 4 / 5), rel=1e-4)
-    with mock.patch.object(pooled, "code_digest", lambda: "another"), pytest.raises(UserError, match="today's code"):
+    another = mock.patch.object(pooled, "same_codes", lambda folder: frozenset({"another"}))
+    with another, pytest.raises(UserError, match="today's code"):
         write_pooled(["a", "b"], folder=tmp_path)
     with pytest.raises(UserError, match="^--pool: .*elastic-c-runs.json does not hold the runs of c; measure it first"):
         write_pooled(["a", "c"], folder=tmp_path)
@@ -367,7 +393,7 @@ def test_timm_s_script_is_the_peer_of_pictures(tmp_path: Path, monkeypatch: pyte
     cell = Cell(split(tmp_path, timm=script), ROW[PEER], 0, 2, "float32")
     found = cell.measure(KeptRows(tmp_path / "runs.json"))
     assert given[1] == str(script) and found.curve == ((20.0, 0.5), (40.0, 0.75)) and found.train_s == 40
-    assert cell.found(KeptRows(tmp_path / "runs.json")) == found
+    assert cell.found(KeptRows(tmp_path / "runs.json"), codes=TODAY) == found
 
 
 def test_without_a_margin_there_is_no_target(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from ranks import RankPool
+from torch import Tensor
 
 from pipetransformer.engine.evaluate import evaluate
 from pipetransformer.engine.executor import StepInput
@@ -81,3 +83,16 @@ def test_a_short_batch_counts_by_its_share() -> None:
     objective(outputs, torch.tensor([1.0])).backward()
     assert outputs.grad is not None and outputs.grad.item() == 2 * (3.0 - 1.0) / 4
     assert (objective.loss_sum.item(), objective.num_samples.item()) == (4.0, 1)  # the figures are of samples
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_ones_own_loss_of_a_sample_has_the_type_that_it_trains_in(dtype: torch.dtype) -> None:
+    """Its own tensors may have no other."""
+    weights = torch.tensor([1.0, 2.0], dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(outputs, labels, weight=weights, reduction="none")
+
+    objective = Objective("classes", label_smoothing=0.0, device=CPU, of_each=loss)
+    found = objective.of_samples(torch.zeros(2, 2, dtype=dtype), torch.tensor([0, 1]))
+    assert found.dtype == torch.float64 and found.tolist() == pytest.approx([math.log(2), 2 * math.log(2)])

@@ -125,7 +125,11 @@ def test_samples_that_are_asked_for_are_a_tenth_at_most_and_looked_at_rarely() -
 
 def test_a_run_that_ends_before_a_freeze_can_be_judged_sets_nothing_aside() -> None:
     assert guard_size(67_349, batch_size=32, epochs=3, max_steps=200) is None
-    assert guard_size(67_349, batch_size=32, epochs=3, max_steps=1400) == GuardSize(264, 760)
+    assert guard_size(67_349, batch_size=32, epochs=3, max_steps=1400) == GuardSize(175, 504)
+    assert guard_size(67_349, batch_size=32, epochs=3, max_steps=1000) == GuardSize(125, 360), (
+        "it ends in its first epoch"
+    )
+    assert guard_size(67_349, batch_size=32, epochs=3, max_steps=1400, wanted=760) == GuardSize(264, 760)
 
 
 SCORES = (0.0, *[0.5] * 12)  # for 4 of 12 blocks

@@ -134,7 +134,8 @@ def test_it_waits_where_the_blocks_hold_little_and_proposes_nothing_unwatched_or
 
 
 @pytest.mark.parametrize(
-    ("scores", "is_watched", "rests"), [(LITTLE, False, True), (LITTLE, True, False), (MUCH, False, False)]
+    ("scores", "is_watched", "rests"),
+    [(LITTLE, False, True), (LITTLE, True, False), (MUCH, False, False), ([0.2] * 13, True, True)],
 )
 def test_no_decision_is_due_where_nothing_will_freeze(scores: list[float], is_watched: bool, rests: bool) -> None:
     guard = Guard(10) if is_watched else None
@@ -144,6 +145,46 @@ def test_no_decision_is_due_where_nothing_will_freeze(scores: list[float], is_wa
     again = AutoFreeze(guarded(12), every_steps=10, warmup_steps=0, num_blocks=12, guard=guard, total_steps=100)
     again.load_state_dict(controller.state_dict())
     assert again.rests == rests
+    assert controller.guard_is_due(10) == (is_watched and not rests)
+    assert controller.passes_from(0) == (9 if is_watched and not rests else 0), "no pass looks at what rests"
+
+
+def late(guard: Guard | None, *, scores: list[float], max_frozen: int | None = None) -> AutoFreeze:
+    """Of a run of 100 steps whose learning rate falls in a line to 0."""
+    settings = {"every_steps": 10, "warmup_steps": 0, "num_blocks": 12, "total_steps": 100, "max_frozen": max_frozen}
+    controller = AutoFreeze(guarded(12), guard=guard, to_come=lambda step: (1 - step / 100) ** 2, **settings)
+    controller.probed(scores)
+    return controller
+
+
+def test_what_is_free_freezes_late_though_no_pass_could_judge_it() -> None:
+    """As in a run that is too short for a guard; what is not free does not."""
+
+    def at_80(scores: list[float], *, frozen: int, every: int = 20) -> tuple[int, bool]:
+        controller = late(Guard(every), scores=scores)
+        decision = controller.decide(80, frozen=frozen, payoff=lambda wanted: Payoff(10.0, 1.0))
+        return decision.frozen, controller.judges(80)
+
+    assert at_80(MUCH, frozen=4) == (10, False), "unjudged, and so not tentative"
+    assert at_80(list(LITTLE), frozen=0) == (0, False)
+    assert at_80(MUCH, frozen=4, every=5) == (10, True) and at_80(list(LITTLE), frozen=0, every=5) == (10, True)
+
+
+def test_the_planner_is_asked_about_what_may_freeze() -> None:
+    asked: list[int] = []
+
+    def payoff(wanted: int) -> Payoff:
+        asked.append(wanted)
+        return Payoff(1.0 if wanted > 5 else 0.0, 1.0)
+
+    decision = late(None, scores=MUCH, max_frozen=5).decide(80, frozen=4, payoff=payoff)
+    assert asked == [5] and decision.frozen == 4, "ten would pay, five do not"
+
+
+def test_a_longer_run_tells_what_froze_for_the_end_of_a_shorter_one() -> None:
+    controller = late(None, scores=MUCH)
+    early = [controller.outlook(s, frozen=n, wants_guard=True).early for s, n in ((50, 10), (50, 4), (80, 10), (0, 10))]
+    assert early == [10, 0, 0, 0]
 
 
 def rests(world: World, folder: str) -> tuple[list[str], list[str]]:

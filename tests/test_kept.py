@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -33,7 +34,7 @@ def make(stores: KeptStores, key: str, *, budget: int = 10**6, used: float | Non
     assert held.publish(ABOUT)
     held.close()
     if used is not None:
-        os.utime(stores._folder / key / "record.json", (used, used))
+        os.utime(stores.folder / key / "record.json", (used, used))
 
 
 def keys(stores: KeptStores) -> list[str]:
@@ -186,14 +187,14 @@ def test_others_wait_for_the_one_that_fills(tmp_path: Path) -> None:
 def test_others_wait_for_the_one_that_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no folder of the entry yet."""
     makes_room = Event()
-    filler, make_room = KeptStores(tmp_path), KeptStores._make_room
+    filler, make_room = KeptStores(tmp_path), KeptStores.make_room
 
     def slowly(self: KeptStores, num_bytes: int, budget: int) -> bool:
         makes_room.set()
         sleep(0.3)
         return make_room(self, num_bytes, budget)
 
-    monkeypatch.setattr(KeptStores, "_make_room", slowly)
+    monkeypatch.setattr(KeptStores, "make_room", slowly)
     thread = Thread(target=make, args=(filler, "a"))
     thread.start()
     makes_room.wait()
@@ -239,7 +240,39 @@ def test_a_record_of_another_version_is_none(tmp_path: Path) -> None:
     make(stores, "a")
     record = json.loads((tmp_path / "a" / "record.json").read_text())
     (tmp_path / "a" / "record.json").write_text(json.dumps({**record, "version": 0}))
-    assert not stores.has("a") and not stores.entries()
+    assert not stores.has("a") and stores.find("a", sizes=SIZES) is None
+    assert [(entry.key, entry.num_bytes, entry.about) for entry in stores.entries()] == [("a", 1010, {})]
+    make(stores, "b", budget=1010)
+    assert keys(stores) == ["b"], "it takes room as any other, and makes room"
+
+
+def test_a_disk_without_locks_keeps_nothing_and_no_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOSYS, "no locks")
+
+    monkeypatch.setattr(kept_module.fcntl, "flock", flock)
+    stores, began = KeptStores(tmp_path), monotonic()
+    assert stores.begin("a", sizes=SIZES, budget=10**6) is None and stores.find("a", sizes=SIZES) is None
+    assert monotonic() - began < 5
+
+
+def test_locks_of_entries_that_are_no_more_go_too(tmp_path: Path) -> None:
+    stores = KeptStores(tmp_path)
+    (tmp_path / "gone.lock").touch()
+    make(stores, "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.lock"]
+
+
+def test_what_cannot_be_deleted_makes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = KeptStores(tmp_path)
+    make(stores, "a")
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "not yours")
+
+    monkeypatch.setattr(kept_module.shutil, "rmtree", refuse)
+    with pytest.raises(PermissionError):
+        stores.make_room(10, 1010)
 
 
 def test_a_key_tells_its_parts_apart() -> None:

@@ -118,6 +118,12 @@ def test_a_run_is_read_as_tables_and_its_weights_are_in_the_module(tmp_path: Pat
         again.predict(["a film"])
 
 
+@pytest.mark.parametrize("pretrained", [False, True])
+def test_a_module_may_come_with_trained_weights(pretrained: bool) -> None:
+    model = {"pretrained": True} if pretrained else {}
+    assert _settings({"model": model}, name="Mine").model.pretrained == pretrained
+
+
 def test_loss_metrics_and_collate_are_ones_own(tmp_path: Path) -> None:
     """A regression with a loss of absolute values, on inputs by name."""
 

@@ -524,6 +524,21 @@ def test_an_advance_is_taken_where_it_pays(remaining_steps: int, cached: int | N
     assert {option for *_, option, _ in choice.weighed} == {None, 4}
 
 
+@pytest.mark.parametrize(("gain", "cached"), [(0.015, None), (0.025, 4)])
+def test_a_cache_is_filled_for_more_than_a_fiftieth_of_the_rest(gain: float, cached: int | None) -> None:
+    controller, steps = make_planner(), 1000
+    first = controller.first_plan(JOB, {}).plan
+
+    def seconds(options: dict[int | None, float]) -> float:
+        choice = controller.next_plan(4, cached_options=options, current=first, outlook=Outlook(JOB, steps))
+        return choice.prediction.step_seconds * steps + choice.transition_seconds
+
+    without, read = seconds({None: 0.0}), seconds({4: 0.0})
+    options = {None: 0.0, 4: (1 - gain) * without - read}
+    choice = controller.next_plan(4, cached_options=options, current=first, outlook=Outlook(JOB, steps))
+    assert choice.plan.cached == cached
+
+
 def test_timed_steps_decide_between_lengths() -> None:
     assert make_planner().first_plan(JOB, {1: Line(slope=100.0), 4: Line(slope=100.0)}).plan.pp == 2
     assert make_planner().first_plan(JOB, {1: Line(1.0), 4: Line(1.0)}).plan.pp == 2

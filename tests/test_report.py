@@ -145,7 +145,7 @@ def test_a_run_without_a_guard_tells_that_little_can_freeze(policy: str, expecte
     config = load_config(configuration_file("vit"), (f"freeze.policy={policy}",))
     freezing = events.Freezing(lacks_guard=True)
     said = list(lines.of_freezing(freezing, config, plan=PLAN, total_steps=200))
-    assert said[0].startswith("freeze.guard: too few steps (200;")
+    assert said[0].endswith("no freeze is judged: too few steps (200; more than 250 are needed)")
     assert [line for line in said[1:] if "only blocks that the linear probe shows" in line] == said[1:]
     assert len(said) == 1 + expected
 
@@ -165,7 +165,7 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
     assert said[0] == "resumed with another setting: train.lr: 1 -> 2"
     blocks = PLAN.num_blocks
     assert said[2:6] == [
-        "freeze.guard: too few steps (20; more than 250 are needed) to judge a freeze; no samples are set aside",
+        "freeze.guard: no samples are set aside, and no freeze is judged: too few steps (20; more than 250 are needed)",
         "nothing more will freeze: freeze.warmup, freeze.every and freeze.patience leave too few decisions in this run "
         "that the guard can judge; give a shorter freeze.every, or freeze.guard=false",
         f"blocks to be frozen, of {blocks}: 2 from step 0 on, {blocks} from step 9 on, as far as the guard allows",

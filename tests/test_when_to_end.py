@@ -59,6 +59,18 @@ def test_a_run_of_so_many_steps_evaluates_and_saves_at_its_end(tmp_path: Path) -
     assert json.loads((tmp_path / "x" / "summary.json").read_text())["steps"] == 6
 
 
+def test_a_run_that_was_too_short_for_a_guard_goes_on_without_one(tmp_path: Path) -> None:
+    """Else samples that it trained on would be set aside."""
+    static = ("freeze.policy=static", "freeze.max_frozen=1", "train.eval_every=1000 epochs")
+    assert run(tmp_path, *static, "train.epochs=1").exit_code == 0
+    longer = run(tmp_path, *static, "train.epochs=65", "run.resume=true")
+    assert longer.exit_code == 0, longer.cause
+    assert json.loads((tmp_path / "x" / "summary.json").read_text())["steps"] == 260
+    assert "no samples are set aside, and no freeze is judged" in longer.out
+    fresh = run(tmp_path, *static, "train.epochs=65", "run.id=y")
+    assert "of them set aside for the guard" in fresh.out
+
+
 def test_checkpoints_may_go_with_the_end(tmp_path: Path) -> None:
     ended = run(tmp_path, "train.epochs=2", "checkpoint.keep=0")
     assert ended.exit_code == 0 and not (tmp_path / "x" / "checkpoints").exists()

@@ -10,13 +10,17 @@ Three tasks, one a call: phrases of SST-2; half of CIFAR-100's classes, with a V
 first, once; windows of SQuAD's questions.
 
 Each run is a cell: it is kept in elastic-TASK-runs.json when it ends, and the command given again does what is missing,
-as long as package, benchmark and libraries are the same. --minutes ends it before the next cell, and the table says
+as long as package, benchmark and libraries are the same, or known to give the same. --minutes ends it before the next
+cell, and the table says
 which are missing. Rows take turns, seed by seed, so that a slow hour of the machine meets all of them. A ratio is of
 two runs with one seed on one kind of processor, a difference of two that began with the same weights.
 
 --tune gives a table of other learning rates and epochs, nothing frozen, and of numbers of frozen blocks over time, on
 other phrases and sentences of SST-2, or other pictures of CIFAR-100: the rows "no freeze, tuned" of the other tables,
 and the default, come from it.
+
+--confirm measures cells again that older code has measured, and writes no table: where each learns the same, to the
+bit, cells of that code count as those of today's.
 
 --pool measures nothing: it takes the kept runs of tasks, as sst2-minilm-l6, and tells the accuracy of their rows
 together.
@@ -31,7 +35,6 @@ rows, but for those that the guard has set aside: rows that freeze do without th
 from __future__ import annotations
 
 import math
-import os
 import sys
 import tempfile
 from argparse import Namespace
@@ -40,7 +43,6 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from time import monotonic
-from unittest.mock import patch
 
 import torch
 from matplotlib.figure import Figure
@@ -49,6 +51,7 @@ from benchmarks.elastic.cells import Cell, Figures
 from benchmarks.elastic.judged import half_interval, is_as_good
 from benchmarks.elastic.pooled import write_pooled
 from benchmarks.elastic.redrawn import redraw
+from benchmarks.elastic.same_code import confirm, same_codes
 from benchmarks.elastic.split_cifar import SPLIT_SEED, class_names, class_split, pretrained, write_classes
 from benchmarks.elastic.tasks import (
     BASELINE,
@@ -109,6 +112,7 @@ def make_parser() -> Parser:
     parser.add_argument("--seeds", type=count, default=8, help="most seeds of a row (default 8)")
     parser.add_argument("--ranks", type=count, default=2, help="processes of one thread (default 2)")
     parser.add_argument("--minutes", type=count, default=None, help="begin no cell after so long")
+    parser.add_argument("--confirm", action="store_true", help="cells of older code again: do they learn the same?")
     parser.add_argument("--pool", nargs="+", metavar="TASK", help="tasks whose kept runs to judge together")
     add_output(parser)
     return parser
@@ -118,7 +122,7 @@ def main() -> None:
     parser = make_parser()
     arguments = parser.parse_args()
     if arguments.pool is not None:
-        own = (*TASKS, "model", "phrases", "tune", "timm_train", "rows", "seeds", "ranks", "minutes")
+        own = (*TASKS, "model", "phrases", "tune", "timm_train", "rows", "seeds", "ranks", "minutes", "confirm")
         refuse_without_effect(parser, arguments, *own, where="--pool")
         write_pooled(arguments.pool, folder=arguments.output)
         return
@@ -135,7 +139,10 @@ def main() -> None:
             if number < row.seeds
         ]
         kept = KeptRows(arguments.output / f"elastic-{task.name}-runs.json")
-        found = measured(cells, kept=kept, stop=stop)
+        if arguments.confirm:
+            confirm(cells, kept=kept, folder=arguments.output)
+            return
+        found = measured(cells, kept=kept, stop=stop, codes=same_codes(arguments.output))
     tell(task, cells, found, folder=arguments.output)
 
 
@@ -227,13 +234,12 @@ def blocks_of(model: Path) -> int:
         raise UserError(f"--model: {model} holds no model ({' '.join(str(error).split())[:200]})") from error
 
 
-def measured(cells: Sequence[Cell], *, kept: KeptRows, stop: float) -> dict[Cell, Figures]:
-    """The figures of all cells that are kept or that are measured before ``stop``."""
-    found = {cell: figures for cell in cells if (figures := cell.found(kept)) is not None}
+def measured(cells: Sequence[Cell], *, kept: KeptRows, stop: float, codes: frozenset[str]) -> dict[Cell, Figures]:
+    """The figures of all cells that are kept, by code of these digests, or that are measured before ``stop``."""
+    found = {cell: figures for cell in cells if (figures := cell.found(kept, codes=codes)) is not None}
     for cell in cells:
         if cell not in found and monotonic() < stop:
-            with patch.dict(os.environ, cell.row.variables):
-                found[cell] = figures = cell.measure(kept)
+            found[cell] = figures = cell.measure(kept)
             told = f"{figures.final:.4f} in {figures.train_s:.1f} s, {figures.wall_s:.1f} s in all"
             print(f"{cell.name}: {told} ({len(found)} of {len(cells)} cells)", flush=True)
     return found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
+from unittest.mock import patch
 
 import torch
 
@@ -24,8 +26,8 @@ from pipetransformer.process.device import device_name
 
 __all__ = ["Cell", "Figures", "code_digest"]
 
-# Another text of these makes a cell missing. Not that of tasks and rows: their settings stand in a cell's key, so that
-# a new recipe of one task leaves the cells of the others.
+# Another text of these makes a cell missing, unless it is known to learn the same (``same_code``). Not that of tasks
+# and rows: their settings stand in a cell's key, so that a new recipe of one task leaves the cells of the others.
 CODE = (
     *("pipetransformer/**/*.py", "main_*.py", "config/*.yaml", "benchmarks/support/sst2.py"),
     *(f"benchmarks/elastic/{name}.py" for name in ("cells", "processes", "inverted_guard", "ladder", "redrawn")),
@@ -138,29 +140,42 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """The digest of all that the run learns by; what its seconds depend on beside that is noted with them."""
+        """The digest of all that the run learns by but the code, whose own digest is kept with its figures, as is what
+        its seconds depend on beside that.
+        """
         own = [each for each in self.settings if not each.startswith(("data.path=", "model.name=/"))]
         here = environment()
         versions = [here[key] for key in ("torch", "transformers", "timm")]
         task, script = self.task, self._script
         of_task = [task.name, task.config.name, task.metric, list(task.origin)]
         of_peer = None if script is None else file_digest(script)
-        return key_of([*of_task, self.row.name, own, self.ranks, versions, of_peer], code=CODE)
+        variables = dict(self.row.variables)
+        return key_of([*of_task, self.row.name, own, variables, self.ranks, versions, of_peer], code=())
 
-    def found(self, kept: KeptRows) -> Figures | None:
-        """Its figures; None where it is missing."""
+    def found(self, kept: KeptRows, *, codes: Collection[str]) -> Figures | None:
+        """Its figures by code with one of these digests; None where it is missing."""
+        return next((figures for figures, code in self.of_any_code(kept) if code in codes), None)
+
+    def of_any_code(self, kept: KeptRows) -> Iterator[tuple[Figures, str]]:
+        """Its figures and the digest of the code that they were measured by, where it was ever measured."""
         row = kept.row(self.key)
-        return None if row is None else Figures.of(row)
+        if row is not None:
+            yield Figures.of(row), str(row["code"])
 
     def measure(self, kept: KeptRows) -> Figures:
         """Runs it, and keeps its figures. Raises UserError where it fails."""
-        if self._script is not None:
-            found = self._timm(self._script)
-        else:
-            found = self._trainer() if self.row.name == PEER else self._ours()
-        found = replace(found, start=self.task.start)
+        found = self.run()
         kept.keep(self.name, self.key, {**asdict(found), "code": code_digest()})
         return found
+
+    def run(self) -> Figures:
+        """Raises UserError where it fails."""
+        with patch.dict(os.environ, self.row.variables):
+            if self._script is not None:
+                found = self._timm(self._script)
+            else:
+                found = self._trainer() if self.row.name == PEER else self._ours()
+        return replace(found, start=self.task.start)
 
     @property
     def _script(self) -> Path | None:

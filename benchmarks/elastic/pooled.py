@@ -10,8 +10,8 @@ from statistics import mean
 
 from matplotlib.figure import Figure
 
-from benchmarks.elastic.cells import code_digest
 from benchmarks.elastic.judged import half_interval, is_as_good
+from benchmarks.elastic.same_code import same_codes
 from benchmarks.elastic.tasks import BASELINE, PEER
 from benchmarks.support.table import Row, write_table
 from pipetransformer.errors import UserError
@@ -26,8 +26,8 @@ def write_pooled(tasks: Sequence[str], *, folder: Path) -> None:
     Raises:
         UserError: the runs of a task are missing or unreadable, or hold no row that can be judged.
     """
-    code = code_digest()
-    found = {task: _differences(folder / f"elastic-{task}-runs.json", task=task, code=code) for task in tasks}
+    codes = same_codes(folder)
+    found = {task: _differences(folder / f"elastic-{task}-runs.json", task=task, codes=codes) for task in tasks}
     names = [name for name in found[tasks[0]] if all(name in of_task for of_task in found.values())]
     if not names:
         of_today = f"beside {BASELINE!r} that all of {', '.join(tasks)} have of today's code"
@@ -56,9 +56,9 @@ def write_pooled(tasks: Sequence[str], *, folder: Path) -> None:
     write_table("elastic-pooled", rows, title=title, notes=notes, draw=draw, folder=folder)
 
 
-def _differences(path: Path, *, task: str, code: str) -> Mapping[str, list[float]]:
+def _differences(path: Path, *, task: str, codes: frozenset[str]) -> Mapping[str, list[float]]:
     """By row: final metric less that without freezing, of each seed that both have from the same weights on and by the
-    same code.
+    code that counts as today's.
 
     Raises UserError.
     """
@@ -66,7 +66,7 @@ def _differences(path: Path, *, task: str, code: str) -> Mapping[str, list[float
     try:
         for kept in json.loads(path.read_text(encoding="ascii"))["rows"]:
             name, seed = kept["name"].removeprefix(f"{task}, ").rsplit(", seed ", 1)
-            if kept.get("code") == code:
+            if kept.get("code") in codes:
                 finals[name][int(seed), kept.get("start", "")] = kept["curve"][-1][1]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise UserError(f"--pool: {path} does not hold the runs of {task}; measure it first") from error

@@ -32,7 +32,7 @@ class Row:
         overrides: settings beside those of the task.
         seeds: number of runs, with as many seeds, the first ones of the table.
         script: the module that is run instead of the task's entry.
-        variables: (name, value) of the environment that it runs in; its name tells them, for a cell's key has the name.
+        variables: (name, value) of the environment that it runs in, beside what is there.
     """
 
     name: str

@@ -29,10 +29,11 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.elastic.__main__ import blocks_of, split_pictures
-from benchmarks.elastic.cells import Cell
+from benchmarks.elastic.cells import Cell, code_digest
 from benchmarks.elastic.judged import is_as_good
 from benchmarks.elastic.processes import launch
 from benchmarks.elastic.redrawn import redraw
+from benchmarks.elastic.same_code import same_codes
 from benchmarks.elastic.tasks import BASELINE, NUM_HELD_OUT, NUM_PHRASES, REPLICAS, ROWS, Row, Task, texts
 from benchmarks.support.command_line import add_output, bench_parser
 from benchmarks.support.kept import KeptRows, key_of
@@ -74,7 +75,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for task in tasks(arguments, precision=precision, scratch=Path(folder)):
             seeds = range(arguments.seeds)
-            finals, away = measured(task, seeds, kept=kept, stop=stop, precision=precision)
+            finals, away = measured(
+                *(task, seeds), kept=kept, stop=stop, precision=precision, codes=same_codes(arguments.output)
+            )
             told = [signals(task, seed, kept=kept, stop=stop, precision=precision) for seed in seeds]
             missing += [*away, *(f"{task.name}, signals, seed {seed}" for seed in seeds if told[seed] is None)]
             rows += table(task, finals, [each for each in told if each is not None])
@@ -105,7 +108,7 @@ def tasks(arguments: Namespace, *, precision: str, scratch: Path) -> list[Task]:
 
 
 def measured(
-    task: Task, seeds: Sequence[int], *, kept: KeptRows, stop: float, precision: str
+    task: Task, seeds: Sequence[int], *, kept: KeptRows, stop: float, precision: str, codes: frozenset[str]
 ) -> tuple[dict[int, list[float]], list[str]]:
     """Final metrics by the number of blocks frozen, and the names of the runs that are missing."""
     rows = {0: next(row for row in ROWS if row.name == BASELINE)}
@@ -115,7 +118,7 @@ def measured(
     for seed in seeds:
         for blocks, row in rows.items():
             cell = Cell(task, row, seed, 2, precision)
-            figures = cell.found(kept)
+            figures = cell.found(kept, codes=codes)
             if figures is None and monotonic() < stop:
                 figures = cell.measure(kept)
                 print(f"{cell.name}: {figures.final:.4f} in {figures.train_s:.1f} s", flush=True)
@@ -131,7 +134,7 @@ def signals(
 ) -> Mapping[str, Mapping[str, int]] | None:
     """What one run's signals say; None where it is missing."""
     baseline = Cell(task, next(row for row in ROWS if row.name == BASELINE), seed, 2, precision)
-    name, key = f"{task.name}, signals, seed {seed}", key_of(baseline.key, code=CODE)
+    name, key = f"{task.name}, signals, seed {seed}", key_of([baseline.key, code_digest()], code=CODE)
     row = kept.row(key)
     if row is None and monotonic() < stop:
         with tempfile.TemporaryDirectory() as folder:

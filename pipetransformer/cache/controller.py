@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from time import perf_counter
 
@@ -13,10 +13,10 @@ import torch.distributed as dist
 
 from pipetransformer.cache.advance import Advance, advance, agrees
 from pipetransformer.cache.codec import stored_dtype
-from pipetransformer.cache.earlier import EarlierRuns, entries_of
+from pipetransformer.cache.earlier import EarlierRuns, entries_of, may_keep
 from pipetransformer.cache.kept import KeptStores, stores_folder
 from pipetransformer.cache.publisher import Publisher
-from pipetransformer.cache.shared import ActivationCache, Tier, disk_budget, open_cache
+from pipetransformer.cache.shared import ActivationCache, Tier, open_cache
 from pipetransformer.cache.store import ActivationStore, StoreLayout
 from pipetransformer.cache.views import in_views
 from pipetransformer.config import Config
@@ -68,7 +68,7 @@ class AutoCache:
         self._earlier: EarlierRuns | None = None
         self._kept_at = 0  # the boundary of the stores that are kept
         self._publisher = Publisher()
-        if config.may_freeze and not self.declined and config.cache.disk_budget is not None:
+        if not self.declined and may_keep(config, world):
             self._earlier = EarlierRuns(self._kept, chain, self._datasets, rows=self._rows, world=world)
 
     @property
@@ -195,7 +195,7 @@ class AutoCache:
         """
         assert self._earlier is not None
         layouts, self._kept_at = self._layouts(), boundary
-        parts = self._earlier.open(boundary, layouts, by_block=by_block, budget=self._all_kept)
+        parts = self._earlier.open(boundary, layouts, by_block=by_block, budget=self._budget_of_kept)
         missing = {split: layouts[split] for split in layouts if not any(split in part.stores for part in parts)}
         if parts and missing:
             own, _ = self._opened(missing)
@@ -205,6 +205,12 @@ class AutoCache:
                 return None
             parts.append(own)
         return ActivationCache.joined(parts) if parts else None
+
+    def _budget_of_kept(self) -> int:
+        """Bytes of all stores on disk together; 0 where no folder can hold them."""
+        with suppress(OSError):
+            return self._kept.budget(self._config.cache.disk_budget or 0)
+        return 0
 
     def _opened(self, layouts: Mapping[str, StoreLayout] | None = None) -> tuple[ActivationCache | None, str]:
         """Collective. Stores of this job alone, of all splits where none are given, or the reason against them."""
@@ -220,17 +226,13 @@ class AutoCache:
             spill=None if self._config.cache.disk_budget is None else self._spill,
         )
 
-    def _spill(self) -> tuple[Path, int]:
-        """The folder of stores on disk, and the bytes that are left. Raises OSError where it cannot be made."""
-        folder = stores_folder()
-        folder.mkdir(parents=True, exist_ok=True)
-        taken = self._kept.num_bytes()
-        return folder, disk_budget(self._config.cache.disk_budget or 0, folder, kept_bytes=taken) - taken
-
-    def _all_kept(self) -> int:
-        """Bytes of all stores that later runs may find together, on this node."""
-        taken = self._kept.num_bytes()
-        return self._spill()[1] + taken
+    def _spill(self, num_bytes: int) -> tuple[Path, int]:
+        """The folder of stores on disk, and the bytes that are left there, when entries that no job has open have made
+        room for so many. Raises OSError where the folder cannot be made or written.
+        """
+        setting = self._config.cache.disk_budget or 0
+        self._kept.make_room(num_bytes, self._kept.budget(setting))
+        return self._kept.folder, self._kept.budget(setting) - self._kept.num_bytes()
 
     def _layouts(self) -> dict[str, StoreLayout]:
         return {split: self._layout(self._samples[split], dataset) for split, dataset in self._datasets.items()}

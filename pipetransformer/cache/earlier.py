@@ -9,15 +9,24 @@ from pathlib import Path
 from time import perf_counter
 
 from pipetransformer.cache.identity import Identity, digests_of_units
-from pipetransformer.cache.kept import Held, KeptStores
+from pipetransformer.cache.kept import LONGEST_WAIT, Held, KeptStores
 from pipetransformer.cache.shared import ActivationCache, open_all
 from pipetransformer.cache.store import ActivationStore, StoreLayout
+from pipetransformer.config import Config
 from pipetransformer.data import TRAINING, Dataset
 from pipetransformer.models import Chain
 from pipetransformer.process.collectives import led_by, values_of_ranks
 from pipetransformer.process.world import World
 
 _Layouts = Mapping[str, StoreLayout]
+
+
+def may_keep(config: Config, world: World) -> bool:
+    """Whether later runs may find what this one stores: not of a user's own code, of which little more than the weights
+    is known, nor where nodes hold the same samples: each would wait for another one in a folder that they share.
+    """
+    wants = config.may_freeze and config.cache.disk_budget is not None
+    return wants and config.task != "own" and (world.num_nodes == 1 or world.sample_nodes > 1)
 
 
 class EarlierRuns:
@@ -92,8 +101,9 @@ class EarlierRuns:
             if held[number] is None:
                 held[number] = self._kept.begin(key, sizes=sizes[number], budget=budget() - begun)
                 begun += sum(sizes[number].values()) if held[number] is not None else 0
-            if held[number] is None:  # another job may just have begun it
-                held[number] = self._kept.find(key, sizes=sizes[number], wait=wait(number))
+            if held[number] is None:  # another job may just have begun it; who has waited in vain waits no more
+                again = 0.0 if waited[number] >= LONGEST_WAIT else wait(number)
+                held[number] = self._kept.find(key, sizes=sizes[number], wait=again)
         return [_mapped(own, each, seconds) for own, each, seconds in zip(entries, held, waited)]
 
     def _keys(self, boundary: int, entries: Sequence[_Layouts], *, by_block: bool) -> list[str]:

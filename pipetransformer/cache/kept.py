@@ -31,6 +31,7 @@ __all__ = ["Entry", "Held", "KeptStores", "key_of", "stores_folder"]
 _RECORD = "record.json"
 _VERSION = 1
 _BLOCK_BYTES = 2**22
+_DISK_SHARE = 10  # of what is free, a tenth
 _PAUSE = 0.2  # seconds between two looks at a lock
 LONGEST_WAIT = 300.0
 """Seconds that a job waits for another one that fills an entry it needs; then it computes for itself."""
@@ -42,7 +43,7 @@ class Entry:
 
     Attributes:
         num_bytes: bytes of its stores.
-        about: what it is of, in words, by name.
+        about: what it is of, in words, by name; empty where another version of the code wrote its record.
         used: time of its last use, in seconds since the epoch.
         in_use: whether a job has it open.
     """
@@ -110,22 +111,30 @@ class Held:
 
 
 class KeptStores:
-    """The entries in ``folder``, which is made where it is missing and may be shared by all jobs of a node."""
+    """The entries in ``folder``, which is made where it is missing and may be shared by all jobs of a node.
+
+    Attributes:
+        folder: the folder.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def entries(self) -> list[Entry]:
-        """All complete entries, the one used last at the end."""
+        """All complete entries, the one used last at the end. Raises OSError for a folder that cannot be read."""
         found = []
-        for place in self._folder.glob(f"*/{_RECORD}"):
-            key = place.parent.name
-            record = self._record(key)
-            if record is not None and not key.endswith(".part"):
-                with contextlib.suppress(OSError):
-                    used = place.stat().st_mtime
-                    found.append(Entry(key, _total(record["sizes"]), record["about"], used, self._is_in_use(key)))
+        for place in os.scandir(self.folder) if self.folder.exists() else ():
+            if place.is_dir() and not place.name.endswith(".part"):
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    found.append(self._entry(place.name))
         return sorted(found, key=lambda entry: entry.used)
+
+    def _entry(self, key: str) -> Entry:
+        folder, record = self.folder / key, self._record(key)
+        about = {} if record is None else record["about"]
+        num_bytes = sum(store.stat().st_size for store in folder.glob("*.store"))
+        own = folder / _RECORD
+        return Entry(key, num_bytes, about, (own if own.exists() else folder).stat().st_mtime, self._is_in_use(key))
 
     def has(self, key: str) -> bool:
         """Whether there is such an entry, complete; its content is not looked at."""
@@ -141,21 +150,24 @@ class KeptStores:
             wait: the most seconds to wait for who fills it; None for ``LONGEST_WAIT``.
         """
         # Who makes room for an entry has nothing but its lock yet.
-        if not any((self._folder / name).exists() for name in (key, f"{key}.part", f"{key}.lock")):
+        if not any((self.folder / name).exists() for name in (key, f"{key}.part", f"{key}.lock")):
             return None
-        descriptor = self._lock(key, fcntl.LOCK_SH, wait=LONGEST_WAIT if wait is None else wait)
+        descriptor = None
+        with contextlib.suppress(OSError):
+            descriptor = self._lock(key, fcntl.LOCK_SH, wait=LONGEST_WAIT if wait is None else wait)
         if descriptor is None:
             return None
         record = self._record(key)
         if record is not None:
-            held = Held(key, self._folder, descriptor, sizes, complete=True)
+            held = Held(key, self.folder, descriptor, sizes, complete=True)
             if record["sizes"] == dict(sizes) and self._is_whole(held, record):
                 with contextlib.suppress(OSError):
-                    os.utime(self._folder / key / _RECORD)
+                    os.utime(self.folder / key / _RECORD)
                 return held
         os.close(descriptor)
         if record is not None:
-            self.delete(key)
+            with contextlib.suppress(OSError):
+                self.delete(key)
         return None
 
     def begin(self, key: str, *, sizes: Mapping[str, int], budget: int) -> Held | None:
@@ -168,15 +180,16 @@ class KeptStores:
         Returns:
             None where the budget does not hold it, another job has the entry, or the folder cannot be written.
         """
+        descriptor = None
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor = self._lock(key, fcntl.LOCK_EX)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor = self._lock(key, fcntl.LOCK_EX)
         if descriptor is None:
             return None
-        held = Held(key, self._folder, descriptor, sizes, complete=False)
+        held = Held(key, self.folder, descriptor, sizes, complete=False)
         try:
-            if not self.has(key) and self._make_room(_total(sizes), budget):
-                for place in (self._folder / key, held._place):  # the first without a record that can be read
+            if not self.has(key) and self.make_room(_total(sizes), budget):
+                for place in (self.folder / key, held._place):  # the first without a record that can be read
                     shutil.rmtree(place, ignore_errors=True)
                 held._place.mkdir()
                 return held
@@ -186,21 +199,27 @@ class KeptStores:
         return None
 
     def delete(self, key: str) -> bool:
-        """Deletes an entry, complete or left unfinished. Returns False where a job has it open."""
+        """Deletes an entry, complete or left unfinished. Returns False where a job has it open.
+
+        Raises OSError where the folder does not allow it.
+        """
         descriptor = self._lock(key, fcntl.LOCK_EX)
         if descriptor is None:
             return False
-        for name in (key, f"{key}.part"):
-            shutil.rmtree(self._folder / name, ignore_errors=True)
-        (self._folder / f"{key}.lock").unlink(missing_ok=True)
-        os.close(descriptor)
+        try:
+            for place in (self.folder / key, self.folder / f"{key}.part"):
+                if place.exists():
+                    shutil.rmtree(place)
+            (self.folder / f"{key}.lock").unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
         return True
 
     def clear(self, *, unused_for: float = 0.0) -> tuple[list[Entry], list[Entry]]:
         """Deletes all entries that were not used for so many seconds, and what unfinished ones left.
 
         Returns:
-            The deleted ones, and those that a job has open.
+            The deleted ones, and those that a job has open. Raises OSError where the folder does not allow it.
         """
         deleted: list[Entry] = []
         kept: list[Entry] = []
@@ -211,22 +230,36 @@ class KeptStores:
         return deleted, kept
 
     def _delete_unfinished(self) -> None:
-        for part in self._folder.glob("*.part"):
-            descriptor = self._lock(part.stem, fcntl.LOCK_EX)
-            if descriptor is not None:
-                shutil.rmtree(part, ignore_errors=True)
-                os.close(descriptor)
+        """Deletes what no job fills any more, and locks without an entry."""
+        begun = {place.stem for name in ("*.part", "*.lock") for place in self.folder.glob(name)}
+        for key in begun:
+            if not (self.folder / key).exists():  # else its lock stays, and what is beside it is deleted with it
+                self.delete(key)
 
     def num_bytes(self) -> int:
         """Bytes of all entries, those that are being filled too."""
         filling = 0
-        for store in self._folder.glob("*.part/*.store"):
+        for store in self.folder.glob("*.part/*.store"):
             with contextlib.suppress(OSError):
                 filling += store.stat().st_size
         return filling + sum(entry.num_bytes for entry in self.entries())
 
-    def _make_room(self, num_bytes: int, budget: int) -> bool:
-        """Deletes entries until ``num_bytes`` more fit, if enough can be deleted. Returns whether they fit."""
+    def budget(self, setting: int | str) -> int:
+        """Bytes that all stores in the folder may take together. Raises OSError where it cannot be made.
+
+        Args:
+            setting: ``cache.disk_budget``, ``auto`` or bytes.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if isinstance(setting, int):
+            return setting
+        return (shutil.disk_usage(self.folder).free + self.num_bytes()) // _DISK_SHARE
+
+    def make_room(self, num_bytes: int, budget: int) -> bool:
+        """Deletes entries until ``num_bytes`` more fit, if enough can be deleted. Returns whether they fit.
+
+        Raises OSError where the folder does not allow it.
+        """
         self._delete_unfinished()
         excess, unused = self.num_bytes() + num_bytes - budget, [entry for entry in self.entries() if not entry.in_use]
         if excess > sum(entry.num_bytes for entry in unused):
@@ -239,7 +272,7 @@ class KeptStores:
     def _record(self, key: str) -> dict[str, Any] | None:
         """The record of a complete entry; None where there is none that can be read."""
         try:
-            record = json.loads((self._folder / key / _RECORD).read_text(encoding="ascii"))
+            record = json.loads((self.folder / key / _RECORD).read_text(encoding="ascii"))
             names = ("sizes", "digests", "about")
             is_one = record["version"] == _VERSION and all(isinstance(record[name], dict) for name in names)
             return record if is_one else None
@@ -253,27 +286,34 @@ class KeptStores:
             return False
 
     def _is_in_use(self, key: str) -> bool:
-        descriptor = self._lock(key, fcntl.LOCK_EX)
+        """Not known of a folder that cannot be written; then no."""
+        try:
+            descriptor = self._lock(key, fcntl.LOCK_EX)
+        except OSError:
+            return False
         if descriptor is not None:
             os.close(descriptor)
         return descriptor is None
 
     def _lock(self, key: str, kind: int, *, wait: float = 0.0) -> int | None:
-        """The open descriptor of an entry's lock, held; None where others hold it for longer than ``wait`` seconds."""
-        path, until = self._folder / f"{key}.lock", monotonic() + wait
+        """The open descriptor of an entry's lock, held; None where others hold it for longer than ``wait`` seconds.
+
+        Raises OSError for a folder that is not there or cannot be written, and for a disk without locks.
+        """
+        path, until = self.folder / f"{key}.lock", monotonic() + wait
         while True:
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except OSError:  # no such folder, or one that cannot be written
-                return None
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 os.close(descriptor)
                 if monotonic() >= until:
                     return None
                 sleep(_PAUSE)
                 continue
+            except OSError:
+                os.close(descriptor)
+                raise
             with contextlib.suppress(FileNotFoundError):
                 if os.fstat(descriptor).st_ino == path.stat().st_ino:
                     return descriptor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,6 @@ from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.control_group import available_host_memory
 
 Tier = Literal["host", "disk"]
-_DISK_SHARE = 10  # of what is free, a tenth
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +71,13 @@ class ActivationCache:
             held.close()
 
 
-def disk_budget(setting: int | str, folder: Path, *, kept_bytes: int = 0) -> int:
-    """Bytes that stores may take on the disk of ``folder``.
-
-    Args:
-        setting: of the configuration, ``auto`` or bytes.
-        kept_bytes: bytes of the stores that lie there.
-    """
-    if isinstance(setting, int):
-        return setting
-    return (shutil.disk_usage(folder).free + kept_bytes) // _DISK_SHARE
-
-
 def open_cache(
     layouts: Mapping[str, StoreLayout],
     *,
     budget: int | None,
     rank: int,
     local_rank: int,
-    spill: Callable[[], tuple[Path, int]] | None = None,
+    spill: Callable[[int], tuple[Path, int]] | None = None,
 ) -> tuple[ActivationCache | None, str]:
     """Collective. Reserves the stores on every node, or on none.
 
@@ -100,7 +86,8 @@ def open_cache(
         budget: bytes per node; None for half of the available memory.
         rank: this rank.
         local_rank: number of this rank on its node, from 0.
-        spill: gives a folder, and the bytes to be taken there, for stores that memory does not hold; None for none.
+        spill: makes room for so many bytes in a folder, and gives it and the bytes that are left there, for stores that
+            memory does not hold; None for none.
 
     Returns:
         The cache and an empty string, or None and the reason in words. The reason is the same on all ranks.
@@ -130,7 +117,7 @@ def open_cache(
 
 
 def _reserved(
-    layouts: Mapping[str, StoreLayout], *, budget: int | None, spill: Callable[[], tuple[Path, int]] | None
+    layouts: Mapping[str, StoreLayout], *, budget: int | None, spill: Callable[[int], tuple[Path, int]] | None
 ) -> tuple[Tier, dict[str, ActivationStore], str]:
     """Stores in memory or, where that is too small, on disk; else the reason against it, in words."""
     wanted, available = sum(layout.num_bytes for layout in layouts.values()), available_host_memory()
@@ -148,7 +135,7 @@ def _reserved(
     if spill is None:
         return "host", {}, reason
     try:
-        folder, disk = spill()
+        folder, disk = spill(wanted)
         if wanted > disk:
             return "disk", {}, f"{reason}; cache.disk_budget holds {_megabytes(disk)}"
         return "disk", open_all(layouts, lambda _, layout: ActivationStore.reserve(layout, place=folder)), ""

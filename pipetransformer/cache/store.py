@@ -67,6 +67,10 @@ class StoreLayout:
         return (int(self.positions.sum()) + num_slots * self.has_rows) * self.position_bytes + num_slots
 
 
+# So that a file larger than the memory can be mapped: nothing is written to it. Python names it from 3.11 on.
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+
+
 class ActivationStore:
     """One rank's view of its node's store, made with ``reserve`` on one rank and with ``open`` on the others.
 
@@ -89,7 +93,7 @@ class ActivationStore:
             memory = mmap.mmap(
                 descriptor,
                 layout.num_bytes,
-                flags=mmap.MAP_PRIVATE if is_private else mmap.MAP_SHARED,
+                flags=mmap.MAP_PRIVATE | _NO_RESERVE if is_private else mmap.MAP_SHARED,
                 prot=mmap.PROT_READ | mmap.PROT_WRITE,
             )
             for length in map(int, np.unique(positions)):

@@ -19,7 +19,7 @@ _COMMANDS = (
     *("train", "predict", "evaluate", "report", "sweep", "export", "configs", "doctor"),
     *("plan", "simulate", "partition", "cache", "bench", "completion"),
 )
-_HEAVY = ("plan", "simulate", "partition")
+_HEAVY = ("plan", "simulate", "partition", "cache")
 """Their modules import torch: a shell would wait for seconds."""
 _COMPLETES = "_ARGCOMPLETE"
 _EXAMPLES = """examples:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 from time import localtime, strftime
 
@@ -34,7 +35,17 @@ def _days(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    stores, console = KeptStores(stores_folder()), make_console()
+    try:
+        _act(KeptStores(stores_folder()), arguments)
+    except OSError as error:
+        raise UserError(
+            f"cache: {stores_folder()}: {os.strerror(error.errno or 0)}; see who may write there"
+        ) from error
+
+
+def _act(stores: KeptStores, arguments: argparse.Namespace) -> None:
+    """Raises OSError for a folder that cannot be read or written."""
+    console = make_console()
     if arguments.action == "list":
         if arguments.unused_for is not None:
             raise UserError("--unused-for: has no effect on list; give it to clear")

@@ -40,8 +40,8 @@ class FreezeConfig(Section):
     )
     every: Every | Literal["auto"] = Field(
         default="auto",
-        description="Time between decisions; `auto`: an epoch; under `guarded` an eighth of one, and at least 50 steps "
-        "if the run is long enough for the guard.",
+        description="Time between decisions; `auto`: an epoch; under `guarded` an eighth of one, or the time between "
+        "two looks of the guard, at least 50 steps, if the run is long enough for it.",
     )
     warmup: Warmup = Field(default=Interval(0, "step"), description="Time before the first decision counts.")
     max_frozen: CountOrZero | None = Field(
@@ -58,11 +58,12 @@ class FreezeConfig(Section):
         "rises. Never under policy `none`, always under `guarded`, and not in a run of too few steps to judge any; "
         "`false` is what the papers do.",
     )
-    guard_samples: Annotated[int, Ge(2), Le(1000)] | Literal["auto"] = Field(
+    guard_samples: Annotated[int, Ge(2), Le(1000)] | Literal["auto", "none"] = Field(
         default="auto",
         description="The training samples that the guard sets aside, at most a tenth; the more, the rarer it looks, so "
         "that its passes cost little. `auto`: an eightieth, and at least 128, as far as these are no more than a tenth "
-        "and 1,000. A resumed run keeps its own.",
+        "and 1,000. `none`: none, and no freeze is judged. A resumed run keeps its own; one that was too short for a "
+        "guard has none then, too.",
     )
     probe: bool = Field(
         default=False,

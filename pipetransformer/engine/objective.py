@@ -156,9 +156,9 @@ class Objective:
 
     def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The loss of each sample [rows], float64, beside all running figures."""
+        if self._of_each is not None:  # in the type that it trains in: a user's own weights may have no other
+            return self._of_each(outputs if outputs.dtype == torch.float64 else outputs.float(), labels).double()
         outputs = outputs.double()
-        if self._of_each is not None:
-            return self._of_each(outputs, labels).double()
         if self._kind == "scores":
             return (outputs[:, 0] - labels).square()
         if self._kind == "labels":

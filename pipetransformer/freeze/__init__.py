@@ -1,6 +1,7 @@
 """AutoFreeze: gradient norms in, the number of frozen leading blocks out."""
 
-from pipetransformer.freeze.controller import AutoFreeze, FreezeDecision
+from pipetransformer.freeze.controller import AutoFreeze
+from pipetransformer.freeze.decision import FreezeDecision
 from pipetransformer.freeze.freezing import Freezing
 from pipetransformer.freeze.guard import FEWEST_STEPS, Guard, GuardSize, Verdict, guard_size
 from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy

@@ -5,42 +5,17 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from pipetransformer.config import Config
 from pipetransformer.config.calendar import Calendar
 from pipetransformer.config.learning_rate import learning_rate, share_to_come
 from pipetransformer.errors import UserError
+from pipetransformer.freeze.decision import FreezeDecision
 from pipetransformer.freeze.freezing import Freezing
 from pipetransformer.freeze.guard import Guard, GuardSize, Verdict
 from pipetransformer.freeze.plasticity import plasticity
 from pipetransformer.freeze.policy import Payoff, Policy, Signals, build_policy
-from pipetransformer.freeze.probe import free_blocks
-
-
-@dataclass(frozen=True, slots=True)
-class FreezeDecision:
-    """One answer with its evidence.
-
-    Attributes:
-        step: optimizer steps done when it was taken.
-        interval: intervals since the warm-up (T).
-        frozen: the wanted number of frozen blocks (n).
-        asked: the number that the policy asks for; None where the guard alone was due.
-        norms: mean gradient norm of every block over the interval; None if there is none.
-        plasticity: of every block; None for a policy that needs none.
-        payoffs: (frozen blocks, predicted seconds saved, seconds spent) for each number that the policy asked about.
-        reason: the reason for another number than the policy's, in words; empty for none.
-    """
-
-    step: int
-    interval: int
-    frozen: int
-    asked: int | None
-    norms: tuple[float, ...] | None
-    payoffs: tuple[tuple[int, float, float], ...] = ()
-    plasticity: tuple[float | None, ...] | None = None
-    reason: str = ""
+from pipetransformer.freeze.probe import LATE, free_blocks
 
 
 class AutoFreeze:
@@ -68,7 +43,7 @@ class AutoFreeze:
         guard: Guard | None = None,
         is_pretrained: bool = True,
         total_steps: float = math.inf,
-        to_come: Callable[[int], float] = lambda step: -float(step),
+        to_come: Callable[[int], float] = lambda step: 1.0 - 1e-6 * step,
         rate: Callable[[int], float] = lambda step: 1.0,
         least_frozen: int = 0,
     ) -> None:
@@ -129,14 +104,17 @@ class AutoFreeze:
             least_frozen=least,
         )
 
-    def outlook(self, *, wants_guard: bool) -> Freezing:
+    def outlook(self, step: int, *, frozen: int, wants_guard: bool) -> Freezing:
         """What it will do, as far as it is known before training.
 
         Args:
+            step: steps that are done, with ``frozen`` blocks frozen.
             wants_guard: whether the configuration asks for one.
         """
-        is_watched = self.guard is not None
-        return Freezing(self.never_freezes(), self.schedule(), is_watched, wants_guard and not is_watched)
+        is_watched, is_late = self.guard is not None, self._to_come(step) <= LATE
+        by_probe = step > 0 and not is_late and getattr(self.policy, "needs_probe", False)
+        early = frozen if by_probe and frozen > max(self._free(step), self._least_frozen) else 0
+        return Freezing(self.never_freezes(), self.schedule(), is_watched, wants_guard and not is_watched, early)
 
     @property
     def needs_norms(self) -> bool:
@@ -174,7 +152,7 @@ class AutoFreeze:
 
     def guard_is_due(self, step: int) -> bool:
         """Whether the samples set aside are to be looked at after ``step`` optimizer steps."""
-        return self.guard is not None and self.guard.due(step)
+        return self.guard is not None and not self.rests and self.guard.due(step)
 
     def _policy_is_due(self, step: int) -> bool:
         past = step - self._warmup
@@ -186,11 +164,20 @@ class AutoFreeze:
             return False
         steps = range(int(self._total_steps))
         counting = [s for s in steps if self._policy_is_due(s) and self._interval(s) >= self._first_interval]
-        return not any(self._can_judge(step) for step in counting[self._patience - 1 :])
+        return not any(self._may_freeze(step) for step in counting[self._patience - 1 :])
 
-    def _can_judge(self, step: int) -> bool:
-        """Whether a freeze at ``step`` can be judged, or need not."""
-        return self.guard is None or step == 0 or self.guard.can_judge(step, total_steps=self._total_steps)
+    def judges(self, step: int) -> bool:
+        """Whether a freeze at ``step`` is tentative, for the guard to judge."""
+        return self.guard is not None and step > 0 and self.guard.can_judge(step, total_steps=self._total_steps)
+
+    def _may_freeze(self, step: int) -> bool:
+        """Whether any freeze at ``step`` is allowed: it can be judged, or need not."""
+        return self._judgeable(self._num_blocks, step=step) > self._least_frozen
+
+    def _free(self, step: int) -> int:
+        """The blocks that the probe shows to be free behind ``step``."""
+        num_blocks, pretrained, to_come = self._num_blocks, self._is_pretrained, self._to_come(step)
+        return free_blocks(self._scores, num_blocks=num_blocks, is_pretrained=pretrained, to_come=to_come)
 
     def schedule(self) -> tuple[tuple[int, int], ...] | None:
         """The (step, frozen blocks) of each change, where the policy looks at nothing but the interval; else None."""
@@ -202,9 +189,12 @@ class AutoFreeze:
             answer = _whole(self.policy.decide(Signals(self._interval(step), frozen)), step=step)
             answers = [*answers, answer][-self._patience :]
             wanted = max(self._least_frozen, min(self._agreed(answers, frozen=frozen), self._max_frozen))
-            if wanted < frozen or (wanted > frozen and step >= decided and self._can_judge(step)):
+            if wanted > frozen:
+                wanted = max(frozen, self._judgeable(wanted, step=step)) if step >= decided else frozen
+            if wanted != frozen:
                 changes.append((step, wanted))
-                frozen, decided = wanted, self.guard.judged_at(step) if self.guard is not None and step else 0
+                is_judged = self.guard is not None and self.judges(step)
+                frozen, decided = wanted, self.guard.judged_at(step) if is_judged else 0  # type: ignore[union-attr]
         return tuple(changes)
 
     def changes_from(self, step: int, *, frozen: int) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -225,7 +215,9 @@ class AutoFreeze:
 
     def passes_from(self, step: int) -> int:
         """The number of the guard's passes after ``step``."""
-        return 0 if self.guard is None else int((self._total_steps - 1) // self.guard.every - step // self.guard.every)
+        if self.guard is None or self.rests:
+            return 0
+        return int((self._total_steps - 1) // self.guard.every - step // self.guard.every)
 
     def observe(self, norm_sums: Sequence[float], *, num_steps: int) -> None:
         """Adds the gradient norms of ``num_steps`` steps, summed over the steps, one number a block."""
@@ -294,6 +286,7 @@ class AutoFreeze:
 
         def ask(wanted: int) -> Payoff:
             assert payoff is not None
+            wanted = min(wanted, self._max_frozen)
             found = payoff(wanted)
             asked.append((wanted, found.saved, found.spent))
             return found
@@ -332,7 +325,7 @@ class AutoFreeze:
             return answer, ""
         if guard.tentative is not None:
             return min(answer, frozen), "the last freeze is tentative still" if answer > frozen else ""
-        trusted, can_judge = guard.trusted, guard.can_judge(step, total_steps=self._total_steps)
+        trusted, can_judge = guard.trusted, self.judges(step)
         verdict = self._verdict if self._verdict is not None and self._verdict.step == step else None
         if trusted is not None and frozen > trusted and verdict is not None and verdict.flat and can_judge:
             guard.thaw()
@@ -341,9 +334,16 @@ class AutoFreeze:
         if most is not None and answer > most:
             is_undone = verdict is not None and verdict.undone
             return most, "the guard undoes the last freeze" if is_undone else "these blocks thawed before"
-        if answer > frozen and step > 0 and not can_judge:
-            return frozen, "the guard could not judge a freeze here"
-        return answer, ""
+        allowed = max(frozen, self._judgeable(answer, step=step)) if answer > frozen else answer
+        return allowed, "" if allowed == answer else "the guard could not judge a freeze here"
+
+    def _judgeable(self, answer: int, *, step: int) -> int:
+        """So many blocks of ``answer`` as may freeze at ``step``. Where the run ends before a verdict, those that the
+        probe shows to be free, as in a run that is too short for a guard."""
+        if self.guard is None or step == 0 or self.judges(step):
+            return answer
+        is_late = self.guard.judged_at(step) >= self._total_steps
+        return min(answer, self._free(step)) if is_late else self._least_frozen
 
     def _answered(self, signals: Signals, *, step: int) -> int:
         """The policy's answer, by its patience."""

@@ -13,10 +13,12 @@ class Freezing:
         never: whether it takes too few decisions to freeze anything.
         schedule: (step, frozen blocks) of each change; None where it is not known.
         is_watched: whether the guard may decide otherwise.
-        lacks_guard: whether the configuration wants a guard, and the run is too short for one.
+        lacks_guard: whether the configuration wants a guard, and the run has none.
+        early: number of blocks that froze for the end of a shorter run, of which this one is the continuation; else 0.
     """
 
     never: bool = False
     schedule: tuple[tuple[int, int], ...] | None = None
     is_watched: bool = False
     lacks_guard: bool = False
+    early: int = 0

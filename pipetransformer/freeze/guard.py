@@ -212,8 +212,9 @@ class Guard:
 def guard_size(
     num_samples: int, *, batch_size: int, epochs: int, max_steps: int | None = None, wanted: int | None = None
 ) -> GuardSize | None:
-    """A pass every eighth of an epoch, or every 50 steps where that is longer, over so few samples that all are cheap;
-    rarer where those would be too few to tell anything, as far as a seventh of the run.
+    """A pass every eighth of an epoch, or of a run that ends inside its first one, or every 50 steps where that is
+    longer, over so few samples that all are cheap; rarer where those would be too few to tell anything, as far as a
+    seventh of the run.
 
     An eightieth of the training samples, and at least 128 where there are enough. More would tell smaller costs, but
     nothing learns from them: of few samples that costs as much as freezing does.
@@ -229,7 +230,8 @@ def guard_size(
     limit = math.inf if max_steps is None else max_steps
     per_epoch, of_a_step = -(-num_samples // batch_size), 3 * _MOST_COST * batch_size
     seventh = int(min(per_epoch * epochs, limit)) // _OF_A_RUN
-    every = max(_LEAST_EVERY, -(-per_epoch // 8), min(math.ceil(_ENOUGH / of_a_step), seventh))
+    eighth = math.ceil(min(per_epoch, limit) / 8)
+    every = max(_LEAST_EVERY, eighth, min(math.ceil(_ENOUGH / of_a_step), seventh))
     enough = max(_ENOUGH, _ENOUGH_SHARE * num_samples) if wanted is None else wanted
     enough = min(enough, _MOST_SAMPLES, _MOST_SHARE * num_samples)
     if wanted is not None:  # Note: what was settled before comes out the same.

@@ -118,8 +118,9 @@ def _settings(config: str | Path | Mapping[str, Any] | None, *, name: str) -> Co
     }
     # What is cached is known by the modules' names and weights alone: a later run may have another forward.
     usual["cache"] = {"disk_budget": None}
-    given: dict[str, dict[str, Any]] = {"model": {"name": name, "pretrained": False}, "data": {"name": "own"}}
-    for section in ("model", "data", *usual):
+    usual["model"] = {"pretrained": False}
+    given: dict[str, dict[str, Any]] = {"model": {"name": name}, "data": {"name": "own"}}
+    for section in ("data", *usual):
         values[section] = {**usual.get(section, {}), **(values.get(section) or {}), **given.get(section, {})}
     DATASETS.setdefault("own", DatasetEntry("own", "classes", "pipetransformer.data.reader:Reader"))
     return load_config({**values, "task": "own"})

@@ -200,7 +200,11 @@ def assemble_job(
 
 def _settled(config: Config, *, precision: Precision, views: object, guard: GuardSize | None) -> Config:
     """The configuration with what is decided in place of ``auto``."""
-    samples = {} if guard is None else {"freeze.guard_samples": guard.num_samples}
+    freeze, samples = config.freeze, dict[str, object]()
+    if guard is not None:
+        samples = {"freeze.guard_samples": guard.num_samples}
+    elif freeze.is_guarded and freeze.guard_samples == "auto":  # a longer run that goes on from it has none either
+        samples = {"freeze.guard_samples": "none"}
     names = {"train.precision": precision.name, "train.wide_attention": precision.wide_attention, "cache.views": views}
     return config.with_overrides({**names, **samples})
 
@@ -247,6 +251,8 @@ def _set_aside(datasets: dict[str, Dataset], config: Config) -> GuardSize | None
     if not config.freeze.is_guarded:
         return None
     train, wanted = config.train, config.freeze.guard_samples
+    if wanted == "none":
+        return None
     size = guard_size(
         len(datasets["train"]),
         batch_size=train.batch_size,

@@ -104,16 +104,22 @@ def of_freezing(freezing: Freezing, config: Config, *, plan: ParallelPlan, total
     if not total_steps:
         return
     if freezing.lacks_guard:
-        wanted, too_few = config.freeze.guard_samples, "samples"
+        wanted, why = config.freeze.guard_samples, "too few samples, or freeze.guard_samples is none"
         if total_steps <= FEWEST_STEPS:
-            too_few = f"steps ({total_steps}; more than {FEWEST_STEPS} are needed)"
+            why = f"too few steps ({total_steps}; more than {FEWEST_STEPS} are needed)"
         elif isinstance(wanted, int):
-            too_few = f"steps ({total_steps}) for freeze.guard_samples {wanted}"
-        yield f"freeze.guard: too few {too_few} to judge a freeze; no samples are set aside"
+            why = f"too few steps ({total_steps}) for freeze.guard_samples {wanted}"
+        yield f"freeze.guard: no samples are set aside, and no freeze is judged: {why}"
         if config.freeze.policy == "guarded":
             yield "freeze.policy guarded freezes only blocks that the linear probe shows to be free in this run"
+    if freezing.early:
+        yield (
+            f"warning: {freezing.early} blocks froze for the end of a shorter run and stay frozen in this one; to "
+            "train them longer, begin anew with all epochs"
+        )
     if freezing.never:
-        judged = " that the guard can judge; give a shorter freeze.every, or freeze.guard=false"
+        judged = " that the guard can judge; give a shorter freeze.every"
+        judged += "" if config.freeze.policy == "guarded" else ", or freeze.guard=false"
         yield (
             f"{'nothing more' if plan.frozen else 'nothing'} will freeze: freeze.warmup, freeze.every and "
             f"freeze.patience leave too few decisions in this run{judged if freezing.is_watched else ''}"

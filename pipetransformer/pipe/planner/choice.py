@@ -29,6 +29,10 @@ SPLIT_MARGIN = 0.1
 """The gain below which a plain loop keeps its rows together: a shape that was not timed counts in proportion, though
 small products are slower, and a shape that seemed 2 to 7 % faster was 21 to 25 % slower in live runs."""
 
+_CACHE_MARGIN = 0.02
+"""Less gain than this, over the rest of the run, is not worth another boundary of the cache: disks and memory cost what
+no prediction tells."""
+
 
 def schedules_of(config: Config) -> tuple[tuple[str, int], ...]:
     """The schedules that plans may have, each with its stages per rank."""
@@ -338,8 +342,12 @@ class Planner:
 
         if not weighed:
             return None
-        best = min(weighed, key=total)
-        kept = min((p for p in weighed if current and _is_alike(p.plan, current)), key=total, default=best)
+        able, held = weighed, current.cached if current else None
+        as_it_is = [prediction for prediction in weighed if prediction.plan.cached in (None, held)]
+        if as_it_is and min(map(total, weighed)) >= (1.0 - _CACHE_MARGIN) * min(map(total, as_it_is)):
+            able = as_it_is
+        best = min(able, key=total)
+        kept = min((p for p in able if current and _is_alike(p.plan, current)), key=total, default=best)
         if total(best) >= (1.0 - outlook.margin) * total(kept):
             best = kept
         evidence = tuple(

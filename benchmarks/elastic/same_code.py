@@ -1,0 +1,56 @@
+"""Code by which cells learn the same: runs of one count for the other.
+
+A change of the package that no cell goes through must not make hours of cells missing. ``--confirm`` measures cells
+again that older code has measured; where each learns the same, to the bit, that code counts as today's from then on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.elastic.cells import Cell, Figures, code_digest
+from benchmarks.support.kept import KeptRows
+from pipetransformer.errors import UserError
+
+__all__ = ["confirm", "same_codes"]
+
+_NAME = "elastic-same-code.json"
+
+
+def same_codes(folder: Path) -> frozenset[str]:
+    """Digests of the code that counts as today's, its own among them, by what is noted in ``folder``."""
+    path, found = folder / _NAME, {code_digest()}
+    notes = json.loads(path.read_text(encoding="ascii"))["rows"] if path.is_file() else []
+    for note in reversed(notes):  # the last one was noted by the latest code
+        if note["newer"] in found:
+            found.add(note["older"])
+    return frozenset(found)
+
+
+def confirm(cells: Sequence[Cell], *, kept: KeptRows, folder: Path) -> None:
+    """Measures each cell that older code has measured on this processor, and notes that this code counts as today's.
+
+    Raises:
+        UserError: there is no such cell, they are of different code, or one learns something else today.
+    """
+    known = same_codes(folder)
+    older = [(cell, figures, code) for cell in cells for figures, code in cell.of_any_code(kept) if code not in known]
+    codes = {code for _, _, code in older}
+    if len(codes) != 1:
+        raise UserError(f"--confirm: cells of {len(codes)} older codes; name --rows and --seeds that one has measured")
+    for cell, before, _ in older:
+        today = cell.run()
+        if today.cpu != before.cpu or today.start != before.start:
+            raise UserError(f"--confirm: {cell.name} was measured on {before.cpu}; only the same processor can tell")
+        if _learned(today) != _learned(before):
+            raise UserError(f"--confirm: {cell.name} learns otherwise today; measure all cells anew")
+        print(f"{cell.name}: the same; {today.train_s:.1f} s, {before.train_s:.1f} s before", flush=True)
+    (code,) = codes
+    note: Mapping[str, object] = {"older": code, "newer": code_digest(), "cells": [cell.name for cell, _, _ in older]}
+    KeptRows(folder / _NAME).keep(f"{code} counts as {code_digest()}", f"{code} {code_digest()}", note)
+
+
+def _learned(figures: Figures) -> object:
+    return [metric for _, metric in figures.curve], figures.loss, figures.plans
