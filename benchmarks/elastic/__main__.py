@@ -11,16 +11,16 @@ first, once; windows of SQuAD's questions.
 
 Each run is a cell: it is kept in elastic-TASK-runs.json when it ends, and the command given again does what is missing,
 as long as package, benchmark and libraries are the same, or known to give the same. --minutes ends it before the next
-cell, and the table says
-which are missing. Rows take turns, seed by seed, so that a slow hour of the machine meets all of them. A ratio is of
-two runs with one seed on one kind of processor, a difference of two that began with the same weights.
+cell, and the table says which are missing. Rows take turns, seed by seed, so that a slow hour of the machine meets all
+of them. A ratio is of two runs with one seed on one kind of processor, a difference of two that began with the same
+weights.
 
 --tune gives a table of other learning rates and epochs, nothing frozen, and of numbers of frozen blocks over time, on
 other phrases and sentences of SST-2, or other pictures of CIFAR-100: the rows "no freeze, tuned" of the other tables,
 and the default, come from it.
 
 --confirm measures cells again that older code has measured, and writes no table: where each learns the same, to the
-bit, cells of that code count as those of today's.
+bit, all of the task's cells of that code count as those of today's.
 
 --pool measures nothing: it takes the kept runs of tasks, as sst2-minilm-l6, and tells the accuracy of their rows
 together.
@@ -142,7 +142,7 @@ def main() -> None:
         if arguments.confirm:
             confirm(cells, kept=kept, folder=arguments.output)
             return
-        found = measured(cells, kept=kept, stop=stop, codes=same_codes(arguments.output))
+        found = measured(cells, kept=kept, stop=stop, codes=same_codes(arguments.output, task=task.name))
     tell(task, cells, found, folder=arguments.output)
 
 

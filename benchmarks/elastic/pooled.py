@@ -26,8 +26,7 @@ def write_pooled(tasks: Sequence[str], *, folder: Path) -> None:
     Raises:
         UserError: the runs of a task are missing or unreadable, or hold no row that can be judged.
     """
-    codes = same_codes(folder)
-    found = {task: _differences(folder / f"elastic-{task}-runs.json", task=task, codes=codes) for task in tasks}
+    found = {task: _differences(folder, task=task) for task in tasks}
     names = [name for name in found[tasks[0]] if all(name in of_task for of_task in found.values())]
     if not names:
         of_today = f"beside {BASELINE!r} that all of {', '.join(tasks)} have of today's code"
@@ -56,12 +55,13 @@ def write_pooled(tasks: Sequence[str], *, folder: Path) -> None:
     write_table("elastic-pooled", rows, title=title, notes=notes, draw=draw, folder=folder)
 
 
-def _differences(path: Path, *, task: str, codes: frozenset[str]) -> Mapping[str, list[float]]:
+def _differences(folder: Path, *, task: str) -> Mapping[str, list[float]]:
     """By row: final metric less that without freezing, of each seed that both have from the same weights on and by the
     code that counts as today's.
 
     Raises UserError.
     """
+    path, codes = folder / f"elastic-{task}-runs.json", same_codes(folder, task=task)
     finals = defaultdict[str, dict[tuple[int, str], float]](dict)
     try:
         for kept in json.loads(path.read_text(encoding="ascii"))["rows"]:

@@ -19,12 +19,14 @@ __all__ = ["confirm", "same_codes"]
 _NAME = "elastic-same-code.json"
 
 
-def same_codes(folder: Path) -> frozenset[str]:
-    """Digests of the code that counts as today's, its own among them, by what is noted in ``folder``."""
+def same_codes(folder: Path, *, task: str) -> frozenset[str]:
+    """Digests of the code that counts as today's for the cells of a task, its own among them, by what is noted in
+    ``folder`` of that task: another one may go through what changed.
+    """
     path, found = folder / _NAME, {code_digest()}
     notes = json.loads(path.read_text(encoding="ascii"))["rows"] if path.is_file() else []
     for note in reversed(notes):  # the last one was noted by the latest code
-        if note["newer"] in found:
+        if note["newer"] in found and note["task"] == task:
             found.add(note["older"])
     return frozenset(found)
 
@@ -35,7 +37,8 @@ def confirm(cells: Sequence[Cell], *, kept: KeptRows, folder: Path) -> None:
     Raises:
         UserError: there is no such cell, they are of different code, or one learns something else today.
     """
-    known = same_codes(folder)
+    task = cells[0].task.name
+    known = same_codes(folder, task=task)
     older = [(cell, figures, code) for cell in cells for figures, code in cell.of_any_code(kept) if code not in known]
     codes = {code for _, _, code in older}
     if len(codes) != 1:
@@ -48,8 +51,9 @@ def confirm(cells: Sequence[Cell], *, kept: KeptRows, folder: Path) -> None:
             raise UserError(f"--confirm: {cell.name} learns otherwise today; measure all cells anew")
         print(f"{cell.name}: the same; {today.train_s:.1f} s, {before.train_s:.1f} s before", flush=True)
     (code,) = codes
-    note: Mapping[str, object] = {"older": code, "newer": code_digest(), "cells": [cell.name for cell, _, _ in older]}
-    KeptRows(folder / _NAME).keep(f"{code} counts as {code_digest()}", f"{code} {code_digest()}", note)
+    names = [cell.name for cell, _, _ in older]
+    note: Mapping[str, object] = {"task": task, "older": code, "newer": code_digest(), "cells": names}
+    KeptRows(folder / _NAME).keep(f"{task}: {code} counts as {code_digest()}", f"{task} {code} {code_digest()}", note)
 
 
 def _learned(figures: Figures) -> object:

@@ -137,7 +137,7 @@ def pretrained(source: Path, *, classes: Sequence[int], precision: str, scratch:
     content = write_classes(source, data, classes=classes)
     settings = (*SETTINGS, f"train.precision={precision}")
     versions = [environment()[name] for name in ("torch", "timm")]
-    # Whatever code has trained it, it is a model to begin with, and the digest of its weights is noted with all figures.
+    # Whatever code has trained it, it is a model to begin with; all figures have the digest of its weights.
     folder = cache_folder() / f"elastic-cifar100-{key_of([settings, RANKS, content, versions], code=())}"
     if not folder.is_dir():
         check_folder(folder.parent, key=_KEY)

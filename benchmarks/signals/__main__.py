@@ -76,7 +76,11 @@ def main() -> None:
         for task in tasks(arguments, precision=precision, scratch=Path(folder)):
             seeds = range(arguments.seeds)
             finals, away = measured(
-                *(task, seeds), kept=kept, stop=stop, precision=precision, codes=same_codes(arguments.output)
+                *(task, seeds),
+                kept=kept,
+                stop=stop,
+                precision=precision,
+                codes=same_codes(arguments.output, task=task.name),
             )
             told = [signals(task, seed, kept=kept, stop=stop, precision=precision) for seed in seeds]
             missing += [*away, *(f"{task.name}, signals, seed {seed}" for seed in seeds if told[seed] is None)]
