@@ -44,6 +44,8 @@ def share_to_come(train: TrainConfig, *, step: int, total_steps: int) -> float:
 
     By the areas under the schedule, to a part of ``total_steps``; of a library's schedule, by the sum itself.
     """
+    if step >= total_steps:
+        return 0.0
     if train.lr_schedule not in _OURS:
         sums = _sums_of(*_key(train), math.ceil(train.warmup_ratio * total_steps - 1e-9), total_steps)
         return 1.0 - sums[step] / sums[-1]
