@@ -328,7 +328,7 @@ def test_two_tasks_have_all_rows(tmp_path: Path) -> None:
     assert set(texts(tmp_path, tmp_path / "minilm", num_blocks=6).row_names) == set(ROW)
     assert set(texts(tmp_path, tmp_path / "e5", num_blocks=12).row_names) == few
     asked = questions(tmp_path, tmp_path / "e5", num_blocks=12)
-    assert set(asked.row_names) == few - {PEER, OTHER_LAYOUT, TUNED, "default, no cache"}
+    assert set(asked.row_names) == few - {OTHER_LAYOUT, TUNED, "default, no cache"}
 
 
 def test_every_row_is_a_configuration(tmp_path: Path) -> None:

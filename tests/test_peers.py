@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from laws import REPOSITORY
 from PIL import Image
-from tiny import tiny_bert, tiny_sst2
+from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_tokenizer
+from transformers import EvalPrediction
 
 sys.path.insert(0, str(REPOSITORY))
 
 import benchmarks.peers.__main__ as peers
 from benchmarks.peers import contest
 from benchmarks.peers.contest import HF, KEEPS, OURS, RUNS, Contest, Found, Task, run
+from benchmarks.peers.hf_trainer import Texts
 from benchmarks.peers.timm_train import arguments_of, curve_of, step_seconds, write_class_folders
 from benchmarks.support import kept as kept_rows
 from benchmarks.support import sst2
@@ -24,6 +26,7 @@ from benchmarks.support.kept import KeptRows
 from benchmarks.support.measure import CONFIGS
 from benchmarks.support.sst2 import hold_out
 from pipetransformer.config import load_config
+from pipetransformer.data import load_squad
 from pipetransformer.errors import UserError
 
 DIGITS = CONFIGS / "train_config_digits_no_freeze.yaml"
@@ -233,3 +236,24 @@ def test_each_seed_chooses_by_other_sentences(tmp_path: Path, monkeypatch: pytes
         assert not any(f" {phrase} " in f" {text} " for phrase in train for text in judged)
         assert not any(f" {text} " in other for text in (*train, *judged) for other in held_out)
     assert set(read[0][1]) != set(read[1][1]) and set(read[0][0]) != set(read[1][0])
+
+
+def test_answers_are_judged_in_the_order_of_the_windows(tmp_path: Path) -> None:
+    """``Trainer`` is given windows by length; an answer is the best of all windows of its question."""
+    folder = tiny_squad(tmp_path / "squad", 2, num_eval_questions=40)
+    config = load_config(CONFIGS / "train_config_squad_no_freeze.yaml", [f"data.path={folder}", "data.max_length=48"])
+    data = load_squad(config.data.model_copy(update={"stride": 8}), tokenizer=tiny_tokenizer())["eval"]
+    by_length = Texts(data, label_names=("start_positions", "end_positions"), by_length=True)
+    shown = by_length[0]
+    assert len(shown["input_ids"]) == max(by_length.lengths) > min(by_length.lengths)
+    assert isinstance(shown["start_positions"], int) and isinstance(shown["end_positions"], int)
+
+    def logits(token_ids: list[int]) -> np.ndarray:
+        return np.random.default_rng(token_ids).normal(size=(48, 2))
+
+    outputs = np.stack([logits(by_length[number]["input_ids"]) for number in range(len(by_length))])
+    told = by_length.measure(EvalPrediction(predictions=(outputs[..., 0], outputs[..., 1]), label_ids=None))
+    lengths = data.num_tokens.tolist()
+    ids = [data.inputs(np.array([n]), length=lengths[n], epoch=0)["input_ids"][0].tolist() for n in range(len(data))]
+    in_turn = np.stack([logits(each) for each in ids])
+    assert told == data.measure(data.predict(np.arange(len(data)), in_turn)) and told["f1"] > 0

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -21,10 +21,12 @@ import numpy as np
 import torch
 import torch.utils.data as torch_data
 from transformers import (
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     DataCollatorWithPadding,
     EvalPrediction,
+    PreTrainedTokenizerFast,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -32,19 +34,23 @@ from transformers import (
 from transformers.trainer_pt_utils import get_parameter_names
 
 from pipetransformer.config import Config, TrainConfig, load_config
-from pipetransformer.data import alone, load_text_data
+from pipetransformer.data import alone, load_squad, load_text_data
 from pipetransformer.data.info import describe
 from pipetransformer.process.device import peak_memory_bytes
 
 
 class Texts(torch_data.Dataset):  # type: ignore[type-arg]
-    """Token ids of each sample, as its length is; the longest first, if ``by_length``."""
+    """Token ids of each sample, as its length is; the longest first, if ``by_length``.
 
-    def __init__(self, data: object, *, by_length: bool = False) -> None:
+    Args:
+        label_names: the model's names of a sample's labels: of the class, or of the first and the last token.
+    """
+
+    def __init__(self, data: object, *, label_names: Sequence[str] = ("labels",), by_length: bool = False) -> None:
         lengths: np.ndarray = data.num_tokens  # type: ignore[attr-defined]
-        self._data = data
+        self._data, self._label_names = data, label_names
         self._order = np.argsort(-lengths, kind="stable") if by_length else np.arange(len(lengths))
-        self.labels = data.labels[self._order].tolist()  # type: ignore[attr-defined]
+        self.labels = data.labels[self._order].reshape(-1, len(label_names)).tolist()  # type: ignore[attr-defined]
         self.lengths = [int(n) for n in lengths[self._order]]
 
     def __len__(self) -> int:
@@ -52,15 +58,25 @@ class Texts(torch_data.Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, number: int) -> dict[str, object]:
         raw = self._data.inputs(self._order[[number]], length=self.lengths[number], epoch=0)  # type: ignore[attr-defined]
-        return {**{key: value[0].tolist() for key, value in raw.items()}, "labels": self.labels[number]}
+        labels = dict(zip(self._label_names, self.labels[number], strict=True))
+        return {**{key: value[0].tolist() for key, value in raw.items()}, **labels}
+
+    def measure(self, told: EvalPrediction) -> dict[str, float]:
+        """The metrics of the data by the predictions for all samples, in this order."""
+        found = told.predictions
+        outputs = np.stack(found, axis=-1) if isinstance(found, tuple) else found  # of first and last token, of classes
+        ids = np.argsort(self._order)  # where each sample of the data lies
+        predictions = self._data.predict(np.arange(len(ids)), outputs[ids])  # type: ignore[attr-defined]
+        return self._data.measure(predictions)  # type: ignore[attr-defined,no-any-return]
 
 
 class Clock(TrainerCallback):
     """Notes the seconds of each step, with what is between steps but evaluations, and the metric of each of these."""
 
-    def __init__(self) -> None:
+    def __init__(self, metric: str) -> None:
         self.steps: list[float] = []
-        self.curve: list[tuple[float, float]] = []  # seconds of training so far, accuracy
+        self.curve: list[tuple[float, float]] = []  # seconds of training so far, metric
+        self._metric = metric
         self._mark: float | None = None
 
     def on_step_begin(self, *_: object, **__: object) -> None:
@@ -73,12 +89,8 @@ class Clock(TrainerCallback):
         self._mark = perf_counter()
 
     def on_evaluate(self, *_: object, metrics: Mapping[str, float], **__: object) -> None:
-        self.curve.append((sum(self.steps), metrics["eval_accuracy"]))
+        self.curve.append((sum(self.steps), metrics[f"eval_{self._metric}"]))
         self._mark = perf_counter()
-
-
-def accuracy_of(told: EvalPrediction) -> dict[str, float]:
-    return {"accuracy": float((told.predictions.argmax(1) == told.label_ids).mean())}
 
 
 def optimizer_of(model: torch.nn.Module, train: TrainConfig) -> torch.optim.Optimizer:
@@ -86,7 +98,8 @@ def optimizer_of(model: torch.nn.Module, train: TrainConfig) -> torch.optim.Opti
     decayed = set(get_parameter_names(model, [torch.nn.LayerNorm], [r"bias"]))
     groups: dict[tuple[float, float], list[torch.nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        rate = train.lr * (train.head_lr_scale if "pooler" in name or "classifier" in name else 1.0)
+        is_head = any(head in name for head in ("pooler", "classifier", "qa_outputs"))
+        rate = train.lr * (train.head_lr_scale if is_head else 1.0)
         groups.setdefault((rate, train.weight_decay if name in decayed else 0.0), []).append(parameter)
     return torch.optim.AdamW(
         [{"params": found, "lr": rate, "weight_decay": decay} for (rate, decay), found in groups.items()],
@@ -104,22 +117,34 @@ def freeze_like(config: Config, model: torch.nn.Module) -> None:
             module.requires_grad_(False)
 
 
+def loaded(
+    config: Config, *, tokenizer: PreTrainedTokenizerFast
+) -> tuple[torch.nn.Module, Mapping[str, object], tuple[str, ...]]:
+    """The model, the data by split, and the model's names of the labels."""
+    # Note: this version keeps the type of the file, which may be float16.
+    if config.task == "question_answering":
+        model = AutoModelForQuestionAnswering.from_pretrained(config.model.name, dtype=torch.float32)
+        splits = load_squad(config.data, tokenizer=tokenizer, lead=alone)
+        return model, splits, ("start_positions", "end_positions")
+    info = describe(config.data)
+    model = AutoModelForSequenceClassification.from_pretrained(
+        config.model.name, num_labels=len(info.label_names), dtype=torch.float32
+    )
+    return model, load_text_data(config.data, info=info, tokenizer=tokenizer, lead=alone), ("labels",)
+
+
 def main(workers: int, config_path: str, result: str, overrides: list[str]) -> None:
     began = perf_counter()
     config = load_config(config_path, overrides)
     train, ranks = config.train, int(os.environ.get("WORLD_SIZE", "1"))
-    info = describe(config.data)
     tokenizer = AutoTokenizer.from_pretrained(config.model.name)
-    splits = load_text_data(config.data, info=info, tokenizer=tokenizer, lead=alone)
-    # Note: this version keeps the type of the file, which may be float16.
-    model = AutoModelForSequenceClassification.from_pretrained(
-        config.model.name, num_labels=len(info.label_names), dtype=torch.float32
-    )
+    model, splits, label_names = loaded(config, tokenizer=tokenizer)
     freeze_like(config, model)
-    clock, data = Clock(), Texts(splits["train"])
+    metric = "f1" if config.task == "question_answering" else "accuracy"
+    clock, data = Clock(metric), Texts(splits["train"], label_names=label_names)
     per_epoch = -(-len(data) // train.batch_size)
     every, total = train.eval_every.steps(per_epoch), per_epoch * train.epochs
-    held_out = Texts(splits["eval"], by_length=True)  # the same metric in less padding
+    held_out = Texts(splits["eval"], label_names=label_names, by_length=True)  # the same metric in less padding
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder,
@@ -155,7 +180,7 @@ def main(workers: int, config_path: str, result: str, overrides: list[str]) -> N
             train_dataset=data,
             data_collator=DataCollatorWithPadding(tokenizer),
             eval_dataset=held_out,
-            compute_metrics=accuracy_of,
+            compute_metrics=held_out.measure,
             callbacks=[clock],
             optimizers=(optimizer_of(model, train) if train.head_lr_scale != 1 else None, None),
         )
@@ -167,7 +192,7 @@ def main(workers: int, config_path: str, result: str, overrides: list[str]) -> N
             "steps": clock.steps,
             "samples": len(data) * train.epochs,
             "peak_bytes": peak,
-            "accuracy": told["eval_accuracy"],
+            metric: told[f"eval_{metric}"],
             "curve": clock.curve,
             "wall_s": perf_counter() - began,
         }
