@@ -97,14 +97,15 @@ def test_a_freeze_is_judged_by_a_curve_before_it_and_with_time_left() -> None:
 @pytest.mark.parametrize(
     ("num_samples", "batch_size", "epochs", "expected"),
     [
-        (67_349, 32, 3, GuardSize(264, 760)),
+        (67_349, 32, 3, GuardSize(264, 420)),
         (200_000, 32, 1, GuardSize(782, 1000)),
-        (20_000, 32, 3, GuardSize(79, 227)),  # 3 % of 79 steps of 32 samples, each worth three forwards
-        (20_000, 64, 3, GuardSize(50, 250)),  # an eightieth
-        (10_000, 64, 8, GuardSize(50, 128)),
-        (8_000, 32, 3, GuardSize(50, 128)),
-        (4_000, 8, 1, GuardSize(71, 51)),  # a seventh of the run
-        (1_000, 32, 10, GuardSize(50, 100)),  # a tenth
+        (40_000, 16, 3, GuardSize(313, 250)),  # one of 160
+        (20_000, 16, 3, GuardSize(157, 125)),
+        (20_000, 32, 3, GuardSize(79, 125)),
+        (10_000, 64, 8, GuardSize(50, 64)),
+        (8_000, 32, 3, GuardSize(50, 64)),
+        (4_000, 8, 1, GuardSize(71, 51)),  # a seventh of the run: 3 % of 71 steps of 8 samples, each of three forwards
+        (500, 16, 10, GuardSize(50, 50)),  # a tenth
         (2_000, 32, 3, None),  # 189 steps
         (10, 1, 100, None),
     ],
@@ -125,7 +126,7 @@ def test_samples_that_are_asked_for_are_a_tenth_at_most_and_looked_at_rarely() -
 
 def test_a_run_that_ends_before_a_freeze_can_be_judged_sets_nothing_aside() -> None:
     assert guard_size(67_349, batch_size=32, epochs=3, max_steps=200) is None
-    assert guard_size(67_349, batch_size=32, epochs=3, max_steps=1400) == GuardSize(175, 504)
+    assert guard_size(67_349, batch_size=32, epochs=3, max_steps=1400) == GuardSize(175, 420)
     assert guard_size(67_349, batch_size=32, epochs=3, max_steps=1000) == GuardSize(125, 360), (
         "it ends in its first epoch"
     )

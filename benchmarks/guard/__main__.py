@@ -46,7 +46,7 @@ SIZES, DRAWS = (16, 32, 64, 128, 256, 512), 1000
 EARLY, LATE = 200, 500  # steps of 657; a twentieth of the learning rates' sum is to come at the second
 FREEZES: Mapping[int, Sequence[tuple[int, int]]] = {  # (step, frozen blocks), by number of blocks; no freeze first
     6: ((EARLY, 0), (EARLY, 1), (EARLY, 3), (EARLY, 5), (LATE, 2), (LATE, 5)),
-    12: ((EARLY, 0), (EARLY, 4), (EARLY, 8), (EARLY, 11), (LATE, 10)),
+    12: ((EARLY, 0), (EARLY, 11)),
 }
 CODE = (
     *("pipetransformer/**/*.py", "main_tc.py", "config/*.yaml"),

@@ -61,7 +61,7 @@ class FreezeConfig(Section):
     guard_samples: Annotated[int, Ge(2), Le(1000)] | Literal["auto", "none"] = Field(
         default="auto",
         description="The training samples that the guard sets aside, at most a tenth; the more, the rarer it looks, so "
-        "that its passes cost little. `auto`: an eightieth, and at least 128, as far as these are no more than a tenth "
+        "that its passes cost little. `auto`: one of 160, and at least 64, as far as these are no more than a tenth "
         "and 1,000. `none`: none, and no freeze is judged. A resumed run keeps its own; one that was too short for a "
         "guard has none then, too.",
     )

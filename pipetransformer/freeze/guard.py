@@ -25,7 +25,7 @@ FEWEST_STEPS = (_FEWEST_FITTED + _TENTATIVE) * _LEAST_EVERY
 """A run needs more than these, for a freeze to be judged in it."""
 _MOST_SAMPLES, _MOST_SHARE = 1000, 0.1  # of the training samples
 _OF_A_RUN = 7  # passes, at least
-_ENOUGH, _ENOUGH_SHARE = 128, 0.0125  # samples
+_ENOUGH, _ENOUGH_SHARE = 64, 0.00625  # samples
 _MOST_COST = 0.03  # of the steps' work, where a step does three forwards' work a sample
 
 
@@ -216,8 +216,9 @@ def guard_size(
     longer, over so few samples that all are cheap; rarer where those would be too few to tell anything, as far as a
     seventh of the run.
 
-    An eightieth of the training samples, and at least 128 where there are enough. More would tell smaller costs, but
-    nothing learns from them: of few samples that costs as much as freezing does.
+    One of 160 training samples, and at least 64 where there are enough. More would tell smaller costs, but nothing
+    learns from them: of few samples that costs more than freezing does (``docs/results.md``, "How many samples the
+    guard sets aside").
 
     Args:
         num_samples: training samples, before any are set aside.
