@@ -19,7 +19,7 @@ from transformers import AutoModel
 import benchmarks.elastic.__main__ as elastic
 from benchmarks.elastic import cells as cells_module
 from benchmarks.elastic import pooled
-from benchmarks.elastic.cells import Cell, Figures, code_digest
+from benchmarks.elastic.cells import CODE, Cell, Figures, code_digest
 from benchmarks.elastic.pooled import write_pooled
 from benchmarks.elastic.redrawn import redraw
 from benchmarks.elastic.same_code import confirm, same_codes
@@ -45,7 +45,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.freeze import Signals, build_policy, guard
 
 ROW = {row.name: row for row in ROWS}
-TODAY = frozenset({code_digest()})
+TODAY = frozenset(map(code_digest, CODE))
 
 
 Plans = tuple[tuple[int, int, int | None], ...]
@@ -220,6 +220,27 @@ def test_the_peer_runs_with_freed_memory_kept(task: Task, tmp_path: Path, monkey
     assert found == {BASELINE: None, PEER: str(2**62)} and PEER.endswith("freed memory kept")
 
 
+def test_a_peer_s_cells_depend_on_the_code_that_the_peer_goes_through(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, peer = cells_of(task, BASELINE, PEER, seeds=1)
+    (timms,) = cells_of(split(tmp_path, timm=tmp_path / "train.py"), PEER, seeds=1)
+    assert [cell.code for cell in (ours, peer, timms)] == [code_digest(who) for who in ("ours", "Trainer", "timm")]
+    patterns = [" ".join(CODE[who]) for who in ("ours", "Trainer", "timm")]
+    assert [("pipetransformer/**/*.py" in own, "hf_trainer" in own, "timm_train" in own) for own in patterns] == [
+        *((True, False, False), (False, True, False), (False, False, True)),
+    ]
+    kept = KeptRows(tmp_path / "runs.json")
+    monkeypatch.setattr(Cell, "run", lambda cell: SLOW)
+    elastic.measured([ours, peer], kept=kept, stop=math.inf, codes=TODAY)
+    rows = json.loads((tmp_path / "runs.json").read_text())["rows"]
+    assert [row["code"] for row in rows] == [ours.code, peer.code]
+    for cell in (ours, peer):
+        kept.keep(cell.name, cell.key, {**asdict(SLOW), "code": "older"})
+    with pytest.raises(UserError, match="and no peer beside others"):
+        confirm([ours, peer], kept=kept, folder=tmp_path)
+
+
 def test_code_by_which_cells_learn_the_same_counts_as_today_s(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,8 +256,8 @@ def test_code_by_which_cells_learn_the_same_counts_as_today_s(
         with pytest.raises(UserError, match=complaint):
             confirm(cells, kept=kept, folder=tmp_path)
     confirm(cells, kept=kept, folder=tmp_path)
-    assert same_codes(tmp_path, task=task.name) == {code_digest(), "older"}
-    assert same_codes(tmp_path, task="another") == {code_digest()}, "it may go through what changed"
+    assert same_codes(tmp_path, task=task.name) == TODAY | {"older"}
+    assert same_codes(tmp_path, task="another") == TODAY, "it may go through what changed"
     found = elastic.measured(cells, kept=kept, stop=-math.inf, codes=same_codes(tmp_path, task=task.name))
     assert list(found.values()) == now, "those that were measured first"
     with pytest.raises(UserError, match="cells of 0 older codes"):

@@ -252,7 +252,8 @@ def test_answers_are_judged_in_the_order_of_the_windows(tmp_path: Path) -> None:
         return np.random.default_rng(token_ids).normal(size=(48, 2))
 
     outputs = np.stack([logits(by_length[number]["input_ids"]) for number in range(len(by_length))])
-    told = by_length.measure(EvalPrediction(predictions=(outputs[..., 0], outputs[..., 1]), label_ids=None))
+    labels = tuple(np.array(by_length.labels).T)
+    told = by_length.measure(EvalPrediction(predictions=(outputs[..., 0], outputs[..., 1]), label_ids=labels))
     lengths = data.num_tokens.tolist()
     ids = [data.inputs(np.array([n]), length=lengths[n], epoch=0)["input_ids"][0].tolist() for n in range(len(data))]
     in_turn = np.stack([logits(each) for each in ids])

@@ -24,15 +24,20 @@ from pipetransformer.config import load_config
 from pipetransformer.data.prepared import file_digest
 from pipetransformer.process.device import device_name
 
-__all__ = ["Cell", "Figures", "code_digest"]
+__all__ = ["CODE", "Cell", "Figures", "code_digest"]
 
 # Another text of these makes a cell missing, unless it is known to learn the same (``same_code``). Not that of tasks
 # and rows: their settings stand in a cell's key, so that a new recipe of one task leaves the cells of the others.
-CODE = (
-    *("pipetransformer/**/*.py", "main_*.py", "config/*.yaml", "benchmarks/support/sst2.py"),
-    *(f"benchmarks/elastic/{name}.py" for name in ("cells", "processes", "inverted_guard", "ladder", "redrawn")),
-    *(f"benchmarks/peers/{name}.py" for name in ("hf_trainer", "timm_train", "timm_ranks")),
-)
+_ALL = ("config/*.yaml", "benchmarks/support/sst2.py", "benchmarks/elastic/cells.py", "benchmarks/elastic/processes.py")
+_READ = ("pipetransformer/config/**/*.py", "pipetransformer/data/**/*.py")  # what a peer goes through of the package
+CODE = {
+    "ours": (
+        *(*_ALL, "pipetransformer/**/*.py", "main_*.py"),
+        *(f"benchmarks/elastic/{name}.py" for name in ("inverted_guard", "ladder", "redrawn")),
+    ),
+    "Trainer": (*_ALL, *_READ, "benchmarks/peers/hf_trainer.py"),
+    "timm": (*_ALL, *_READ, "benchmarks/peers/timm_train.py", "benchmarks/peers/timm_ranks.py"),
+}
 _ENTRIES = {
     "text_classification": "main_tc.py",
     "image_classification": "main_cv.py",
@@ -40,9 +45,9 @@ _ENTRIES = {
 }
 
 
-def code_digest() -> str:
-    """Of the code that cells are measured by today, in hex."""
-    return key_of(None, code=CODE)
+def code_digest(who: str = "ours") -> str:
+    """Of the code that cells of one of ``CODE`` are measured by today, in hex."""
+    return key_of(who, code=CODE[who])
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,12 @@ class Cell:
         variables = dict(self.row.variables)
         return key_of([*of_task, self.row.name, own, variables, self.ranks, versions, of_peer], code=())
 
+    @property
+    def code(self) -> str:
+        """The digest of the code that measures it today."""
+        peer = "Trainer" if self.task.timm is None else "timm"
+        return code_digest(peer if self.row.name == PEER else "ours")
+
     def found(self, kept: KeptRows, *, codes: Collection[str]) -> Figures | None:
         """Its figures by code with one of these digests; None where it is missing."""
         return next((figures for figures, code in self.of_any_code(kept) if code in codes), None)
@@ -165,7 +176,7 @@ class Cell:
     def measure(self, kept: KeptRows) -> Figures:
         """Runs it, and keeps its figures. Raises UserError where it fails."""
         found = self.run()
-        kept.keep(self.name, self.key, {**asdict(found), "code": code_digest()})
+        kept.keep(self.name, self.key, {**asdict(found), "code": self.code})
         return found
 
     def run(self) -> Figures:

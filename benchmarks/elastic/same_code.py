@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.elastic.cells import Cell, Figures, code_digest
+from benchmarks.elastic.cells import CODE, Cell, Figures, code_digest
 from benchmarks.support.kept import KeptRows
 from pipetransformer.errors import UserError
 
@@ -23,7 +23,7 @@ def same_codes(folder: Path, *, task: str) -> frozenset[str]:
     """Digests of the code that counts as today's for the cells of a task, its own among them, by what is noted in
     ``folder`` of that task: another one may go through what changed.
     """
-    path, found = folder / _NAME, {code_digest()}
+    path, found = folder / _NAME, set(map(code_digest, CODE))
     notes = json.loads(path.read_text(encoding="ascii"))["rows"] if path.is_file() else []
     for note in reversed(notes):  # the last one was noted by the latest code
         if note["newer"] in found and note["task"] == task:
@@ -35,14 +35,16 @@ def confirm(cells: Sequence[Cell], *, kept: KeptRows, folder: Path) -> None:
     """Measures each cell that older code has measured on this processor, and notes that this code counts as today's.
 
     Raises:
-        UserError: there is no such cell, they are of different code, or one learns something else today.
+        UserError: there is no such cell, they are of different code, one is another's (ours, or a peer's), or one
+            learns something else today.
     """
     task = cells[0].task.name
     known = same_codes(folder, task=task)
     older = [(cell, figures, code) for cell in cells for figures, code in cell.of_any_code(kept) if code not in known]
-    codes = {code for _, _, code in older}
-    if len(codes) != 1:
-        raise UserError(f"--confirm: cells of {len(codes)} older codes; name --rows and --seeds that one has measured")
+    codes, newer = {code for _, _, code in older}, {cell.code for cell, _, _ in older}
+    if len(codes) != 1 or len(newer) != 1:
+        found = f"cells of {len(codes)} older codes, to be measured by {len(newer)}"
+        raise UserError(f"--confirm: {found}; name --rows and --seeds of one, and no peer beside others")
     for cell, before, _ in older:
         today = cell.run()
         if today.cpu != before.cpu or today.start != before.start:
@@ -50,10 +52,10 @@ def confirm(cells: Sequence[Cell], *, kept: KeptRows, folder: Path) -> None:
         if _learned(today) != _learned(before):
             raise UserError(f"--confirm: {cell.name} learns otherwise today; measure all cells anew")
         print(f"{cell.name}: the same; {today.train_s:.1f} s, {before.train_s:.1f} s before", flush=True)
-    (code,) = codes
+    (code,), (by_today,) = codes, newer
     names = [cell.name for cell, _, _ in older]
-    note: Mapping[str, object] = {"task": task, "older": code, "newer": code_digest(), "cells": names}
-    KeptRows(folder / _NAME).keep(f"{task}: {code} counts as {code_digest()}", f"{task} {code} {code_digest()}", note)
+    note: Mapping[str, object] = {"task": task, "older": code, "newer": by_today, "cells": names}
+    KeptRows(folder / _NAME).keep(f"{task}: {code} counts as {by_today}", f"{task} {code} {by_today}", note)
 
 
 def _learned(figures: Figures) -> object:

@@ -62,12 +62,19 @@ class Texts(torch_data.Dataset):  # type: ignore[type-arg]
         return {**{key: value[0].tolist() for key, value in raw.items()}, **labels}
 
     def measure(self, told: EvalPrediction) -> dict[str, float]:
-        """The metrics of the data by the predictions for all samples, in this order."""
-        found = told.predictions
-        outputs = np.stack(found, axis=-1) if isinstance(found, tuple) else found  # of first and last token, of classes
-        ids = np.argsort(self._order)  # where each sample of the data lies
+        """The metrics of answers, which need all windows of a question, by logits of all windows in this order."""
+        assert np.array_equal(np.stack(told.label_ids, axis=-1), self.labels), "windows in another order"
+        outputs = np.stack(told.predictions, axis=-1)  # of first and last token
+        ids = np.argsort(self._order)  # where each window of the data lies
         predictions = self._data.predict(np.arange(len(ids)), outputs[ids])  # type: ignore[attr-defined]
         return self._data.measure(predictions)  # type: ignore[attr-defined,no-any-return]
+
+
+class InOrder(Trainer):
+    """Evaluates samples in the order that they are given in; the library shuffles them by length, there too."""
+
+    def _get_eval_sampler(self, eval_dataset: Texts) -> torch_data.Sampler[int]:
+        return torch_data.SequentialSampler(eval_dataset)
 
 
 class Clock(TrainerCallback):
@@ -91,6 +98,10 @@ class Clock(TrainerCallback):
     def on_evaluate(self, *_: object, metrics: Mapping[str, float], **__: object) -> None:
         self.curve.append((sum(self.steps), metrics[f"eval_{self._metric}"]))
         self._mark = perf_counter()
+
+
+def accuracy_of(told: EvalPrediction) -> dict[str, float]:
+    return {"accuracy": float((told.predictions.argmax(1) == told.label_ids).mean())}
 
 
 def optimizer_of(model: torch.nn.Module, train: TrainConfig) -> torch.optim.Optimizer:
@@ -140,7 +151,8 @@ def main(workers: int, config_path: str, result: str, overrides: list[str]) -> N
     tokenizer = AutoTokenizer.from_pretrained(config.model.name)
     model, splits, label_names = loaded(config, tokenizer=tokenizer)
     freeze_like(config, model)
-    metric = "f1" if config.task == "question_answering" else "accuracy"
+    answers = config.task == "question_answering"
+    metric = "f1" if answers else "accuracy"
     clock, data = Clock(metric), Texts(splits["train"], label_names=label_names)
     per_epoch = -(-len(data) // train.batch_size)
     every, total = train.eval_every.steps(per_epoch), per_epoch * train.epochs
@@ -174,13 +186,13 @@ def main(workers: int, config_path: str, result: str, overrides: list[str]) -> N
             report_to=[],
             disable_tqdm=True,
         )
-        trainer = Trainer(
+        trainer = (InOrder if answers else Trainer)(
             model=model,
             args=arguments,
             train_dataset=data,
             data_collator=DataCollatorWithPadding(tokenizer),
             eval_dataset=held_out,
-            compute_metrics=held_out.measure,
+            compute_metrics=held_out.measure if answers else accuracy_of,
             callbacks=[clock],
             optimizers=(optimizer_of(model, train) if train.head_lr_scale != 1 else None, None),
         )
