@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,20 @@ def test_all_trials_of_ours_share_one_folder(plan: Plan, monkeypatch: pytest.Mon
     found = plan.measure(OURS, 6)
     assert sorted(number for _, number in seen) == [0, 1, 2, 3] and len({folder for folder, _ in seen}) == 1
     assert [trial.found for trial in found.trials] == [False, True, True, True], "in the order of their numbers"
+
+
+def test_the_peer_keeps_freed_memory(plan: Plan, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As ours does for itself."""
+    given: list[Mapping[str, str]] = []
+
+    def launch(script: Sequence[str], *, ranks: int, name: str, variables: Mapping[str, str]) -> str:
+        given.append(variables)
+        Path(script[4]).write_text('{"steps": [1.0, 2.0], "accuracy": 0.5}')
+        return ""
+
+    monkeypatch.setattr(many_runs, "launch", launch)
+    assert many_runs.trainer((), name="a trial", folder=tmp_path, number=0) == Trial(3.0, 0.5)
+    assert given[0]["MALLOC_TRIM_THRESHOLD_"] == str(2**62)
 
 
 def test_bounds_are_shares_of_the_row_without_freezing() -> None:

@@ -3,8 +3,9 @@
     pipetransformer bench many-runs --sst2 FOLDER --model FOLDER [--blocks N ...] [--trials N] [--minutes M]
 
 Trials run side by side, one on each core, and nothing is kept from one row to the next: the first trial of a row of
-ours fills the store on disk, the others find it. Hugging Face's Trainer has the same blocks frozen. A row counts the
-training seconds of all of its trials: the store of what is trained on is included, evaluations and theirs are not.
+ours fills the store on disk, the others find it. Hugging Face's Trainer has the same blocks frozen, and keeps freed
+memory, as ours does by itself. A row counts the training seconds of all of its trials: the store of what is trained on
+is included, evaluations and theirs are not.
 
 Bound: a trial of E epochs, with n of L blocks frozen and stored, costs E (1 - n / L) epochs of training without
 freezing (the row of 0 blocks), one of the Trainer E (1 - 2 n / 3 L): a frozen block still computes its forward, a
@@ -34,6 +35,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.elastic.__main__ import blocks_of
 from benchmarks.elastic.processes import launch
+from benchmarks.peers.contest import MALLOC
 from benchmarks.support.command_line import add_output, bench_parser, keep_whole
 from benchmarks.support.git import ROOT
 from benchmarks.support.kept import KeptRows, key_of
@@ -54,10 +56,14 @@ SETTINGS = (
     *("train.head_lr_scale=10", "data.max_length=128", "freeze.guard=false", "freeze.policy=static"),
     *("log.wandb=disabled", "checkpoint.every=null", "log.every=1000", "pipe.measure=false"),
 )
-CODE = (
-    *("pipetransformer/**/*.py", "main_tc.py", "config/train_config_sst2_no_freeze.yaml"),
-    *("benchmarks/support/sst2.py", "benchmarks/peers/hf_trainer.py", "benchmarks/many_runs/*.py"),
-)
+_ALL = ("config/train_config_sst2_no_freeze.yaml", "benchmarks/support/sst2.py", "benchmarks/many_runs/*.py")
+CODE = {
+    OURS: (*_ALL, "pipetransformer/**/*.py", "main_tc.py"),
+    PEER: (
+        *(*_ALL, "pipetransformer/config/**/*.py", "pipetransformer/data/**/*.py"),
+        "benchmarks/peers/hf_trainer.py",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +129,7 @@ class Plan:
     def key(self, who: str, blocks: int) -> str:
         versions = [environment()[key] for key in ("cpu", "torch", "transformers")]
         own = [*SETTINGS, who, blocks, self.num_trials, self.model.name, self.precision, NUM_PHRASES, NUM_HELD_OUT]
-        return key_of([*own, *versions], code=CODE)
+        return key_of([*own, *versions], code=CODE[who])
 
     def measure(self, who: str, blocks: int) -> Sweep:
         """Runs the trials, one on each core."""
@@ -156,7 +162,7 @@ def ours(settings: Sequence[str], *, name: str, folder: Path, number: int) -> Tr
 def trainer(settings: Sequence[str], *, name: str, folder: Path, number: int) -> Trial:
     result = folder / f"{number}.json"
     script = ["-m", "benchmarks.peers.hf_trainer", "0", str(CONFIG), str(result), *settings]
-    launch(script, ranks=1, name=name, variables={"PIPETRANSFORMER_CACHE": str(folder / "cache")})
+    launch(script, ranks=1, name=name, variables={**MALLOC, "PIPETRANSFORMER_CACHE": str(folder / "cache")})
     told = json.loads(result.read_text())
     return Trial(sum(told["steps"]), told["accuracy"])
 
