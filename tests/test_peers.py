@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from statistics import median
@@ -16,6 +17,7 @@ from transformers import EvalPrediction
 sys.path.insert(0, str(REPOSITORY))
 
 import benchmarks.peers.__main__ as peers
+from benchmarks.elastic.processes import launch
 from benchmarks.peers import contest
 from benchmarks.peers.contest import HF, KEEPS, OURS, RUNS, Contest, Found, Task, run
 from benchmarks.peers.hf_trainer import Texts
@@ -258,3 +260,16 @@ def test_answers_are_judged_in_the_order_of_the_windows(tmp_path: Path) -> None:
     ids = [data.inputs(np.array([n]), length=lengths[n], epoch=0)["input_ids"][0].tolist() for n in range(len(data))]
     in_turn = np.stack([logits(each) for each in ids])
     assert told == data.measure(data.predict(np.arange(len(data)), in_turn)) and told["f1"] > 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_trainer_answers_questions(ranks: int, tmp_path: Path) -> None:
+    model, data = tiny_bert(tmp_path / "bert"), tiny_squad(tmp_path / "squad", 24, num_eval_questions=40)
+    recipe = ("data.max_length=48", "data.stride=8", "train.epochs=2", "train.batch_size=8", "train.eval_every=3 steps")
+    keys = (f"data.path={data}", f"model.name={model}", *recipe, "train.precision=float32", "train.head_lr_scale=10")
+    result, config = tmp_path / "result.json", CONFIGS / "train_config_squad_no_freeze.yaml"
+    script = ["-m", "benchmarks.peers.hf_trainer", "0", str(config), str(result), *keys]
+    launch(script, ranks=ranks, name="Trainer")
+    told = json.loads(result.read_text())
+    assert 0 < told["f1"] <= 100 and told["curve"][-1][1] == told["f1"] and len(told["steps"]) % 2 == 0
