@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -46,9 +47,11 @@ from pipetransformer.freeze import Signals, build_policy, guard
 
 ROW = {row.name: row for row in ROWS}
 TODAY = frozenset(map(code_digest, CODE))
-
-
 Plans = tuple[tuple[int, int, int | None], ...]
+
+
+def of_today(row: str) -> frozenset[str]:
+    return TODAY
 
 
 def figures(*curve: tuple[float, float], plans: Plans = ((0, 0, None),)) -> Figures:
@@ -195,9 +198,9 @@ def test_a_cell_that_was_measured_is_not_measured_again(
 
     monkeypatch.setattr(Cell, "_ours", run)
     cells, path = cells_of(task, BASELINE, DEFAULT), tmp_path / "runs.json"
-    assert elastic.measured(cells, kept=KeptRows(path), stop=-math.inf, codes=TODAY) == {}
-    first = elastic.measured(cells[:3], kept=KeptRows(path), stop=math.inf, codes=TODAY)
-    found = elastic.measured(cells, kept=KeptRows(path), stop=math.inf, codes=TODAY)
+    assert elastic.measured(cells, kept=KeptRows(path), stop=-math.inf, codes=of_today) == {}
+    first = elastic.measured(cells[:3], kept=KeptRows(path), stop=math.inf, codes=of_today)
+    found = elastic.measured(cells, kept=KeptRows(path), stop=math.inf, codes=of_today)
     assert measured == [cell.name for cell in cells], "each once, row by row of one seed"
     assert {cell: found[cell] for cell in first} == first and found[cells[1]] == FAST
     other = Cell(task, ROW[BASELINE], 0, 1, "float32")
@@ -216,7 +219,7 @@ def test_the_peer_runs_with_freed_memory_kept(task: Task, tmp_path: Path, monkey
     monkeypatch.setattr(Cell, "_ours", run)
     monkeypatch.setattr(Cell, "_trainer", run)
     cells, kept = cells_of(task, BASELINE, PEER, seeds=1), KeptRows(tmp_path / "runs.json")
-    elastic.measured(cells, kept=kept, stop=math.inf, codes=TODAY)
+    elastic.measured(cells, kept=kept, stop=math.inf, codes=of_today)
     assert found == {BASELINE: None, PEER: str(2**62)} and PEER.endswith("freed memory kept")
 
 
@@ -232,7 +235,7 @@ def test_a_peer_s_cells_depend_on_the_code_that_the_peer_goes_through(
     ]
     kept = KeptRows(tmp_path / "runs.json")
     monkeypatch.setattr(Cell, "run", lambda cell: SLOW)
-    elastic.measured([ours, peer], kept=kept, stop=math.inf, codes=TODAY)
+    elastic.measured([ours, peer], kept=kept, stop=math.inf, codes=of_today)
     rows = json.loads((tmp_path / "runs.json").read_text())["rows"]
     assert [row["code"] for row in rows] == [ours.code, peer.code]
     for cell in (ours, peer):
@@ -248,7 +251,7 @@ def test_code_by_which_cells_learn_the_same_counts_as_today_s(
     cells, kept, now = cells_of(task, BASELINE, DEFAULT, seeds=1), KeptRows(tmp_path / "runs.json"), [SLOW, FAST]
     for cell, learned in zip(cells, now):
         kept.keep(cell.name, cell.key, {**asdict(learned), "code": "older"})
-    assert elastic.measured(cells, kept=kept, stop=-math.inf, codes=same_codes(tmp_path, task=task.name)) == {}
+    assert elastic.measured(cells, kept=kept, stop=-math.inf, codes=partial(same_codes, tmp_path, task=task.name)) == {}
     otherwise = replace(FAST, curve=((4.0, 0.80), (8.0, 0.857), (12.0, 0.8590001)))
     answers = iter([SLOW, otherwise, replace(SLOW, cpu="another"), replace(SLOW, train_s=99.0), FAST])
     monkeypatch.setattr(Cell, "run", lambda cell: next(answers))
@@ -256,9 +259,10 @@ def test_code_by_which_cells_learn_the_same_counts_as_today_s(
         with pytest.raises(UserError, match=complaint):
             confirm(cells, kept=kept, folder=tmp_path)
     confirm(cells, kept=kept, folder=tmp_path)
-    assert same_codes(tmp_path, task=task.name) == TODAY | {"older"}
-    assert same_codes(tmp_path, task="another") == TODAY, "it may go through what changed"
-    found = elastic.measured(cells, kept=kept, stop=-math.inf, codes=same_codes(tmp_path, task=task.name))
+    assert same_codes(tmp_path, DEFAULT, task=task.name) == TODAY | {"older"}
+    for row, other in ((DEFAULT, "another"), (TUNED, task.name)):
+        assert same_codes(tmp_path, row, task=other) == TODAY, "it may go through what changed"
+    found = elastic.measured(cells, kept=kept, stop=-math.inf, codes=partial(same_codes, tmp_path, task=task.name))
     assert list(found.values()) == now, "those that were measured first"
     with pytest.raises(UserError, match="cells of 0 older codes"):
         confirm(cells, kept=kept, folder=tmp_path)
@@ -325,7 +329,7 @@ def test_tasks_are_judged_together_by_pairs_of_a_seed(tmp_path: Path) -> None:
     assert row["points"] == pytest.approx(-1.2) and row["a"] == pytest.approx(0) and row["b"] == pytest.approx(-2)
     # Student's t of 4 degrees of freedom; the deviations from -1.2 are 0.2, 2.2, 0.2, -1.8 and -0.8.
     assert row["±"] == pytest.approx(2.1318 * math.sqrt((0.04 + 4.84 + 0.04 + 3.24 + 0.64) / 4 / 5), rel=1e-4)
-    another = mock.patch.object(pooled, "same_codes", lambda folder, task: frozenset({"another"}))
+    another = mock.patch.object(pooled, "same_codes", lambda folder, row, task: frozenset({"another"}))
     with another, pytest.raises(UserError, match="today's code"):
         write_pooled(["a", "b"], folder=tmp_path)
     with pytest.raises(UserError, match="^--pool: .*elastic-c-runs.json does not hold the runs of c; measure it first"):

@@ -20,7 +20,7 @@ other phrases and sentences of SST-2, or other pictures of CIFAR-100: the rows "
 and the default, come from it.
 
 --confirm measures cells again that older code has measured, and writes no table: where each learns the same, to the
-bit, all of the task's cells of that code count as those of today's.
+bit, all cells of that code of the same rows count as those of today's.
 
 --pool measures nothing: it takes the kept runs of tasks, as sst2-minilm-l6, and tells the accuracy of their rows
 together.
@@ -38,7 +38,7 @@ import math
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -142,7 +142,7 @@ def main() -> None:
         if arguments.confirm:
             confirm(cells, kept=kept, folder=arguments.output)
             return
-        found = measured(cells, kept=kept, stop=stop, codes=same_codes(arguments.output, task=task.name))
+        found = measured(cells, kept=kept, stop=stop, codes=partial(same_codes, arguments.output, task=task.name))
     tell(task, cells, found, folder=arguments.output)
 
 
@@ -234,9 +234,12 @@ def blocks_of(model: Path) -> int:
         raise UserError(f"--model: {model} holds no model ({' '.join(str(error).split())[:200]})") from error
 
 
-def measured(cells: Sequence[Cell], *, kept: KeptRows, stop: float, codes: frozenset[str]) -> dict[Cell, Figures]:
-    """The figures of all cells that are kept, by code of these digests, or that are measured before ``stop``."""
-    found = {cell: figures for cell in cells if (figures := cell.found(kept, codes=codes)) is not None}
+def measured(
+    cells: Sequence[Cell], *, kept: KeptRows, stop: float, codes: Callable[[str], Collection[str]]
+) -> dict[Cell, Figures]:
+    """The figures of all cells that are kept, by code of the digests for their row, or that are measured before
+    ``stop``."""
+    found = {cell: figures for cell in cells if (figures := cell.found(kept, codes=codes(cell.row.name))) is not None}
     for cell in cells:
         if cell not in found and monotonic() < stop:
             found[cell] = figures = cell.measure(kept)

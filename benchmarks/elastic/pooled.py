@@ -61,12 +61,12 @@ def _differences(folder: Path, *, task: str) -> Mapping[str, list[float]]:
 
     Raises UserError.
     """
-    path, codes = folder / f"elastic-{task}-runs.json", same_codes(folder, task=task)
+    path = folder / f"elastic-{task}-runs.json"
     finals = defaultdict[str, dict[tuple[int, str], float]](dict)
     try:
         for kept in json.loads(path.read_text(encoding="ascii"))["rows"]:
             name, seed = kept["name"].removeprefix(f"{task}, ").rsplit(", seed ", 1)
-            if kept.get("code") in codes:
+            if kept.get("code") in same_codes(folder, name, task=task):
                 finals[name][int(seed), kept.get("start", "")] = kept["curve"][-1][1]
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise UserError(f"--pool: {path} does not hold the runs of {task}; measure it first") from error

@@ -1,7 +1,8 @@
 """Code by which cells learn the same: runs of one count for the other.
 
 A change of the package that no cell goes through must not make hours of cells missing. ``--confirm`` measures cells
-again that older code has measured; where each learns the same, to the bit, that code counts as today's from then on.
+again that older code has measured; where each learns the same, to the bit, that code counts as today's for their rows
+from then on.
 """
 
 from __future__ import annotations
@@ -19,28 +20,34 @@ __all__ = ["confirm", "same_codes"]
 _NAME = "elastic-same-code.json"
 
 
-def same_codes(folder: Path, *, task: str) -> frozenset[str]:
-    """Digests of the code that counts as today's for the cells of a task, its own among them, by what is noted in
-    ``folder`` of that task: another one may go through what changed.
+def same_codes(folder: Path, row: str, *, task: str) -> frozenset[str]:
+    """Digests of the code that counts as today's for a task's cells of a row, its own among them, by what is noted in
+    ``folder`` of that task and row: another one may go through what changed.
     """
     path, found = folder / _NAME, set(map(code_digest, CODE))
     notes = json.loads(path.read_text(encoding="ascii"))["rows"] if path.is_file() else []
     for note in reversed(notes):  # the last one was noted by the latest code
-        if note["newer"] in found and note["task"] == task:
+        if note["newer"] in found and note["task"] == task and row in note["rows"]:
             found.add(note["older"])
     return frozenset(found)
 
 
 def confirm(cells: Sequence[Cell], *, kept: KeptRows, folder: Path) -> None:
-    """Measures each cell that older code has measured on this processor, and notes that this code counts as today's.
+    """Measures each cell that older code has measured on this processor, and notes that this code counts as today's for
+    their rows.
 
     Raises:
         UserError: there is no such cell, they are of different code, one is another's (ours, or a peer's), or one
             learns something else today.
     """
     task = cells[0].task.name
-    known = same_codes(folder, task=task)
-    older = [(cell, figures, code) for cell in cells for figures, code in cell.of_any_code(kept) if code not in known]
+    known = {cell.row.name: same_codes(folder, cell.row.name, task=task) for cell in cells}
+    older = [
+        (cell, figures, code)
+        for cell in cells
+        for figures, code in cell.of_any_code(kept)
+        if code not in known[cell.row.name]
+    ]
     codes, newer = {code for _, _, code in older}, {cell.code for cell, _, _ in older}
     if len(codes) != 1 or len(newer) != 1:
         found = f"cells of {len(codes)} older codes, to be measured by {len(newer)}"
@@ -53,9 +60,10 @@ def confirm(cells: Sequence[Cell], *, kept: KeptRows, folder: Path) -> None:
             raise UserError(f"--confirm: {cell.name} learns otherwise today; measure all cells anew")
         print(f"{cell.name}: the same; {today.train_s:.1f} s, {before.train_s:.1f} s before", flush=True)
     (code,), (by_today,) = codes, newer
-    names = [cell.name for cell, _, _ in older]
-    note: Mapping[str, object] = {"task": task, "older": code, "newer": by_today, "cells": names}
-    KeptRows(folder / _NAME).keep(f"{task}: {code} counts as {by_today}", f"{task} {code} {by_today}", note)
+    names, rows = [cell.name for cell, _, _ in older], sorted({cell.row.name for cell, _, _ in older})
+    note: Mapping[str, object] = {"task": task, "rows": rows, "older": code, "newer": by_today, "cells": names}
+    told = f"{task}, {', '.join(rows)}"
+    KeptRows(folder / _NAME).keep(f"{told}: {code} counts as {by_today}", f"{told} {code} {by_today}", note)
 
 
 def _learned(figures: Figures) -> object:

@@ -19,7 +19,7 @@ import math
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -80,7 +80,7 @@ def main() -> None:
                 kept=kept,
                 stop=stop,
                 precision=precision,
-                codes=same_codes(arguments.output, task=task.name),
+                codes=partial(same_codes, arguments.output, task=task.name),
             )
             told = [signals(task, seed, kept=kept, stop=stop, precision=precision) for seed in seeds]
             missing += [*away, *(f"{task.name}, signals, seed {seed}" for seed in seeds if told[seed] is None)]
@@ -112,7 +112,13 @@ def tasks(arguments: Namespace, *, precision: str, scratch: Path) -> list[Task]:
 
 
 def measured(
-    task: Task, seeds: Sequence[int], *, kept: KeptRows, stop: float, precision: str, codes: frozenset[str]
+    task: Task,
+    seeds: Sequence[int],
+    *,
+    kept: KeptRows,
+    stop: float,
+    precision: str,
+    codes: Callable[[str], Collection[str]],
 ) -> tuple[dict[int, list[float]], list[str]]:
     """Final metrics by the number of blocks frozen, and the names of the runs that are missing."""
     rows = {0: next(row for row in ROWS if row.name == BASELINE)}
@@ -122,7 +128,7 @@ def measured(
     for seed in seeds:
         for blocks, row in rows.items():
             cell = Cell(task, row, seed, 2, precision)
-            figures = cell.found(kept, codes=codes)
+            figures = cell.found(kept, codes=codes(row.name))
             if figures is None and monotonic() < stop:
                 figures = cell.measure(kept)
                 print(f"{cell.name}: {figures.final:.4f} in {figures.train_s:.1f} s", flush=True)
