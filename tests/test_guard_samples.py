@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 from laws import REPOSITORY
+from tiny import tiny_bert
 
 from benchmarks.guard import __main__ as guard
 from benchmarks.guard.recorded import EVERY, NUM_SAMPLES
 from pipetransformer.config import load_config
+from pipetransformer.errors import UserError
 
 STEPS = 13
 Passes = Sequence[Mapping[str, object]]
@@ -52,3 +55,8 @@ def test_settings_of_its_runs_are_settings() -> None:
             )
             assert config.freeze.is_guarded and config.freeze.policy == "static"
             assert (config.freeze.max_frozen == frozen and config.freeze.warmup.steps(219) == step) or not frozen
+
+
+def test_a_model_of_other_blocks_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="^--model: .* has 4 blocks; give an encoder of 6 or 12$"):
+        guard.freezes_of(tiny_bert(tmp_path / "bert", layers=4))

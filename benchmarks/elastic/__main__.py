@@ -34,7 +34,6 @@ rows, but for those that the guard has set aside: rows that freeze do without th
 
 from __future__ import annotations
 
-import math
 import sys
 import tempfile
 from argparse import Namespace
@@ -70,7 +69,7 @@ from benchmarks.elastic.tasks import (
     recipe_rows,
     texts,
 )
-from benchmarks.support.command_line import add_output, bench_parser, refuse_without_effect
+from benchmarks.support.command_line import add_minutes, add_output, bench_parser, deadline, refuse_without_effect
 from benchmarks.support.kept import KeptRows
 from benchmarks.support.measure import spread
 from benchmarks.support.sst2 import hold_out
@@ -111,7 +110,7 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--seeds", type=count, default=8, help="most seeds of a row (default 8)")
     parser.add_argument("--ranks", type=count, default=2, help="processes of one thread (default 2)")
-    parser.add_argument("--minutes", type=count, default=None, help="begin no cell after so long")
+    add_minutes(parser, what="cell")
     parser.add_argument("--confirm", action="store_true", help="cells of older code again: do they learn the same?")
     parser.add_argument("--pool", nargs="+", metavar="TASK", help="tasks whose kept runs to judge together")
     add_output(parser)
@@ -127,7 +126,7 @@ def main() -> None:
         write_pooled(arguments.pool, folder=arguments.output)
         return
     chosen = chosen_task(parser, arguments)
-    stop = math.inf if arguments.minutes is None else monotonic() + 60 * arguments.minutes
+    stop = deadline(arguments)
     precision = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
     with tempfile.TemporaryDirectory() as folder:
         task = make_task(chosen, arguments, precision=precision, scratch=Path(folder))

@@ -14,7 +14,6 @@ the next one.
 from __future__ import annotations
 
 import json
-import math
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -25,13 +24,14 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 
 from benchmarks.elastic.__main__ import blocks_of
 from benchmarks.elastic.processes import launch
 from benchmarks.elastic.tasks import texts
 from benchmarks.guard.recorded import EVERY, NUM_SAMPLES
-from benchmarks.support.command_line import add_output, bench_parser
+from benchmarks.support.command_line import add_minutes, add_output, bench_parser, deadline
 from benchmarks.support.kept import KeptRows, key_of
 from benchmarks.support.sst2 import hold_out
 from benchmarks.support.table import Row as TableRow
@@ -40,6 +40,7 @@ from pipetransformer.errors import UserError
 from pipetransformer.freeze.guard import Guard
 from pipetransformer.launch.arguments import Parser, count
 from pipetransformer.launch.entry import run_guarded
+from pipetransformer.process.device import has_bfloat16
 
 NUM_PHRASES = 7000
 SIZES, DRAWS = (16, 32, 64, 128, 256, 512), 1000
@@ -60,18 +61,18 @@ def make_parser() -> Parser:
     parser.add_argument("--sst2", type=Path, required=True, metavar="FOLDER", help="SST-2's train.tsv and dev.tsv")
     parser.add_argument("--model", type=Path, action="append", required=True, metavar="FOLDER", help="a saved encoder")
     parser.add_argument("--seeds", type=count, default=1, help="runs of each freeze (default 1)")
-    parser.add_argument("--minutes", type=count, default=None, help="begin no run after so long")
+    add_minutes(parser, what="run")
     add_output(parser)
     return parser
 
 
 def main() -> None:
     arguments = make_parser().parse_args()
-    stop = math.inf if arguments.minutes is None else monotonic() + 60 * arguments.minutes
+    stop = deadline(arguments)
     kept, rows, missing = KeptRows(arguments.output / "guard-runs.json"), list[TableRow](), list[str]()
     with tempfile.TemporaryDirectory() as folder:
         for model in arguments.model:
-            for step, frozen in FREEZES[blocks_of(model)]:
+            for step, frozen in freezes_of(model):
                 found = list[Run]()
                 for seed in range(arguments.seeds):
                     name = f"{model.name}, {frozen} at {step}, seed {seed}"
@@ -99,13 +100,22 @@ def main() -> None:
     write_table("guard", rows, title=title, notes=notes, draw=partial(draw, rows=rows), folder=arguments.output)
 
 
+def freezes_of(model: Path) -> Sequence[tuple[int, int]]:
+    """Raises UserError where none are set for as many blocks."""
+    num_blocks = blocks_of(model)
+    if num_blocks not in FREEZES:
+        raise UserError(f"--model: {model} has {num_blocks} blocks; give an encoder of 6 or 12")
+    return FREEZES[num_blocks]
+
+
 def recorded(
     sst2: Path, model: Path, step: int, frozen: int, seed: int, *, name: str, kept: KeptRows, scratch: Path, stop: float
 ) -> Run | None:
     """What is kept of a run, which is made where it is missing; None where there is no time for it."""
     num_blocks, place = blocks_of(model), scratch / str(seed)
     task = texts(place, model, num_blocks=num_blocks, num_phrases=NUM_PHRASES + NUM_SAMPLES)
-    of_run = (f"train.seed={seed}", "train.eval_every=3 epochs", "train.precision=bfloat16")
+    precision = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
+    of_run = (f"train.seed={seed}", "train.eval_every=3 epochs", f"train.precision={precision}")
     settings = (*task.overrides, *how_of(step, frozen), *of_run)
     own = [each for each in settings if not each.startswith(("data.path=", "model.name="))]
     key = key_of([model.name, *own], code=CODE)

@@ -18,7 +18,6 @@ it before the next row.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import tempfile
@@ -36,7 +35,7 @@ from matplotlib.figure import Figure
 from benchmarks.elastic.__main__ import blocks_of
 from benchmarks.elastic.processes import launch
 from benchmarks.peers.contest import MALLOC
-from benchmarks.support.command_line import add_output, bench_parser, keep_whole
+from benchmarks.support.command_line import add_minutes, add_output, bench_parser, deadline, keep_whole
 from benchmarks.support.git import ROOT
 from benchmarks.support.kept import KeptRows, key_of
 from benchmarks.support.measure import CONFIGS, environment
@@ -173,7 +172,7 @@ def make_parser() -> Parser:
     parser.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="a saved encoder")
     parser.add_argument("--blocks", type=count, nargs="+", default=[6, 9, 10, 11], help="frozen (default 6 9 10 11)")
     parser.add_argument("--trials", type=count, default=12, help="of a row (default 12)")
-    parser.add_argument("--minutes", type=count, default=None, help="begin no row after so long")
+    add_minutes(parser, what="row")
     add_output(parser)
     return parser
 
@@ -185,7 +184,7 @@ def main() -> None:
     num_blocks = blocks_of(arguments.model)
     if max(arguments.blocks) > num_blocks:
         raise UserError(f"--blocks: {max(arguments.blocks)} is not allowed; the model has {num_blocks} blocks")
-    stop = math.inf if arguments.minutes is None else monotonic() + 60 * arguments.minutes
+    stop = deadline(arguments)
     precision = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
     kept, found = KeptRows(arguments.output / "many-runs-rows.json"), dict[tuple[str, int], Sweep]()
     with tempfile.TemporaryDirectory() as folder:

@@ -15,7 +15,6 @@ before the next one.
 from __future__ import annotations
 
 import json
-import math
 import sys
 import tempfile
 from argparse import Namespace
@@ -35,7 +34,7 @@ from benchmarks.elastic.processes import launch
 from benchmarks.elastic.redrawn import redraw
 from benchmarks.elastic.same_code import same_codes
 from benchmarks.elastic.tasks import BASELINE, NUM_HELD_OUT, NUM_PHRASES, REPLICAS, ROWS, Row, Task, texts
-from benchmarks.support.command_line import add_output, bench_parser
+from benchmarks.support.command_line import add_minutes, add_output, bench_parser, deadline
 from benchmarks.support.kept import KeptRows, key_of
 from benchmarks.support.sst2 import hold_out
 from benchmarks.support.table import Row as TableRow
@@ -61,14 +60,14 @@ def make_parser() -> Parser:
     parser.add_argument("--models", type=Path, nargs="+", required=True, metavar="FOLDER", help="saved encoders")
     parser.add_argument("--cifar100", type=Path, metavar="FOLDER", help="its parquet files; pre-trains a model once")
     parser.add_argument("--seeds", type=count, default=3, help="runs of each kind (default 3)")
-    parser.add_argument("--minutes", type=count, default=None, help="begin no run after so long")
+    add_minutes(parser, what="run")
     add_output(parser)
     return parser
 
 
 def main() -> None:
     arguments = make_parser().parse_args()
-    stop = math.inf if arguments.minutes is None else monotonic() + 60 * arguments.minutes
+    stop = deadline(arguments)
     precision = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
     kept = KeptRows(arguments.output / "signals-runs.json")
     rows, missing = list[TableRow](), list[str]()

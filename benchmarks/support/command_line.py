@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
+from time import monotonic
 
 from benchmarks.support.measure import RESULTS, started_at
 from pipetransformer.errors import UserError, check_folder
-from pipetransformer.launch.arguments import Parser
+from pipetransformer.launch.arguments import Parser, count
 
-__all__ = ["add_output", "bench_parser", "keep_whole", "refuse_without_effect"]
+__all__ = ["add_minutes", "add_output", "bench_parser", "deadline", "keep_whole", "refuse_without_effect"]
 
 
 def bench_parser(name: str, *, description: str | None) -> Parser:
@@ -17,6 +19,16 @@ def bench_parser(name: str, *, description: str | None) -> Parser:
     started_at()  # now: a later commit is not the code that runs
     formatter = argparse.RawDescriptionHelpFormatter
     return Parser(description=description, prog=f"pipetransformer bench {name}", formatter_class=formatter)
+
+
+def add_minutes(parser: Parser, *, what: str) -> None:
+    """The argument ``--minutes``, for ``deadline``. Args: what: what is kept when it ends, as "run"."""
+    parser.add_argument("--minutes", type=count, default=None, help=f"begin no {what} after so long")
+
+
+def deadline(arguments: argparse.Namespace) -> float:
+    """The ``monotonic`` second that ``--minutes`` ends at; infinity without it."""
+    return math.inf if arguments.minutes is None else monotonic() + 60 * arguments.minutes
 
 
 def add_output(parser: Parser) -> None:
