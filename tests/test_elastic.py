@@ -454,6 +454,7 @@ def test_without_a_margin_there_is_no_target(tmp_path: Path) -> None:
             "--rows: 'the peer, freed memory kept' of --cifar100 is timm's",
         ),
         (["--sst2", ".", "--model", ".", "--timm-train", "x"], "--timm-train: it has no effect with --sst2; leave"),
+        (["--sst2", ".", "--model", ".", "--rows", DEFAULT], "--rows: 'no freeze' sets the target; add it, what is"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(given: list[str], line: str, tmp_path: Path) -> None:
@@ -461,6 +462,13 @@ def test_options_that_do_not_fit_are_refused(given: list[str], line: str, tmp_pa
     with pytest.raises(UserError) as caught:
         elastic.chosen_task(parser, parser.parse_args([*given, "--output", str(tmp_path)]))
     assert str(caught.value).startswith(line) and "\n" not in str(caught.value)
+
+
+def test_rows_that_need_no_target_need_no_baseline() -> None:
+    parser = elastic.make_parser()
+    for given in (["--sst2", ".", "--confirm"], ["--squad", "."]):
+        chosen = elastic.chosen_task(parser, parser.parse_args([*given, "--model", ".", "--rows", DEFAULT]))
+        assert f"--{chosen}" == given[0]
 
 
 def test_a_row_that_a_task_has_not_is_refused(tmp_path: Path) -> None:

@@ -170,6 +170,8 @@ def chosen_task(parser: Parser, arguments: Namespace) -> str:
         refuse_without_effect(parser, arguments, "timm_train", where=f"--{chosen}")
         if arguments.model is None:
             raise UserError(f"--model: missing; give --{chosen} the folder of a saved encoder")
+    if arguments.rows and BASELINE not in arguments.rows and chosen != "squad" and not arguments.confirm:
+        raise UserError(f"--rows: {BASELINE!r} sets the target; add it, what is kept is not measured again")
     return chosen
 
 
