@@ -108,24 +108,36 @@ def test_all_ranks_have_the_same_scores_as_one(model: str, ranks: RankPool, text
     assert found[0] == found[1]
 
 
-def widest(world: World, data: str, rows: int) -> int:
+def batches_of(world: World, data: str, rows: int) -> list[tuple[list[int], int]]:
+    """Sample ids and padded length of every batch of this rank."""
     config = configuration("bert", Case("bert", world.size, STATIC[1]).overrides(data))
-    job, seen, pooled = build_job(config, world, lead=alone), list[int](), linear_probe.pooled
+    job, seen, pooled = build_job(config, world, lead=alone), list[tuple[list[int], int]](), linear_probe.pooled
 
     def noted(chain: Chain, dataset: Dataset, batches: Sequence[tuple[np.ndarray, int]]) -> list[list[np.ndarray]]:
-        seen.extend(len(ids) for ids, _ in batches)
+        seen.extend((ids.tolist(), length) for ids, length in batches)
         return pooled(chain, dataset, batches)
 
     with mock.patch.object(linear_probe, "pooled", noted), mock.patch.object(linear_probe, "_MANY", 6):
         boundary_scores(job.chain, job.datasets["train"], world=world, rows=rows)
-    return max(seen)
+    return seen
 
 
 @pytest.mark.parametrize(("rows", "most"), [(1, 4), (2, 6), (7, 7)])
 def test_a_forward_takes_four_times_the_samples_of_training_where_they_are_few(
     ranks: RankPool, texts: str, rows: int, most: int
 ) -> None:
-    assert ranks.run(1, widest, texts, rows) == [most]
+    (batches,) = ranks.run(1, batches_of, texts, rows)
+    assert max(len(ids) for ids, _ in batches) == most
+
+
+def test_ranks_share_out_a_quarter_of_the_samples_by_their_length(ranks: RankPool, texts: str) -> None:
+    shares = ranks.run(3, batches_of, texts, 1)
+    positions = [[len(ids) * length for ids, length in share] for share in shares]
+    sums = sorted(map(sum, positions))
+    assert sums[-1] - sums[0] <= max(map(max, positions)), "no rank could give its neighbour a batch"
+    assert len({length for share in shares for _, length in share}) > 1
+    seen = [one for share in shares for ids, _ in share for one in ids]
+    assert len(seen) == len(set(seen)) == 150 // 4
 
 
 def test_questions_have_none(ranks: RankPool, texts: str) -> None:

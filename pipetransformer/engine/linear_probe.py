@@ -16,14 +16,15 @@ from pipetransformer.models import MASK, Chain
 from pipetransformer.process.collectives import values_of_ranks
 from pipetransformer.process.world import World
 
-MOST_SAMPLES, MOST_SHARE = 1000, 1 / 3
+MOST_SAMPLES, MOST_SHARE = 1000, 1 / 4
 _MANY = 64  # samples of a forward: with fewer of them, casting the weights takes most of it
 _PENALTIES = 10.0 ** np.arange(-3, 4)  # times the mean eigenvalue of the activations' Gram matrix
 
 
 def boundary_scores(chain: Chain, dataset: Dataset, *, world: World, rows: int) -> tuple[float, ...] | None:
-    """Collective. ``explained`` at every boundary [blocks + 1], that behind the stem first, by a third of the training
-    data and at most 1,000 samples. The same numbers on all ranks; None for questions, whose labels are positions.
+    """Collective. ``explained`` at every boundary [blocks + 1], that behind the stem first, by a quarter of the
+    training data and at most 1,000 samples. The same numbers on all ranks; None for questions, whose labels are
+    positions.
 
     Units that a rank does not hold are lent to it, one after another.
 
@@ -34,12 +35,11 @@ def boundary_scores(chain: Chain, dataset: Dataset, *, world: World, rows: int) 
         return None
     count = min(MOST_SAMPLES, max(2, int(MOST_SHARE * len(dataset))))
     ids = np.sort(np.random.default_rng(len(dataset)).permutation(len(dataset))[:count])
-    rows = max(rows, min(4 * rows, _MANY))
-    batches = epoch_batches(dataset.lengths[ids], batch_size=rows, seed=0, epoch=0, shuffle=False)
+    shares = _shares(dataset, ids, rows=max(rows, min(4 * rows, _MANY)), num_ranks=world.size)
     chain.train(False)
-    mine = pooled(chain, dataset, [(ids[batch.ids], batch.length) for batch in batches[world.rank :: world.size]])
+    mine = pooled(chain, dataset, shares[world.rank])
     chain.train()
-    order = np.concatenate([ids[batch.ids] for rank in range(world.size) for batch in batches[rank :: world.size]])
+    order = np.concatenate([batch for share in shares for batch, _ in share])
     targets, features = _targets(dataset)[order], {}
     for boundary in range(chain.num_blocks + 1):
         parts = values_of_ranks(np.concatenate(mine[boundary]) if mine[boundary] else None)
@@ -105,6 +105,21 @@ def pooled(chain: Chain, dataset: Dataset, batches: Sequence[tuple[np.ndarray, i
         lengths = (length for _, length in batches)
         found.append([_mean(leaving, given, length=n) for leaving, given, n in zip(hidden, inputs, lengths)])
     return found
+
+
+def _shares(dataset: Dataset, ids: np.ndarray, *, rows: int, num_ranks: int) -> list[list[tuple[np.ndarray, int]]]:
+    """Batches of every rank, with their padded lengths; about as many positions for each rank."""
+    batches = epoch_batches(dataset.lengths[ids], batch_size=rows, seed=0, epoch=0, shuffle=False)
+    cut = sorted(((ids[batch.ids], batch.length) for batch in batches), key=_positions, reverse=True)
+    shares = [list[tuple[np.ndarray, int]]() for _ in range(num_ranks)]
+    for batch in cut:
+        min(shares, key=lambda share: sum(map(_positions, share))).append(batch)
+    return shares
+
+
+def _positions(batch: tuple[np.ndarray, int]) -> int:
+    ids, length = batch
+    return len(ids) * length
 
 
 def _inputs(chain: Chain, dataset: Dataset, ids: np.ndarray, *, length: int) -> dict[str, Tensor]:
