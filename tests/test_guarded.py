@@ -7,6 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 from laws import STATIC, Case, Weights, configuration, deviation, final_weights, plain_run
 from ranks import RankPool
 from test_guard import frequent_guard
@@ -187,18 +188,14 @@ def test_a_longer_run_tells_what_froze_for_the_end_of_a_shorter_one() -> None:
     assert early == [10, 0, 0, 0]
 
 
-def rests(world: World, folder: str) -> tuple[list[str], list[str]]:
-    """The averages that are kept up, and those that begin again, in a run that saves and freezes nothing."""
-    kept_up, begun = list[str](), list[str]()
-    update, begin_again = Average.update, Average.begin_again
+def rests(world: World, folder: str) -> tuple[list[str], list[str], bool]:
+    """In a run that saves and freezes nothing: the averages that are kept up, those that are kept at the end, and
+    whether the one to freeze with would go on from the weights as they are."""
+    kept_up, update = list[str](), Average.update
 
     def updated(self: Average, step: int) -> None:
         kept_up.append(self.key)
         update(self, step)
-
-    def anew(self: Average) -> None:
-        begun.append(self.key)
-        begin_again(self)
 
     settings = [
         "freeze.policy=guarded",
@@ -208,15 +205,27 @@ def rests(world: World, folder: str) -> tuple[list[str], list[str]]:
         "checkpoint.every=3 steps",
     ]
     overrides = [*Case("vit", world.size, STATIC[1]).overrides(""), *settings, f"run.dir={folder}", "run.id=rests"]
-    with mock.patch.object(Average, "update", updated), mock.patch.object(Average, "begin_again", anew):
-        Trainer(configuration("vit", overrides), world).run()
-    return kept_up, begun
+    kept, is_saved = list[str](), True
+
+    def hear(event: events.Event) -> None:
+        nonlocal is_saved
+        if isinstance(event, events.TrainingEnds):
+            layout = trainer.engine.layout
+            kept.extend(average.key for average in layout.averages)
+            saved = layout.state()
+            is_saved = all(torch.equal(saved[name][RECENT], p.detach()) for name, p in layout.updated.items())
+
+    with mock.patch.object(Average, "update", updated):
+        trainer = Trainer(configuration("vit", overrides), world, listeners=[hear])
+        trainer.run()
+    return kept_up, kept, is_saved
 
 
-def test_the_average_to_freeze_with_is_left_alone_where_nothing_will_freeze(ranks: RankPool, tmp_path: Path) -> None:
-    (kept_up, begun), *_ = ranks.run(1, rests, str(tmp_path))
+def test_the_average_to_freeze_with_is_dropped_where_nothing_will_freeze(ranks: RankPool, tmp_path: Path) -> None:
+    ((kept_up, kept, is_saved),) = ranks.run(1, rests, str(tmp_path))
     assert EMA in kept_up and RECENT not in kept_up[-5:], "the one that is evaluated is kept up"
-    assert begun.count(RECENT) > begun.count(EMA), "what is saved are the weights as they are"
+    assert kept == [EMA], "it would take as much memory as the weights"
+    assert is_saved, "for a run that goes on with another policy"
 
 
 def free_soon(*_: object, to_come: float = 1.0, **__: object) -> int:

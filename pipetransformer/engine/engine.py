@@ -145,7 +145,8 @@ class Engine:
             rank=self._world.rank,
             objective=self.objective,
         )
-        self._layout.rests = self._rests
+        if self._rests:
+            self._layout.rest()
         if self.chain.device.type == "cpu":
             release_freed_memory()
         synchronize(self.chain.device)
@@ -155,7 +156,8 @@ class Engine:
 
     def rest(self) -> None:
         """Tells that no block will freeze any more."""
-        self._rests = self.layout.rests = True
+        self._rests = True
+        self.layout.rest()
 
     def _left(self, state: OptimizerState) -> OptimizerState:
         """Leaves the present layout, if any. Returns ``state`` with that of the layout, and keeps none of it: else it

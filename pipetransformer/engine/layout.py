@@ -33,11 +33,10 @@ class Layout:
             head.
         norm_group: the ranks whose gradients after the reduction are those of one model; None for this rank alone.
         optimizer: the optimizer of ``updated``.
-        averages: moving averages of their weights.
+        averages: moving averages of their weights; without the one that blocks freeze with, once none will (``rest``).
         reducer: the sum of gradients over the replicas.
         executor: forward and backward of this rank's stages.
         stepped: the plan, once an optimizer step was taken under it; None before.
-        rests: whether no block will freeze any more: then the average that they would freeze with is not kept up.
     """
 
     def __init__(
@@ -96,17 +95,23 @@ class Layout:
             lent=self._lent,
         )
         self.stepped: ParallelPlan | None = None
-        self.rests = False
+        self._rests = False
+
+    def rest(self) -> None:
+        """Drops the average that blocks would freeze with, because none will freeze any more."""
+        self._rests = self._average(RECENT) is not None
+        self.averages = tuple(average for average in self.averages if average.key != RECENT)
 
     def state(self) -> OptimizerState:
         """This rank's optimizer state, by parameter name."""
         state = take_state(self.optimizer, self.updated)
-        if self.rests and (average := self._average(RECENT)) is not None:
-            average.begin_again()  # for a run that goes on with another policy
-        for average in self.averages:
-            for name, kept in average.state().items():
+        kept = {average.key: average.state() for average in self.averages}
+        if self._rests:  # for a run that goes on with another policy
+            kept[RECENT] = {name: parameter.detach().clone() for name, parameter in self.updated.items()}
+        for key, tensors in kept.items():
+            for name, tensor in tensors.items():
                 if self.stepped is not None or name in self._has_state:
-                    state.setdefault(name, {})[average.key] = kept
+                    state.setdefault(name, {})[key] = tensor
         return state
 
     def forget_state(self) -> None:
@@ -119,8 +124,7 @@ class Layout:
     def update_averages(self, step: int) -> None:
         """Takes note of the weights after step ``step``, from 0."""
         for average in self.averages:
-            if not (self.rests and average.key == RECENT):
-                average.update(step)
+            average.update(step)
 
     def averaged(self) -> AbstractContextManager[None]:
         """A context in which the weights are those to evaluate and save: their averages, where there are such."""
