@@ -99,7 +99,7 @@ class Layout:
 
     def rest(self) -> None:
         """Drops the average that blocks would freeze with, because none will freeze any more."""
-        self._rests = self._average(RECENT) is not None
+        self._rests = self._rests or self._average(RECENT) is not None
         self.averages = tuple(average for average in self.averages if average.key != RECENT)
 
     def state(self) -> OptimizerState:
