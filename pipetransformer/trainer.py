@@ -198,11 +198,12 @@ class Trainer:
             guard_passes=autofreeze.passes_from(self.step),
             at_start=self.step == 0,
         )
-        gains = partial(self.autopipe.gains, step=self.step, current=current, offers=offers)
+        judged_at = autofreeze.judged_at(self.step)
+        gains = partial(self.autopipe.gains, step=self.step, current=current, offers=offers, judged_at=judged_at)
         if autofreeze.needs_similarities(self.step):
             autofreeze.compared(self.engine.similarities().reshape(self.job.chain.num_blocks, -1).tolist())
         decision = autofreeze.decide(self.step, frozen=current.frozen, payoff=lambda frozen: Payoff(*gains(frozen)))
-        is_trial = decision.frozen > current.frozen and autofreeze.judges(self.step)
+        is_trial = decision.frozen > current.frozen and judged_at is not None
         if is_trial and not autofreeze.guard_is_due(self.step):
             self._watch()
         self._tell(events.Decided(decision))
@@ -220,9 +221,9 @@ class Trainer:
         if settled.reason:
             self._tell(events.Held(self.step, settled.frozen, decision.frozen, settled.reason))
         if settled.choice is not None:
-            reason: str = self.config.freeze.policy if settled.frozen != current.frozen else "measured"
+            reason = decision.cause(self.config.freeze.policy, before=current.frozen, settled=settled.frozen)
             self._enter(settled.choice.plan, reason=reason, choice=settled.choice)
-        if was_tentative and not autofreeze.needs_frozen_state:
+        if not autofreeze.needs_frozen_state:
             self.autodp.let_go(self.engine.plan)
 
     def _watch(self) -> None:

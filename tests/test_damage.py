@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -83,18 +84,26 @@ def checkpoints_of(folder: Path) -> list[Path]:
 FILES = ["__0_0.distcp", "__1_0.distcp", ".metadata", "state.json", NAME]
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_a_damaged_checkpoint_is_passed_over(file: str, checkpointed: Path, ranks: RankPool, tmp_path: Path) -> None:
-    for damage in ("a bit in the middle", "cut off", "gone"):
-        folder = tmp_path / damage.replace(" ", "-")
-        shutil.copytree(checkpointed, folder)
-        before, last = checkpoints_of(folder)
-        DAMAGES[damage](last / file)
-        ranks.run(2, live_run, str(folder), SAVING, 8, True)
-        (told,) = [event for event in map(json.loads, events_of(folder)) if event["event"] == "resume"]
-        assert told["resumed_from"] == before.name
-        (said,) = told["damaged"]
-        assert said.startswith(f"{last.name}: ") and (file in said or file == NAME)
+OF_CHECKPOINTS = ("a bit in the middle", "cut off", "gone")
+QUICK = {(file, OF_CHECKPOINTS[number % 3]) for number, file in enumerate(FILES)}
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.full) for case in product(FILES, OF_CHECKPOINTS)],
+)
+def test_a_damaged_checkpoint_is_passed_over(
+    file: str, damage: str, checkpointed: Path, ranks: RankPool, tmp_path: Path
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(checkpointed, folder)
+    before, last = checkpoints_of(folder)
+    DAMAGES[damage](last / file)
+    ranks.run(2, live_run, str(folder), SAVING, 8, True)
+    (told,) = [event for event in map(json.loads, events_of(folder)) if event["event"] == "resume"]
+    assert told["resumed_from"] == before.name
+    (said,) = told["damaged"]
+    assert said.startswith(f"{last.name}: ") and (file in said or file == NAME)
 
 
 def events_of(folder: Path) -> list[str]:

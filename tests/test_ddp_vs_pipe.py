@@ -221,8 +221,8 @@ def doubled(world: World, trial: Trial) -> tuple[int, Trial]:
     ("way", "error", "told"),
     [
         pytest.param(*("out of memory", OutOfMemory, None), marks=pytest.mark.full),
-        ("killed", OutOfMemory, None),
-        pytest.param(*("mistake", UserError, "^data.path: nothing is there; give another$"), marks=pytest.mark.full),
+        pytest.param(*("killed", OutOfMemory, None), marks=pytest.mark.full),
+        ("mistake", UserError, "^data.path: nothing is there; give another$"),
         pytest.param(
             *("bug", RuntimeError, "(?s)rank 1: ZeroDivisionError: of this rank\n.*in one_fails"),
             marks=pytest.mark.full,

@@ -190,9 +190,12 @@ def test_optimizers_that_may_write_to_all_rows_get_whole_gradients(ranks: RankPo
     assert not any(by_row or any(asked) for *_, by_row, asked in answers)
 
 
+LIKE_ANOTHER = ("deit", "electra", "mistral", "qwen3", "gpt2-scores", "roberta-qa", "electra-qa")
+
+
 def some_in_full(model: str) -> object:
     """Families that are built like another one, of which the default tests have that one alone."""
-    return pytest.param(model, marks=pytest.mark.full) if model in ("deit", "electra", "mistral", "qwen3") else model
+    return pytest.param(model, marks=pytest.mark.full) if model in LIKE_ANOTHER else model
 
 
 @pytest.mark.parametrize("layout", [pytest.param("2", marks=pytest.mark.full), "4, cached"])

@@ -78,6 +78,17 @@ def test_a_guard_goes_on_from_its_state() -> None:
         assert rest == expected[-len(rest) :]
 
 
+def test_a_guard_goes_on_in_a_longer_run_by_the_learning_rates_of_that() -> None:
+    first, second = Guard(EVERY), Guard(EVERY)
+    for step in (10, 20, 30, 40):
+        first.observe(step, losses(curve(step)), moved=step / 40)
+    second.load_state_dict(first.state_dict(), to_come=lambda step: 1 - step / 80)
+    second.froze(40, before=1)
+    second.observe(50, losses(curve(50)), moved=50 / 80)
+    judged = second.observe(60, losses(curve(60), noise=0.5), moved=60 / 80)
+    assert judged.predicted == pytest.approx(curve(60)), "passes of before count on the same scale"
+
+
 def test_the_line_through_the_passes() -> None:
     passes = [Pass(step, 0.9 - 0.4 * moved, moved) for step, moved in ((10, 0.2), (20, 0.5), (30, 0.7))]
     assert predicted_loss(passes, moved=0.95) == pytest.approx(0.52), "by the learning rates, not by steps"
@@ -239,12 +250,17 @@ def guarded_run(
     """
     plans: list[tuple[int, int, int | None]] = []
     verdicts: list[Verdict] = []
+    causes: dict[int, str] = {}
+    parked: list[str] = []
 
     def note(event: events.Event) -> None:
         if isinstance(event, events.Adopted):
             plans.append((event.step, event.plan.frozen, event.plan.cached))
+            causes[event.step] = event.reason
         elif isinstance(event, events.Watched):
             verdicts.append(event.verdict)
+        elif isinstance(event, events.TrainingEnds):
+            parked.extend(trainer.autodp.parked)
 
     def probe(step: int, gradients: object) -> None:
         if step == stop_after and trainer.report.folder.path.exists():
@@ -261,7 +277,7 @@ def guarded_run(
             trainer.run()
         except _Stop:
             return None, plans, verdicts
-    assert not trainer.autodp.parked
+    assert not parked and (not undoes or causes[10] == "guard")
     return final_weights(trainer), plans, verdicts
 
 

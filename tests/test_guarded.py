@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -17,6 +18,7 @@ from pipetransformer.dp import EMA, RECENT
 from pipetransformer.engine.average import Average
 from pipetransformer.freeze import AutoFreeze, Payoff, Policy, Signals, build_policy
 from pipetransformer.freeze.guard import Guard
+from pipetransformer.pipe.planner.answers import Outlook
 from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.trainer import Trainer
@@ -164,11 +166,27 @@ def test_what_is_free_freezes_late_though_no_pass_could_judge_it() -> None:
     def at_80(scores: list[float], *, frozen: int, every: int = 20) -> tuple[int, bool]:
         controller = late(Guard(every), scores=scores)
         decision = controller.decide(80, frozen=frozen, payoff=lambda wanted: Payoff(10.0, 1.0))
-        return decision.frozen, controller.judges(80)
+        return decision.frozen, controller.judged_at(80) is not None
 
     assert at_80(MUCH, frozen=4) == (10, False), "unjudged, and so not tentative"
     assert at_80(list(LITTLE), frozen=0) == (0, False)
     assert at_80(MUCH, frozen=4, every=5) == (10, True) and at_80(list(LITTLE), frozen=0, every=5) == (10, True)
+
+
+def test_after_an_undone_freeze_no_more_blocks_freeze_than_a_pass_could_judge() -> None:
+    controller = late(Guard(20), scores=list(LITTLE))
+    assert controller.guard is not None
+    controller.guard._cap, controller.guard._cap_until = 3, 100  # a freeze from three on was undone
+    with mock.patch.object(type(controller.policy), "decide", lambda *_: 8):
+        assert controller.judged_at(80) is None and controller.decide(80, frozen=0).frozen == 0
+        assert controller.decide(80, frozen=2).frozen == 2 and controller.decide(80, frozen=8).frozen == 3
+
+
+def test_norms_are_told_where_the_guard_alone_decides() -> None:
+    controller = late(Guard(5), scores=MUCH)
+    controller.observe([2.0] * 12, num_steps=2)
+    decision = controller.decide(85, frozen=4)
+    assert decision.asked is None and decision.norms == (1.0,) * 12
 
 
 def test_the_planner_is_asked_about_what_may_freeze() -> None:
@@ -211,6 +229,7 @@ def rests(world: World, folder: str) -> tuple[list[str], list[str], bool]:
         nonlocal is_saved
         if isinstance(event, events.TrainingEnds):
             layout = trainer.engine.layout
+            layout.rest()  # once more changes nothing
             kept.extend(average.key for average in layout.averages)
             saved = layout.state()
             is_saved = all(torch.equal(saved[name][RECENT], p.detach()) for name, p in layout.updated.items())
@@ -232,29 +251,48 @@ def free_soon(*_: object, to_come: float = 1.0, **__: object) -> int:
     return 1 if to_come > 0.99 else 2
 
 
-def guarded_run(world: World, folder: str, undoes: bool, shard: str) -> tuple[Weights | None, list[tuple[int, int]]]:
-    """A run in which a sixth of the blocks is free at first and a third from the next step on, and saves time."""
+def free_late(*_: object, to_come: float = 1.0, **__: object) -> int:
+    return 1 if to_come > 0.1 else 2
+
+
+def guarded_run(
+    world: World, folder: str, undoes: bool, shard: str, free: Callable[..., int] = free_soon
+) -> tuple[Weights | None, list[tuple[int, int]], list[str]]:
+    """A run in which a sixth of the blocks is free at first and a third from the next step on, and saves time: (weights
+    on rank 0, (step, frozen blocks) of each change, parameters whose optimizer state waits at the end).
+    """
     plans: list[tuple[int, int]] = []
+    parked: list[str] = []
 
     def note(event: events.Event) -> None:
+        if isinstance(event, events.TrainingEnds):
+            parked.extend(trainer.autodp.parked)
         if isinstance(event, events.Adopted) and (not plans or plans[-1][1] != event.plan.frozen):
             plans.append((event.step, event.plan.frozen))
 
     overrides = [*Case("vit", world.size, STATIC[1]).overrides(""), *SETTINGS, f"run.dir={folder}", "run.id=guarded"]
     overrides.append(f"dp.shard={shard}")
     told = -1.0 if undoes else 100.0
+
+    def gains(*_: object, outlook: Outlook, tentative_steps: float, **__: object) -> tuple[float, float]:
+        mean = trainer.autopipe._mean_step
+        step = trainer.calendar.total_steps - round(outlook.remaining_steps / mean)
+        judged_at = trainer.autofreeze.judged_at(step)
+        assert tentative_steps / mean == pytest.approx(0 if judged_at is None else judged_at - step)
+        return 10.0, 1.0
+
     with (
         mock.patch("pipetransformer.run.probing.boundary_scores", lambda *_, **__: (0.0, *[0.5] * 6)),
-        mock.patch("pipetransformer.pipe.controller.AutoPipe.gains", lambda *_, **__: (10.0, 1.0)),
+        mock.patch("pipetransformer.pipe.planner.choice.Planner.gains", gains),
         frequent_guard(),
         mock.patch("pipetransformer.freeze.guard.predicted_loss", lambda passes, moved: told),
-        mock.patch("pipetransformer.freeze.guarded.free_blocks", free_soon),
-        mock.patch("pipetransformer.freeze.controller.free_blocks", free_soon),
+        mock.patch("pipetransformer.freeze.guarded.free_blocks", free),
+        mock.patch("pipetransformer.freeze.controller.free_blocks", free),
     ):
         trainer = Trainer(configuration("vit", overrides), world, listeners=[note])
         trainer.autofreeze._is_pretrained = True
         trainer.run()
-    return final_weights(trainer), plans
+    return final_weights(trainer), plans, parked
 
 
 SETTINGS = ("freeze.policy=guarded", "freeze.averaged=auto", "freeze.every=4 steps", "cache.disk_budget=null")
@@ -262,7 +300,7 @@ SETTINGS = ("freeze.policy=guarded", "freeze.averaged=auto", "freeze.every=4 ste
 
 @pytest.mark.parametrize(("undoes", "shard"), [(False, "none"), (True, "none"), (True, "full"), (False, "optimizer")])
 def test_a_run_is_the_plain_loop_with_its_freezes(undoes: bool, shard: str, ranks: RankPool, tmp_path: Path) -> None:
-    (weights, plans), (_, theirs) = ranks.run(2, guarded_run, str(tmp_path), undoes, shard)
+    (weights, plans, _), (_, theirs, _) = ranks.run(2, guarded_run, str(tmp_path), undoes, shard)
     assert plans == theirs, "ranks decided differently"
     moves = [(step, frozen) for step, frozen in plans if frozen]
     assert moves[0] == (0, 1) and moves[1] == (8, 2), "four steps between decisions, and three passes before the first"
@@ -271,3 +309,8 @@ def test_a_run_is_the_plain_loop_with_its_freezes(undoes: bool, shard: str, rank
     with frequent_guard():  # the same samples are set aside
         expected, _ = plain_run("vit", tuple(moves), (*case.overrides(""), *SETTINGS))
     assert weights is not None and deviation(weights, expected) < 1e-10
+
+
+def test_moments_of_a_freeze_that_no_pass_will_judge_are_let_go(ranks: RankPool, tmp_path: Path) -> None:
+    ((_, plans, parked),) = ranks.run(1, guarded_run, str(tmp_path), False, "none", free_late)
+    assert plans[-1] == (16, 2) and parked == [], "the planner does not count them"

@@ -257,8 +257,8 @@ def assert_plain(case: Case, ranks: RankPool, texts: str, folder: Path) -> None:
     assert deviation(answers[0][0], weights) < 1e-10
 
 
-QUICK = ("vit", "bert", "gpt2", "llama")
-OTHERS = ("beit", "eva", "distilbert", "deit", "roberta", "electra", "bert-qa", "distilbert-qa")
+QUICK = ("vit", "bert", "gpt2")
+OTHERS = ("llama", "beit", "eva", "distilbert", "deit", "roberta", "electra", "bert-qa", "distilbert-qa")
 
 
 @pytest.mark.parametrize("model", [*QUICK, *(pytest.param(model, marks=pytest.mark.full) for model in OTHERS)])
@@ -269,9 +269,10 @@ def test_halves_are_plain_for_every_family(model: str, ranks: RankPool, texts: s
 ON_FOUR_RANKS = list(product(("vit", "bert", "eva", "gpt2"), (False, True), ("never", "always", "selective")))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("model", "cached", "recompute"),
-    [pytest.param(*p, marks=() if p == ("bert", True, "always") else pytest.mark.full) for p in ON_FOUR_RANKS],
+    ON_FOUR_RANKS,
 )
 def test_halves_are_plain_on_four_ranks(
     model: str, cached: bool, recompute: str, ranks: RankPool, texts: str, tmp_path: Path

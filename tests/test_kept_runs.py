@@ -12,7 +12,7 @@ from threading import Timer
 from unittest import mock
 
 import pytest
-from laws import STATIC, Case, Weights, configuration, deviation, final_weights, plain_run, write_replay
+from laws import NUM_BLOCKS, STATIC, Case, Weights, configuration, deviation, final_weights, plain_run, write_replay
 from ranks import RankPool
 
 from pipetransformer.cache.identity import Identity
@@ -24,6 +24,7 @@ from pipetransformer.trainer import Trainer
 CASE = Case("vit", 2, ((0, 3, 1),), cached=True)
 THAWED = Case("vit", 2, ((0, 3, 1), (6, 1, 2), (11, 4, 1)), cached=True)
 NUM_SAMPLES = 150 + 40
+HEADS = f"model.kwargs={{patch_size: 2, in_chans: 1, embed_dim: 16, depth: {NUM_BLOCKS}, num_heads: 4}}"
 
 
 class _Stop(Exception):
@@ -124,8 +125,9 @@ def test_the_second_run_computes_nothing_and_ends_with_the_same_bits(ranks: Rank
         (CASE, ("train.batch_size=30",), 190),  # another shape of the pass
         (replace(CASE, moves=((0, 2, 1),)), (), 190),
         (replace(CASE, precision="float32"), (), 190),
+        (CASE, (HEADS,), 190),  # the same weights, which no module of timm's tells apart
     ],
-    ids=["weights", "data", "evaluation data", "dtype", "rows", "boundary", "precision"],
+    ids=["weights", "data", "evaluation data", "dtype", "rows", "boundary", "precision", "heads"],
 )
 def test_what_depends_on_something_else_is_computed(
     case: Case, extra: tuple[str, ...], computed: int, ranks: RankPool, tmp_path: Path

@@ -60,7 +60,7 @@ def live_run(
     return final_weights(trainer), decisions
 
 
-@pytest.mark.parametrize("policy", [PAPER, PERCENTILE])
+@pytest.mark.parametrize("policy", [pytest.param(PAPER, marks=pytest.mark.full), PERCENTILE])
 def test_norms_survive_calibration_and_resume(policy: list[str], ranks: RankPool, tmp_path: Path) -> None:
     """A run that is cut inside an interval decides on the same norms as one that is not."""
     whole = ranks.run(2, live_run, str(tmp_path / "whole"), policy, None, False)

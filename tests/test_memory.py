@@ -115,8 +115,8 @@ SHARED = tuple(
 )
 CASES = [
     ("vit", "never", "adamw", SHARED, "float32"),
-    ("bert", "always", "adamw", SHARED, "float32"),
-    ("vit", "never", "adamw", SOME, "float32"),
+    pytest.param("bert", "always", "adamw", SHARED, "float32", marks=pytest.mark.full),
+    pytest.param("vit", "never", "adamw", SOME, "float32", marks=pytest.mark.full),
     ("bert", "except_last", "sgd", SOME, "float32"),
     ("vit", "always", "sgd", [INTERLEAVED], "float32"),
     ("vit", "selective", "sgd", [ZERO_BUBBLE], "float32"),

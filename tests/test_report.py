@@ -191,6 +191,27 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
         assert sum(once in line for line in said) == 1
 
 
+def test_a_look_of_the_guard_that_changes_nothing_is_no_line(report: Report) -> None:
+    said: list[str] = []
+    report._tracker.line = said.append  # type: ignore[method-assign]
+    report.hear(events.Decided(FreezeDecision(6, 3, 0, None, None)))
+    assert said == [] and report._decisions == [], "it would end in: because"
+
+
+@pytest.mark.parametrize(
+    ("decision", "before", "settled", "expected"),
+    [
+        (FreezeDecision(6, 3, 5, 7, None, reason="freeze.max_frozen is 5"), 3, 5, "static"),
+        (FreezeDecision(6, 3, 3, 7, None, reason="the guard undoes the last freeze"), 5, 3, "guard"),
+        (FreezeDecision(6, 3, 3, None, None, reason="the guard undoes the last freeze"), 5, 3, "guard"),
+        (FreezeDecision(0, 0, 3, None, None), 0, 3, "model.lora.blocks"),
+        (FreezeDecision(6, 3, 5, 5, None), 3, 3, "measured"),
+    ],
+)
+def test_a_transition_tells_who_causes_it(decision: FreezeDecision, before: int, settled: int, expected: str) -> None:
+    assert decision.cause("static", before=before, settled=settled) == expected
+
+
 def test_a_transition_tells_what_changes(report: Report) -> None:
     said: list[str] = []
     report._tracker.line = said.append  # type: ignore[method-assign]

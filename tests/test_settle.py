@@ -78,6 +78,21 @@ def test_what_a_freeze_spends_is_what_it_adds_to_evaluations_and_passes(
     assert saved > 0
 
 
+def test_a_tentative_freeze_saves_what_it_does_without_the_cache_until_it_is_judged() -> None:
+    controller = make_planner()
+    current = controller.first_plan(JOB, {}).plan
+    outlook, options = Outlook(JOB, 1000), {None: 0.0, 4: 0.0}
+
+    def saved(options: dict[int | None, float], *, tentative: float = 0.0) -> float:
+        return controller.gains(
+            4, current=current, options=lambda n: options, outlook=outlook, tentative_steps=tentative
+        )[0]
+
+    cached, uncached = saved(options), saved({None: 0.0})
+    assert cached > uncached > 0
+    assert saved(options, tentative=250) == pytest.approx(0.25 * uncached + 0.75 * cached)
+
+
 @pytest.mark.parametrize(("beyond", "moves"), [(-0.01, True), (0.01, False)])
 def test_a_gain_within_the_margin_moves_nothing_but_the_cut(beyond: float, moves: bool) -> None:
     controller = make_planner(pipe={"initial_length": 4})

@@ -75,7 +75,6 @@ PLANTED = (
     Row(REDRAWN, ("model.name=REDRAWN", REPLICAS), 1),
     Row(TOO_DEEP, ("freeze.policy=static", "freeze.max_frozen=ALL_BUT_ONE", REPLICAS), 1),
 )
-_ALL, _FEW = tuple(row.name for row in ROWS), (BASELINE, OTHER_LAYOUT, TUNED, PEER, DEFAULT, _UNCACHED, _HALF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +130,11 @@ _TEXTS = (
     *("train.epochs=3", "train.batch_size=32", "train.warmup_ratio=0.1"),
     *("train.head_lr_scale=10", "data.max_length=128"),
 )
-# Learning rate of the recipe; what is tuned; rows.
-_TEXT_MODELS: Mapping[int, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    6: ("5e-5", ("train.lr=2e-4", "train.epochs=1"), _ALL),
-    12: ("5e-5", ("train.lr=1e-4", "train.epochs=2"), _FEW),
+_LEARNING_RATE = "5e-5"
+# What is tuned, by number of blocks.
+_TUNED_TEXTS: Mapping[int, tuple[str, ...]] = {
+    6: ("train.lr=2e-4", "train.epochs=1"),
+    12: ("train.lr=1e-4", "train.epochs=2"),
 }
 
 
@@ -201,9 +201,9 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
     Raises:
         UserError: there is no recipe for as many blocks.
     """
-    if num_blocks not in _TEXT_MODELS:
+    if num_blocks not in _TUNED_TEXTS:
         raise UserError(f"--model: {model} has {num_blocks} blocks; give an encoder of 6 or 12")
-    lr, tuned, row_names = _TEXT_MODELS[num_blocks]
+    row_names = tuple(row.name for row in ROWS)
     trained = f"{num_phrases:,} phrases; judged on"
     about = f"{trained} the dev set and {NUM_HELD_OUT:,} full sentences of which no phrase is trained on."
     name = f"sst2-{model.name}" + (f"-{num_phrases}" if num_phrases != NUM_PHRASES else "")
@@ -217,12 +217,12 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
         about = f"{trained} other full sentences, for each seed another half of the same; the other tables judge by "
         about += "none of them."
     places = (f"data.path={data / BY_SEED if tunes else data}", f"model.name={model.resolve()}")
-    own = (*places, f"train.lr={lr}", f"train.eval_every={every}")
+    own = (*places, f"train.lr={_LEARNING_RATE}", f"train.eval_every={every}")
     return Task(
         name,
         CONFIGS / "train_config_sst2_all_in_one.yaml",
         (*_COMMON, *_TEXTS, *own),
-        tuned,
+        _TUNED_TEXTS[num_blocks],
         num_blocks,
         about,
         3,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from pipetransformer.process.world import World
 
 _PACKAGE = Path(__file__).parent.parent
 _CODE = ("adapter", "cache", "data", "models")
+_PLAIN = (bool, int, float, str, tuple)  # types whose text says all
 
 
 class Identity:
@@ -51,7 +52,7 @@ class Identity:
         # Of what lies before each boundary, from 0: weights, and modules with settings, which weights do not tell.
         stops = map(chain.numbering.behind, range(chain.num_blocks + 1))
         self._weights = ["".join(digests[:stop]) for stop in stops]
-        parts = [repr(chain.stem_modules), *map(repr, chain.blocks)]
+        parts = [_modules(chain.stem_modules), *(_modules([block]) for block in chain.blocks)]
         self._modules = [key_of(parts[: boundary + 1]) for boundary in range(chain.num_blocks + 1)]
 
     def key(self, boundary: int, layouts: Mapping[str, StoreLayout], *, by_block: bool = False) -> str:
@@ -83,6 +84,20 @@ def _digest_of(chain: Chain, unit: int) -> str:
             digest.update(name.encode())
             digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _modules(tops: Iterable[torch.nn.Module]) -> str:
+    """Modules with their settings: what they print, and plain attributes, as a number of heads, which few print."""
+    told = list[object]()
+    for top in tops:
+        told.append(top)
+        told += ((name, _plain_attributes(module)) for name, module in top.named_modules())
+    return repr(told)
+
+
+def _plain_attributes(module: torch.nn.Module) -> list[tuple[str, object]]:
+    found = vars(module).items()
+    return sorted((n, value) for n, value in found if isinstance(value, _PLAIN) and n[0] != "_" and n != "training")
 
 
 def _told(layout: StoreLayout) -> tuple[object, ...]:

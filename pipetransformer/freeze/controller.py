@@ -166,9 +166,11 @@ class AutoFreeze:
         counting = [s for s in steps if self._policy_is_due(s) and self._interval(s) >= self._first_interval]
         return not any(self._may_freeze(step) for step in counting[self._patience - 1 :])
 
-    def judges(self, step: int) -> bool:
-        """Whether a freeze at ``step`` is tentative, for the guard to judge."""
-        return self.guard is not None and step > 0 and self.guard.can_judge(step, total_steps=self._total_steps)
+    def judged_at(self, step: int) -> int | None:
+        """The step at which the guard judges a freeze at ``step``, which is tentative until then; None: it does not."""
+        guard = self.guard
+        can_judge = guard is not None and step > 0 and guard.can_judge(step, total_steps=self._total_steps)
+        return guard.judged_at(step) if guard is not None and can_judge else None
 
     def _may_freeze(self, step: int) -> bool:
         """Whether any freeze at ``step`` is allowed: it can be judged, or need not."""
@@ -193,8 +195,7 @@ class AutoFreeze:
                 wanted = max(frozen, self._judgeable(wanted, step=step)) if step >= decided else frozen
             if wanted != frozen:
                 changes.append((step, wanted))
-                is_judged = self.guard is not None and self.judges(step)
-                frozen, decided = wanted, self.guard.judged_at(step) if is_judged else 0  # type: ignore[union-attr]
+                frozen, decided = wanted, self.judged_at(step) or 0
         return tuple(changes)
 
     def changes_from(self, step: int, *, frozen: int) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -237,8 +238,7 @@ class AutoFreeze:
         later = getattr(self.policy, "may_freeze_later", None)  # a class of a user's own may do without
         self.rests = later is not None and not later(start)
         if self.guard is not None:
-            free = free_blocks(scores, num_blocks=self._num_blocks, is_pretrained=self._is_pretrained)
-            self.guard.trusted = max(free, self._least_frozen)
+            self.guard.trusted = max(self._free(0), self._least_frozen)
 
     def compared(self, similarities: Sequence[Sequence[float]]) -> None:
         """Takes note of the similarity of every pair of samples behind each block [blocks, pairs]."""
@@ -280,7 +280,7 @@ class AutoFreeze:
         Args:
             payoff: gives the predicted payoff of so many frozen blocks; None where nothing is predicted.
         """
-        interval, norms = self._interval(step), None
+        norms = tuple(total / self._norm_steps for total in self._norm_sums) if self._norm_steps else None
         asks: int | None = None
         asked: list[tuple[int, float, float]] = []
 
@@ -294,10 +294,9 @@ class AutoFreeze:
         if frozen <= self._least_frozen:
             self._rate_frozen = self._rate(step)
         if self._policy_is_due(step):
-            norms = tuple(total / self._norm_steps for total in self._norm_sums) if self._norm_steps else None
             asks = self._answered(
                 Signals(
-                    *(interval, frozen, norms, self._before, self._scores, self._is_pretrained),
+                    *(self._interval(step), frozen, norms, self._before, self._scores, self._is_pretrained),
                     is_watched=self.guard is not None,
                     undone=0 if self.guard is None else self.guard.num_undone,
                     to_come=self._to_come(step),
@@ -316,7 +315,7 @@ class AutoFreeze:
         if not reason and asks is not None and asks > allowed:
             reason = f"freeze.max_frozen is {self._max_frozen}"
         changed = None if asks is None or self._plasticity is None else tuple(self._plasticity)
-        return FreezeDecision(step, interval, allowed, asks, norms, tuple(asked), changed, reason)
+        return FreezeDecision(step, self._interval(step), allowed, asks, norms, tuple(asked), changed, reason)
 
     def _allowed(self, answer: int, *, step: int, frozen: int) -> tuple[int, str]:
         """The number of blocks that the guard allows, and its reason for another one than ``answer``."""
@@ -325,7 +324,7 @@ class AutoFreeze:
             return answer, ""
         if guard.tentative is not None:
             return min(answer, frozen), "the last freeze is tentative still" if answer > frozen else ""
-        trusted, can_judge = guard.trusted, self.judges(step)
+        trusted, can_judge = guard.trusted, self.judged_at(step) is not None
         verdict = self._verdict if self._verdict is not None and self._verdict.step == step else None
         if trusted is not None and frozen > trusted and verdict is not None and verdict.flat and can_judge:
             guard.thaw()
@@ -333,14 +332,15 @@ class AutoFreeze:
         most = guard.most(step)
         if most is not None and answer > most:
             is_undone = verdict is not None and verdict.undone
-            return most, "the guard undoes the last freeze" if is_undone else "these blocks thawed before"
+            allowed = max(min(frozen, most), self._judgeable(most, step=step))
+            return allowed, "the guard undoes the last freeze" if is_undone else "these blocks thawed before"
         allowed = max(frozen, self._judgeable(answer, step=step)) if answer > frozen else answer
         return allowed, "" if allowed == answer else "the guard could not judge a freeze here"
 
     def _judgeable(self, answer: int, *, step: int) -> int:
         """So many blocks of ``answer`` as may freeze at ``step``. Where the run ends before a verdict, those that the
         probe shows to be free, as in a run that is too short for a guard."""
-        if self.guard is None or step == 0 or self.judges(step):
+        if self.guard is None or step == 0 or self.judged_at(step) is not None:
             return answer
         is_late = self.guard.judged_at(step) >= self._total_steps
         return min(answer, self._free(step)) if is_late else self._least_frozen
@@ -380,13 +380,13 @@ class AutoFreeze:
         self._loss_sum, self._loss_steps = state["losses"]  # type: ignore[misc]
         self._before = None if state["before"] is None else tuple(state["before"])  # type: ignore[arg-type]
         self._answers = list(state["answers"])  # type: ignore[call-overload]
-        # Runs of before there was policy plasticity have none of these.
+        # Older runs have none of these.
         self._similarities = state.get("similarities")  # type: ignore[assignment]
         self._most_plastic = state.get("most_plastic")  # type: ignore[assignment]
         self._rate_frozen = float(state.get("rate_frozen", 1.0))  # type: ignore[arg-type]
         self.probed(state.get("scores"))  # type: ignore[arg-type]
         if self.guard is not None and state.get("guard") is not None:
-            self.guard.load_state_dict(state["guard"])  # type: ignore[arg-type]
+            self.guard.load_state_dict(state["guard"], to_come=self._to_come)  # type: ignore[arg-type]
 
 
 def _whole(answer: object, *, step: int) -> int:

@@ -28,3 +28,13 @@ class FreezeDecision:
     payoffs: tuple[tuple[int, float, float], ...] = ()
     plasticity: tuple[float | None, ...] | None = None
     reason: str = ""
+
+    def cause(self, policy: str, *, before: int, settled: int) -> str:
+        """Who takes the number from ``before`` to ``settled``: the policy of this name, the guard or
+        ``model.lora.blocks``; where it stays, "measured", because measurements have changed the plan.
+        """
+        if settled == before:
+            return "measured"
+        if self.reason and self.frozen < before:
+            return "guard"
+        return policy if self.asked is not None else "model.lora.blocks"

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -199,11 +199,18 @@ class Guard:
     def state_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], *, to_come: Callable[[int], float] | None = None) -> None:
+        """Goes on from ``state``.
+
+        Args:
+            to_come: gives the share of the sum of all learning rates that lies behind a step, of a run that may be
+                longer than it was; None where nothing has changed.
+        """
         tentative = state["tentative"]
         self.tentative = None if tentative is None else Tentative(**{**tentative, "losses": tuple(tentative["losses"])})
         self.trusted = state["trusted"]
-        self._passes = [Pass(**each) for each in state["_passes"]]
+        passes = [Pass(**each) for each in state["_passes"]]
+        self._passes = passes if to_come is None else [replace(each, moved=1.0 - to_come(each.step)) for each in passes]
         self._latest, self._now = [tuple(each) for each in state["_latest"]], tuple(state["_now"])
         self._trained = list(state["_trained"])
         self._cap, self._cap_until, self._wait = state["_cap"], state["_cap_until"], state["_wait"]

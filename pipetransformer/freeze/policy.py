@@ -37,7 +37,7 @@ class Signals:
         interval: number of intervals since the warm-up (T = 0, 1, ...).
         frozen: number of frozen blocks now.
         norms: mean over the interval of the norm of each block's data-parallel gradient before clipping, 0 for frozen
-            blocks [blocks]; None before there is any, and for a policy that needs none.
+            blocks [blocks]; None before there is any.
         before: those of the interval before; None likewise.
         scores: share of the labels' variance that a linear head explains at every boundary before training, that behind
             the stem first [blocks + 1]; None where no one has asked for it, and for questions.

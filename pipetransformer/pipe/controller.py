@@ -254,12 +254,23 @@ class AutoPipe:
             is_confirmed=is_confirmed,
         )
 
-    def gains(self, frozen: int, *, step: int, current: ParallelPlan, offers: Offers) -> tuple[float, float]:
+    def gains(
+        self, frozen: int, *, step: int, current: ParallelPlan, offers: Offers, judged_at: int | None = None
+    ) -> tuple[float, float]:
         """Predicted (seconds saved, seconds spent) over the rest of the run by ``frozen`` blocks in place of those of
         now. The other arguments are those of ``settle``.
+
+        Args:
+            judged_at: the step before which the cache stays where it is, because the guard has not judged them; None
+                where it may advance at once.
         """
-        options = partial(self._options, offers)
-        return self._planner.gains(frozen, current=current, options=options, outlook=self._outlook(step, current))
+        return self._planner.gains(
+            frozen,
+            current=current,
+            options=partial(self._options, offers),
+            outlook=self._outlook(step, current),
+            tentative_steps=0.0 if judged_at is None else (judged_at - step) * self._mean_step,
+        )
 
     def ahead(self, frozen: int, *, step: int, current: ParallelPlan, offers: Offers) -> Ahead | None:
         """The run from ``step`` on with ``frozen`` blocks, as it is predicted from ``current``; None where no plan

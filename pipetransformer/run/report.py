@@ -161,8 +161,10 @@ class Report:
         decision = event.decision
         self._tracker.event("freeze_decision", **asdict(decision))
         line, told = lines.of_decision(decision, policy=self._config.freeze.policy), (decision.frozen, decision.reason)
+        if decision.asked is None and not decision.reason:  # the guard looked, and changes nothing
+            return
         self._decisions.append((decision.step, decision.frozen, line))
-        if told != self._last_decided and (decision.asked is not None or decision.reason):
+        if told != self._last_decided:
             self._last_decided = told
             self._tracker.line(line)
 

@@ -240,9 +240,8 @@ class Planner:
             self.next_plan(frozen, cached_options=options(frozen), current=current, outlook=outlook)
             for frozen in candidates
         )
-        choice = next(filter(None, plans), None)
+        choice, reason = next(filter(None, plans), None), ""
         frozen = now if choice is None else choice.plan.frozen
-        reason = ""
         if frozen < wanted:
             is_kept = frozen == most
             reason = "the pipeline that is kept needs a unit for each stage" if is_kept else "no layout fits in memory"
@@ -261,18 +260,27 @@ class Planner:
         current: ParallelPlan,
         options: Callable[[int], Mapping[int | None, float]],
         outlook: Outlook,
+        tentative_steps: float = 0.0,
     ) -> tuple[float, float]:
         """(Seconds saved, seconds spent) over the rest of the run by ``frozen`` blocks in place of the present ones:
         those of steps, and those of the transition and of all else. (0, infinity) where no plan fits.
 
         Args:
             options: as in ``settle``.
+            tentative_steps: the first of the remaining steps, in which the cache stays where it is.
         """
-        choice = self.next_plan(frozen, cached_options=options(frozen), current=current, outlook=outlook)
+        there = options(frozen)
+        if tentative_steps:
+            held = {cached: seconds for cached, seconds in there.items() if cached in (None, current.cached)}
+            behind = outlook.remaining_steps - tentative_steps
+            first, rest = (replace(outlook, remaining_steps=steps) for steps in (tentative_steps, behind))
+            saved, moved = self.gains(frozen, current=current, options=lambda _: held, outlook=first)
+            later, spent = self.gains(frozen, current=current, options=options, outlook=rest)
+            return saved + later, max(moved, spent)
+        choice = self.next_plan(frozen, cached_options=there, current=current, outlook=outlook)
         if choice is None:
             return 0.0, math.inf
         go, stay = choice.prediction, self.stay(current, outlook)
-        there = options(frozen)
         others = there[go.plan.cached] - there.get(current.cached, there[None])  # evaluations compute these blocks too
         return (stay - go.step_seconds) * outlook.remaining_steps, choice.transition_seconds + max(others, 0.0)
 
