@@ -36,7 +36,8 @@ def test_similarities_change_with_directions_and_not_with_sizes() -> None:
 
 def test_safe_is_the_last_before_the_first_loss() -> None:
     finals = {0: [0.9, 0.8], 1: [0.88, 0.83], 2: [0.905, 0.79], 3: [0.894, 0.795], 4: [0.95, 0.85]}
-    assert signals.safe_depth(finals) == 2, "3 loses 0.55 points, 0.05 more or less; 4 lies behind it"
+    assert signals.safe_depth(finals) == 2, "2 loses a quarter of a point, 3 more than half a point; 4 lies behind it"
+    assert signals.safe_depth({0: [0.9, 0.8], 1: [0.89, 0.8]}) == 0, "half a point, though two seeds tell little"
     assert signals.safe_depth({0: [0.9], 1: []}) is None
 
 
@@ -63,6 +64,7 @@ def test_the_table_tells_how_far_each_rule_is_off(tmp_path: Path) -> None:
     rows = {row["signal"]: row for row in signals.table(task, finals, told)}
     assert (rows["norm"]["safe"], rows["norm"]["off"], rows["linear probe"]["off"]) == (6, 2.5, -0.5)
     assert rows["norm"]["says"] == "11 11" and rows["norm"]["metric at 4/6"] == pytest.approx(0.842)
+    assert rows["norm"]["± at 1/6"] is not None and rows["norm"]["± at 1/6"] > 0.01, "two seeds tell little"
 
 
 @pytest.mark.full

@@ -1,12 +1,13 @@
-"""One run without freezing, on one rank, that notes every candidate signal: what a policy could know at step ``LAST``.
+"""A run without freezing, on one rank, up to step ``LAST``: it notes every candidate signal that a policy could know.
 
     python -m benchmarks.signals.collect CONFIG RESULT [key=value ...]
 
-Training goes to its end; nothing that is noted changes it.
+Nothing that is noted changes the steps.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections import defaultdict
@@ -27,6 +28,10 @@ FIRST, LAST = 50, 100  # steps between which signals are averaged
 _NUM_SAMPLES = 128  # whose activations tell plasticity
 
 
+class _Enough(Exception):
+    """All signals are noted."""
+
+
 class Signals:
     """Notes signals as the trainer's probe. ``trainer`` is set before it runs."""
 
@@ -40,13 +45,11 @@ class Signals:
         self._features: dict[int, list[np.ndarray]] = {}
 
     def note(self, step: int, gradients: Mapping[str, Tensor]) -> None:
-        """Called with every step's gradients, before clipping."""
-        if step > LAST:
-            return
+        """Called with every step's gradients, before clipping. Raises _Enough at step ``LAST``."""
         if step in (0, FIRST, LAST):
             self._features[step] = self._outputs()
         if step == LAST:
-            return
+            raise _Enough
         parameters = self.trainer.engine.layout.parameters
         self._norms[step >= FIRST].append(np.sqrt(self._by_block({n: g.square().sum() for n, g in gradients.items()})))
         if step < FIRST:
@@ -116,7 +119,8 @@ def main(config_path: str, result: str, overrides: list[str]) -> None:
     signals.trainer = trainer = Trainer(config, world, probe=signals.note)
     chain, rows = trainer.job.chain, config.train.batch_size
     scores = boundary_scores(chain, trainer.job.datasets["train"], world=world, rows=rows)
-    trainer.run()
+    with contextlib.suppress(_Enough):
+        trainer.run()
     told = signals.told()
     free = 0 if scores is None else free_blocks(scores, num_blocks=chain.num_blocks, is_pretrained=True)
     whole = {**told, "depths": {**told["depths"], "linear probe": free}, "scores": scores}  # type: ignore[dict-item]
