@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from pathlib import Path
 from time import perf_counter
+from uuid import uuid4
 
 import numpy as np
 import torch.distributed as dist
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pipetransformer.cache.advance import Advance, advance, agrees
 from pipetransformer.cache.codec import stored_dtype
 from pipetransformer.cache.earlier import EarlierRuns, entries_of, may_keep
-from pipetransformer.cache.kept import KeptStores, stores_folder
+from pipetransformer.cache.kept import Held, KeptStores, stores_folder
 from pipetransformer.cache.publisher import Publisher
 from pipetransformer.cache.shared import ActivationCache, Tier, open_cache
 from pipetransformer.cache.store import ActivationStore, StoreLayout
@@ -226,13 +226,13 @@ class AutoCache:
             spill=None if self._config.cache.disk_budget is None else self._spill,
         )
 
-    def _spill(self, num_bytes: int) -> tuple[Path, int]:
-        """The folder of stores on disk, and the bytes that are left there, when entries that no job has open have made
-        room for so many. Raises OSError where the folder cannot be made or written.
+    def _spill(self, sizes: Mapping[str, int]) -> tuple[Held | None, int]:
+        """A place on disk for stores that no other job finds, for which entries that no job has open make room, if
+        there can be enough; and the bytes that are left there. Raises OSError where the folder cannot be made.
         """
-        setting = self._config.cache.disk_budget or 0
-        self._kept.make_room(num_bytes, self._kept.budget(setting))
-        return self._kept.folder, self._kept.budget(setting) - self._kept.num_bytes()
+        budget = self._kept.budget(self._config.cache.disk_budget or 0)
+        held = self._kept.begin(f"spilled-{uuid4().hex}", sizes=sizes, budget=budget)
+        return held, budget - self._kept.num_bytes()
 
     def _layouts(self) -> dict[str, StoreLayout]:
         return {split: self._layout(self._samples[split], dataset) for split, dataset in self._datasets.items()}

@@ -5,12 +5,11 @@ one of those to evaluate on, so that either is found without the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from time import perf_counter
 
 from pipetransformer.cache.identity import Identity, digests_of_units
 from pipetransformer.cache.kept import LONGEST_WAIT, Held, KeptStores
-from pipetransformer.cache.shared import ActivationCache, open_all
+from pipetransformer.cache.shared import ActivationCache, open_all, reserve_in, sizes_of
 from pipetransformer.cache.store import ActivationStore, StoreLayout
 from pipetransformer.config import Config
 from pipetransformer.data import TRAINING, Dataset
@@ -87,7 +86,7 @@ class EarlierRuns:
         Who has one to fill waits for no other: another job may wait for it. What is there is taken before anything is
         deleted to make room.
         """
-        held, waited, sizes = list[Held | None](), list[float](), [_sizes(own) for own in entries]
+        held, waited, sizes = list[Held | None](), list[float](), [sizes_of(own) for own in entries]
 
         def wait(number: int) -> float | None:
             return None if all(each is not None and each.is_complete for each in held[:number]) else 0.0
@@ -118,10 +117,6 @@ def entries_of(layouts: _Layouts) -> list[dict[str, StoreLayout]]:
     return [{split: layouts[split] for split in part} for part in parts if part]
 
 
-def _sizes(layouts: _Layouts) -> dict[str, int]:
-    return {split: max(layout.num_bytes, 1) for split, layout in layouts.items()}
-
-
 def _mapped(layouts: _Layouts, held: Held | None, seconds: float) -> ActivationCache | None:
     """The stores of an entry, on the rank that holds it; None where a disk fails."""
     if held is None:
@@ -131,7 +126,7 @@ def _mapped(layouts: _Layouts, held: Held | None, seconds: float) -> ActivationC
         if complete:
             stores = open_all(layouts, lambda split, layout: ActivationStore.find(paths[split], layout))
         else:
-            stores = open_all(layouts, lambda split, layout: ActivationStore.reserve(layout, place=Path(paths[split])))
+            stores = reserve_in(held, layouts)
         return ActivationCache(stores, "disk", True, complete, (held,), {next(iter(layouts)): seconds})
     except OSError:  # a full disk, say
         held.close()

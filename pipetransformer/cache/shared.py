@@ -27,6 +27,7 @@ class ActivationCache:
         complete: the splits that another job has filled.
         held: the entries of these files, of some splits each, on the rank that reserved them.
         waited_s: seconds until the stores of an entry were there, by its first split; another job's filling counts.
+        spilled: the places on disk of the other stores there, likewise; they go with this job.
     """
 
     stores: Mapping[str, ActivationStore]
@@ -35,6 +36,7 @@ class ActivationCache:
     complete: frozenset[str] = frozenset()
     held: tuple[Held, ...] = field(default=(), compare=False)
     waited_s: Mapping[str, float] = field(default_factory=dict, compare=False)
+    spilled: tuple[Held, ...] = field(default=(), compare=False)
 
     @property
     def is_complete(self) -> bool:
@@ -51,6 +53,7 @@ class ActivationCache:
             frozenset[str]().union(*(part.complete for part in parts)),
             tuple(held for part in parts for held in part.held),
             {split: seconds for part in parts for split, seconds in part.waited_s.items()},
+            tuple(held for part in parts for held in part.spilled),
         )
 
     @property
@@ -67,7 +70,7 @@ class ActivationCache:
         """Closes every store on this rank, and gives the entries back. May be called twice."""
         for store in self.stores.values():
             store.close()
-        for held in self.held:
+        for held in (*self.held, *self.spilled):
             held.close()
 
 
@@ -77,7 +80,7 @@ def open_cache(
     budget: int | None,
     rank: int,
     local_rank: int,
-    spill: Callable[[int], tuple[Path, int]] | None = None,
+    spill: Callable[[Mapping[str, int]], tuple[Held | None, int]] | None = None,
 ) -> tuple[ActivationCache | None, str]:
     """Collective. Reserves the stores on every node, or on none.
 
@@ -86,16 +89,18 @@ def open_cache(
         budget: bytes per node; None for half of the available memory.
         rank: this rank.
         local_rank: number of this rank on its node, from 0.
-        spill: makes room for so many bytes in a folder, and gives it and the bytes that are left there, for stores that
-            memory does not hold; None for none.
+        spill: gives a place on disk for stores of these bytes, by split, which memory does not hold, or None; and the
+            bytes that are left there. None for no disk.
 
     Returns:
         The cache and an empty string, or None and the reason in words. The reason is the same on all ranks.
     """
     stores: dict[str, ActivationStore] = {}
+    spilled: tuple[Held, ...] = ()
     offer: tuple[Tier, dict[str, str]] | str = ""
     if local_rank == 0:
-        tier, stores, reason = _reserved(layouts, budget=budget, spill=spill)
+        stores, spilled, reason = _reserved(layouts, budget=budget, spill=spill)
+        tier: Tier = "disk" if spilled else "host"
         offer = reason or (tier, {split: store.address for split, store in stores.items()})
     offers = values_of_ranks(offer)
     reason = next((o for o in offers if o and isinstance(o, str)), "")
@@ -110,21 +115,24 @@ def open_cache(
             except OSError as error:
                 reason = f"rank {rank} could not open its node's cache ({_reason(error)})"
     reason = next((r for r in values_of_ranks(reason) if r), "")
-    cache = ActivationCache(stores, own)
+    cache = ActivationCache(stores, own, spilled=spilled)
     if reason:
         cache.close()
     return None if reason else cache, reason
 
 
 def _reserved(
-    layouts: Mapping[str, StoreLayout], *, budget: int | None, spill: Callable[[int], tuple[Path, int]] | None
-) -> tuple[Tier, dict[str, ActivationStore], str]:
-    """Stores in memory or, where that is too small, on disk; else the reason against it, in words."""
+    layouts: Mapping[str, StoreLayout],
+    *,
+    budget: int | None,
+    spill: Callable[[Mapping[str, int]], tuple[Held | None, int]] | None,
+) -> tuple[dict[str, ActivationStore], tuple[Held, ...], str]:
+    """Stores in memory or, where that is too small, on disk, with their place there; else the reason against it."""
     wanted, available = sum(layout.num_bytes for layout in layouts.values()), available_host_memory()
     budget = available // 2 if budget is None else budget
     if wanted <= min(budget, available):
         try:
-            return "host", open_all(layouts, lambda _, layout: ActivationStore.reserve(layout)), ""
+            return open_all(layouts, lambda _, layout: ActivationStore.reserve(layout)), (), ""
         except OSError as error:
             reason = f"the cache's {_megabytes(wanted)} of host memory could not be reserved ({_reason(error)})"
     else:
@@ -133,14 +141,28 @@ def _reserved(
             f"and {_megabytes(available)} are available"
         )
     if spill is None:
-        return "host", {}, reason
+        return {}, (), reason
+    held = None
     try:
-        folder, disk = spill(wanted)
-        if wanted > disk:
-            return "disk", {}, f"{reason}; cache.disk_budget holds {_megabytes(disk)}"
-        return "disk", open_all(layouts, lambda _, layout: ActivationStore.reserve(layout, place=folder)), ""
+        held, disk = spill(sizes_of(layouts))
+        if held is None:
+            small = f"cache.disk_budget holds {_megabytes(disk)}"
+            return {}, (), f"{reason}; {small if disk < wanted else 'its folder on disk cannot be written'}"
+        return reserve_in(held, layouts), (held,), ""
     except OSError as error:
-        return "disk", {}, f"{reason}; on disk it could not be reserved ({_reason(error)})"
+        if held is not None:
+            held.close()
+        return {}, (), f"{reason}; on disk it could not be reserved ({_reason(error)})"
+
+
+def sizes_of(layouts: Mapping[str, StoreLayout]) -> dict[str, int]:
+    """Bytes of the file of each store."""
+    return {split: max(layout.num_bytes, 1) for split, layout in layouts.items()}
+
+
+def reserve_in(held: Held, layouts: Mapping[str, StoreLayout]) -> dict[str, ActivationStore]:
+    """New stores at the paths of ``held``. Raises OSError, with all of them closed."""
+    return open_all(layouts, lambda split, layout: ActivationStore.reserve(layout, place=Path(held.paths[split])))
 
 
 def open_all(

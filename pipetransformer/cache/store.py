@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,16 +119,13 @@ class ActivationStore:
         """Takes the whole memory at once, filled with zeros.
 
         Args:
-            place: a new file, or a folder for one without a name; None for memory of the host.
+            place: a new file; None for memory of the host.
 
         Raises:
             OSError: if there is too little memory. A sparse file would end the job with SIGBUS at a later write.
         """
         if place is None:
             descriptor = os.memfd_create("pipetransformer-cache", os.MFD_CLOEXEC)
-        elif place.is_dir():
-            with tempfile.TemporaryFile(dir=place) as file:
-                descriptor = os.dup(file.fileno())
         else:
             descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
