@@ -368,7 +368,7 @@ class Trainer:
         if self.config.checkpoint.every is None:
             outcome = "nothing is saved, because checkpoint.every is null"
         elif self._save_checkpoint(wait=True):
-            outcome = f"step {self.step} is saved; go on with run.resume=true"
+            outcome = f"step {self.step} is saved; go on with run.id={self.report.folder.run_id} run.resume=true"
         else:
             outcome = f"step {self.step} could not be saved"
         self._tell(events.EndsEarly(self.step, outcome))

@@ -184,7 +184,10 @@ def assert_refused(ended: Ended, line: str) -> None:
         ("pipe.initial_length=2", "pipe.initial_length: 2 does not divide the world size 1; give one of 1"),
         ("pipe.microbatches=33", "train.batch_size: 32 is smaller than dp x M = 1 x 33; give at least 33"),
         ("pipe.memory_limit=1000", "pipe.memory_limit: 1000 bytes hold no layout of this model with a"),
-        ("freeze={policy: static, max_frozen: 5}", "freeze.max_frozen: 5 is not allowed; the model has 4 blocks"),
+        (
+            "freeze={policy: static, max_frozen: 5}",
+            "freeze.max_frozen: 5 is not allowed; give at most 4, which are all blocks",
+        ),
         ("run.dir=/dev/null", "run.dir: /dev/null/x cannot be made, because /dev/null is no folder"),
         ("run.resume=true", "x; start it without run.resume"),
         ("run.replay=/nowhere", "/nowhere: cannot be read (No such file or directory); give the events.jsonl of a run"),

@@ -168,6 +168,7 @@ def test_an_export_loads_and_tells_its_figures(
         ),
         (("train", "digits", "train.precision=fp16"), 'train.precision: "fp16" is not allowed; give one of '),
         (("train", "demo_qa", "--no-freeze"), "--no-freeze: demo_qa has no twin without freezing"),
+        (("train", "digits", "--no-freeze", "freeze.policy=paper"), "--no-freeze: freeze.policy=paper may freeze"),
         (("configs", "--keys", "trian"), "--keys: trian is no section; give one of task, model"),
     ],
 )
@@ -237,6 +238,7 @@ def test_help_is_there_at_once(capsys: pytest.CaptureFixture[str]) -> None:
 def test_configurations_are_listed_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
     told = say(capsys, "configs")
     assert [line.split()[0] for line in told.splitlines()] == list(shipped())
+    assert all(line.endswith("; without freezing") == ("_no_freeze" in line) for line in told.splitlines())
     assert say(capsys, "configs", "digits") == (ROOT / "config/train_config_digits_all_in_one.yaml").read_text()
     assert say(capsys, "configs", "--keys", "checkpoint").splitlines()[0].startswith("checkpoint.every")
 

@@ -146,7 +146,7 @@ def test_a_fault_is_named_and_nothing_is_lost(
         assert ended.cause.startswith(line_of(phase, how, rank))
     if how == "sigterm" and MOMENTS[phase] > 0:
         step = json.loads(next(Path(tmp_path, "x", "checkpoints").glob("step-*/state.json")).read_text())["step"]
-        assert ended.cause.endswith(f"; step {step} is saved; go on with run.resume=true")
+        assert ended.cause.endswith(f"; step {step} is saved; go on with run.id=x run.resume=true")
         assert MOMENTS[phase] <= step <= MOMENTS[phase] + (5 if phase in BESIDE else 1)
     goes_on(tmp_path, undisturbed)
 
@@ -154,7 +154,7 @@ def test_a_fault_is_named_and_nothing_is_lost(
 def test_an_end_where_an_evaluation_is_due_does_not_lose_it(undisturbed: tuple[Path, str], tmp_path: Path) -> None:
     fault = fail_at(rank=1, step=11, phase="optimizer", how="sigterm")
     ended = run(tmp_path, replayed(undisturbed[0]), fault=fault)
-    assert ended.cause.endswith("; step 12 is saved; go on with run.resume=true")
+    assert ended.cause.endswith("; step 12 is saved; go on with run.id=x run.resume=true")
     goes_on(tmp_path, undisturbed)
     told = read_events(tmp_path / "x" / "events.jsonl")
     assert [event["step"] for event in told if event["event"] == "evaluation"] == [12, 24]
@@ -197,7 +197,7 @@ def test_a_scheduler_tells_all_ranks_to_end(undisturbed: tuple[Path, str], tmp_p
         ended = job.supervise()
     assert ended.exit_code == 128 + signal.SIGTERM
     (saved,) = (tmp_path / "x" / "checkpoints").iterdir()
-    assert f"told to end: step {int(saved.name[-8:])} is saved; go on with run.resume=true" in ended.out
+    assert f"told to end: step {int(saved.name[-8:])} is saved; go on with run.id=x run.resume=true" in ended.out
     goes_on(tmp_path, undisturbed)
 
 

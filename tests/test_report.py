@@ -150,6 +150,27 @@ def test_a_run_without_a_guard_tells_that_little_can_freeze(policy: str, expecte
     assert len(said) == 1 + expected
 
 
+def test_where_nothing_will_freeze_it_says_so_and_what_would() -> None:
+    config = load_config(configuration_file("vit"), ["freeze.policy=guarded", "freeze.guard=false"])
+
+    def said(freezing: events.Freezing) -> list[str]:
+        return list(lines.of_freezing(freezing, config, plan=PLAN, total_steps=400))
+
+    changes = "freeze.guard=false changes nothing: freeze.policy guarded is nothing without it; give another policy"
+    assert said(events.Freezing()) == [changes]
+    more = "nothing more" if PLAN.frozen else "nothing"
+    assert said(events.Freezing(rests=True))[1:] == [
+        f"{more} will freeze: no linear probe shows blocks to be free; to freeze all the same, give another "
+        "freeze.policy, as static with freeze.max_frozen"
+    ]
+
+
+def test_a_stem_that_tells_all_leaves_nothing_to_be_known_of_blocks() -> None:
+    of_all = next(lines.of_probe((0.99, 1.0, 1.0), free=0, seconds=0.5))
+    assert "nothing is known of the blocks: start with none of 2 blocks frozen (0.5 s)" in of_all
+    assert "do not freeze here" in next(lines.of_probe((0.5, 0.5, 0.4), free=0, seconds=0.5))
+
+
 def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
     said: list[str] = []
     report._tracker.line = said.append  # type: ignore[method-assign]

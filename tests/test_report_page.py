@@ -8,12 +8,15 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from benchmarks.soak.forked import ForkedJob, running
 from pipetransformer import commands
-from pipetransformer.run.page import read_history, write_report
+from pipetransformer.run.page import history, page, read_history, write_report
+from pipetransformer.run.page.history import History
 from pipetransformer.run.tracking.summary import parts_of_time
 
 SETTINGS = (
@@ -157,3 +160,17 @@ def test_a_browser_shows_it_without_an_error(width: int, runs: dict[str, Path], 
     whole, shown, drawn = map(int, found.groups())
     assert whole <= shown <= width and drawn == page.count("<svg")
     assert "CONSOLE" not in ended.stderr, ended.stderr
+
+
+def test_a_probe_tells_why_nothing_froze() -> None:
+    told: list[tuple[int, str, Any]] = [
+        (0, "probe", {"scores": [0.19, 0.26, 0.3], "free": 0, "seconds": 0.5}),
+        (0, "freeze_decision", {"frozen": 0, "asked": 0, "reason": ""}),
+    ]
+    probed, decided = page._decisions(cast(History, SimpleNamespace(told=told)))
+    assert probed[1:] == (
+        "linear probe: 0 blocks are free",
+        "share of the labels' variance that it explains, behind the stem and each block: 0.19, 0.26, 0.30",
+    )
+    assert decided[1] == "AutoFreeze: 0 blocks"
+    assert "probe" in history._TOLD

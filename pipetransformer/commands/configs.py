@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from pipetransformer.config.shipped import found_config, shipped
+from pipetransformer.config.shipped import NO_FREEZE, found_config, shipped
 from pipetransformer.errors import UserError
 
 EXAMPLES = """examples:
@@ -34,7 +34,8 @@ def _about(path: Path) -> str:
     """The first sentence of the comment at its top."""
     lines = path.read_text(encoding="utf-8").splitlines()
     head = [line.lstrip("# ") for line in lines[: next((n for n, line in enumerate(lines) if line[:1] != "#"), 0)]]
-    return " ".join(head).partition(". ")[0].rstrip(".") or path.name
+    about = " ".join(head).partition(". ")[0].rstrip(".") or path.name
+    return f"{about}; without freezing" if path.stem.endswith(NO_FREEZE) else about
 
 
 def _print_keys(section: str) -> None:

@@ -50,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     name = without_freezing(arguments.config) if arguments.no_freeze else arguments.config
     config = load_config(name, arguments.overrides)
+    if arguments.no_freeze and config.freeze.policy != "none":
+        raise UserError(f"--no-freeze: freeze.policy={config.freeze.policy} may freeze blocks; give one of both")
     resumes = ["run.resume=auto"] if arguments.max_restarts else []
     if arguments.max_restarts and config.run.id is None:  # each start must find what the one before has left
         resumes.append(f'run.id="{datetime.now():%Y%m%d-%H%M%S}"')

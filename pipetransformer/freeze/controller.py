@@ -114,7 +114,8 @@ class AutoFreeze:
         is_watched, is_late = self.guard is not None, self._to_come(step) <= LATE
         by_probe = step > 0 and not is_late and getattr(self.policy, "needs_probe", False)
         early = frozen if by_probe and frozen > max(self._free(step), self._least_frozen) else 0
-        return Freezing(self.never_freezes(), self.schedule(), is_watched, wants_guard and not is_watched, early)
+        lacks_guard = wants_guard and not is_watched
+        return Freezing(self.never_freezes(), self.schedule(), is_watched, lacks_guard, early, self.rests)
 
     @property
     def needs_norms(self) -> bool:
@@ -137,7 +138,6 @@ class AutoFreeze:
     @property
     def _first_interval(self) -> int:
         """The first interval whose answer may freeze anything."""
-        # A class of a user's own may do without these.
         first, fewest = getattr(self.policy, "first_interval", 0), getattr(self.policy, "fewest_norms", 0)
         return max(first, fewest - (self._warmup > 0))
 

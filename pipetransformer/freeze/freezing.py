@@ -15,6 +15,7 @@ class Freezing:
         is_watched: whether the guard may decide otherwise.
         lacks_guard: whether the configuration wants a guard, and the run has none.
         early: number of blocks that froze for the end of a shorter run, of which this one is the continuation; else 0.
+        rests: whether nothing more will freeze, by what the probe has shown.
     """
 
     never: bool = False
@@ -22,3 +23,4 @@ class Freezing:
     is_watched: bool = False
     lacks_guard: bool = False
     early: int = 0
+    rests: bool = False

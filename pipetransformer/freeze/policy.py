@@ -117,7 +117,9 @@ def build_policy(config: FreezeConfig, *, num_blocks: int) -> Policy | None:
         UserError: if it or its options are not as they should be, or more blocks than the model has are to be frozen.
     """
     if config.max_frozen is not None and not 0 <= config.max_frozen <= num_blocks:
-        raise UserError(f"freeze.max_frozen: {config.max_frozen} is not allowed; the model has {num_blocks} blocks")
+        raise UserError(
+            f"freeze.max_frozen: {config.max_frozen} is not allowed; give at most {num_blocks}, which are all blocks"
+        )
     chosen = chosen_policy(config)
     if chosen is None:
         return None

@@ -28,6 +28,7 @@ __all__ = [
 
 _EARLY = 2 / 3  # of a run
 _COLUMNS = 13  # of the table of the probe
+_ALL = 0.95  # share of the labels' variance, of which hardly anything is left
 _MOST_NAMES = 5  # of classes
 
 
@@ -71,13 +72,13 @@ def of_probe(scores: Sequence[float] | None, *, free: int, seconds: float) -> It
     if scores is None:
         yield "linear probe: there is none for questions, whose labels are positions"
         return
-    held, advice = f"{transfer(scores):.0%}", f"start with {free or 'none'} of {len(scores) - 1} blocks frozen"
+    start = f"start with {free or 'none'} of {len(scores) - 1} blocks frozen"
+    held = f"the blocks hold {transfer(scores):.0%} of what the stem does not tell of the labels: {start}"
     if transfer(scores) < NOISE:
-        advice = "do not freeze here: training must change them"
-    yield (
-        f"linear probe: before any training, the blocks hold {held} of what the stem does not tell of the labels: "
-        f"{advice} ({seconds:.1f} s)"
-    )
+        held = f"{held.removesuffix(start)}do not freeze here: training must change them"
+    if scores[0] > _ALL:
+        held = f"the stem alone tells nearly all of the labels, so that nothing is known of the blocks: {start}"
+    yield f"linear probe: before any training, {held} ({seconds:.1f} s)"
     yield "  share of the labels' variance that a linear head explains, behind the stem and each block:"
     names = ["stem", *map(str, range(1, len(scores)))]
     for first in range(0, len(scores), _COLUMNS):
@@ -110,7 +111,16 @@ def of_freezing(freezing: Freezing, config: Config, *, plan: ParallelPlan, total
         elif isinstance(wanted, int):
             why = f"too few steps ({total_steps}) for freeze.guard_samples {wanted}"
         yield f"freeze.guard: no samples are set aside, and no freeze is judged: {why}"
-        if config.freeze.policy == "guarded":
+    if config.freeze.policy == "guarded":
+        if not config.freeze.guard:
+            yield "freeze.guard=false changes nothing: freeze.policy guarded is nothing without it; give another policy"
+        if freezing.rests:
+            more = "nothing more" if plan.frozen else "nothing"
+            yield (
+                f"{more} will freeze: no linear probe shows blocks to be free; to freeze all the same, give another "
+                "freeze.policy, as static with freeze.max_frozen"
+            )
+        elif freezing.lacks_guard:
             yield "freeze.policy guarded freezes only blocks that the linear probe shows to be free in this run"
     if freezing.early:
         yield (

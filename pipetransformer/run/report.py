@@ -135,7 +135,7 @@ class Report:
 
     @hear.register
     def _training_starts(self, event: events.TrainingStarts) -> None:
-        self.totals.setup_s += perf_counter() - self._started
+        self.totals.setup_s += (seconds := perf_counter() - self._started)
         config, plan = self._config, event.plan
         of_run: dict[str, Any] = {"total_steps": self._total_steps, "resumed_from": self.resumed_from}
         self._tracker.event(
@@ -149,7 +149,7 @@ class Report:
             views=config.cache.views,
         )
         start = lines.of_start(self.folder.run_id, config, plan, **of_run)
-        self._tracker.line(f"{start}; set-up took {self.totals.setup_s:.1f} s")
+        self._tracker.line(f"{start}; set-up took {seconds:.1f} s")
         for line in lines.of_freezing(event.freezing, config, plan=plan, total_steps=self._total_steps):
             self._tracker.line(line)
 

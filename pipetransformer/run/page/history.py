@@ -16,6 +16,10 @@ from pipetransformer.run.tracking.events import read_events
 
 TIMELINE = "timeline.json"
 _TRAINING = ("steps", "transition", "advance", "probe", "guard")
+_TOLD = (
+    *("probe", "freeze_decision", "guard", "held", "cache_declined", "not_saved", "skipped", "resume"),
+    "transition",
+)
 """Events whose seconds are training time."""
 
 
@@ -149,7 +153,7 @@ def _take(found: History, event: Mapping[str, Any], train_s: float) -> float:
         found.evaluations.append(Point(step, train_s, _numbers(event["metrics"])))
     elif kind == "plan":
         found.plans.append(PlanChange(step, train_s, event["plan"], event["reason"]))
-    if kind in ("freeze_decision", "guard", "held", "cache_declined", "not_saved", "skipped", "resume", "transition"):
+    if kind in _TOLD:
         found.told.append((step, kind, _numbers(event)))
     return train_s
 

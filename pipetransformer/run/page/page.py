@@ -164,6 +164,8 @@ def _decisions(run: History) -> Iterator[tuple[str, str, str]]:
                 continue
             before = now
             yield str(step), f"AutoFreeze: {event['frozen']} blocks", _why(event)
+        elif kind == "probe":
+            yield str(step), f"linear probe: {event['free']} blocks are free", _scores(event["scores"])
         elif kind == "guard" and event.get("judged"):
             words = "undone" if event["undone"] else "kept"
             expected = f"{event['predicted']:.4f} ± {event['error']:.4f}"
@@ -183,6 +185,13 @@ def _decisions(run: History) -> Iterator[tuple[str, str, str]]:
             yield str(step), kind.replace("_", " "), str(event["reason"])
         elif kind == "resume":
             yield str(step), "resumed", str(event["resumed_from"])
+
+
+def _scores(scores: Sequence[float] | None) -> str:
+    if scores is None:
+        return "there is none for questions"
+    told = ", ".join(f"{score:.2f}" for score in scores)
+    return f"share of the labels' variance that it explains, behind the stem and each block: {told}"
 
 
 def _why(event: Any) -> str:
