@@ -212,6 +212,15 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
         assert sum(once in line for line in said) == 1
 
 
+def test_a_start_tells_its_own_set_up_and_not_that_of_earlier_ones(report: Report) -> None:
+    said: list[str] = []
+    report._tracker.line = said.append  # type: ignore[method-assign]
+    report.hear(events.Resumed(4, "step-00000004", {**TOTALS, "setup_s": 50.0}))
+    with mock.patch("pipetransformer.run.report.perf_counter", lambda: report._started + 3.0):
+        report.hear(events.TrainingStarts(PLAN, events.Freezing()))
+    assert said[-1].endswith("; set-up took 3.0 s") and report.totals.setup_s == 53.0
+
+
 def test_a_look_of_the_guard_that_changes_nothing_is_no_line(report: Report) -> None:
     said: list[str] = []
     report._tracker.line = said.append  # type: ignore[method-assign]

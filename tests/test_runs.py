@@ -176,8 +176,8 @@ def test_a_share_of_the_floor_is_called_what_it_is(moved: bool) -> None:
     assert "250 ms [200 .. 300] before training, 500 ms [500 .. 500] behind it" in told
     assert ("compare the share of a no_freeze run" in told) == moved
     unfrozen = (
-        "without freezing about 2.0 to 4.0 s of training, by a step of 2,000 and 4,000 ms that was timed before and "
-        "behind it; this run: 100.0 s"
+        "without freezing about 2.0 to 4.0 s of training, by steps of 2,000 and 4,000 ms, timed before and behind "
+        "it; this run: 100.0 s"
     )
     assert (f"{unfrozen} (+4900% to +2400%)" in told) == moved, "one that froze nothing has nothing to tell"
 

@@ -60,9 +60,9 @@ def test_the_table_tells_how_far_each_rule_is_off(tmp_path: Path) -> None:
     means = {0: 0.86, 2: 0.86, 4: 0.859, 6: 0.858, 8: 0.84, 10: 0.8}
     # From the second number on, differences of two seeds are the mean, 0.4 points more or less.
     finals = {n: [mean, mean + (0.004 if n else 0.0)] for n, mean in means.items()}
-    told = [{"depths": {"norm": 11, "linear probe": 6}}, {"depths": {"norm": 11, "linear probe": 4}}]
+    told = [{"depths": {"norm": 11, "linear probe": 8}}, {"depths": {"norm": 11, "linear probe": 4}}]
     rows = {row["signal"]: row for row in signals.table(task, finals, told)}
-    assert (rows["norm"]["safe"], rows["norm"]["off"], rows["linear probe"]["off"]) == (6, 2.5, -0.5)
+    assert (rows["norm"]["safe"], rows["norm"]["off"], rows["linear probe"]["off"]) == (6, 2.5, 1.0)
     assert rows["norm"]["says"] == "11 11" and rows["norm"]["metric at 4/6"] == pytest.approx(0.842)
     assert rows["norm"]["± at 1/6"] is not None and rows["norm"]["± at 1/6"] > 0.01, "two seeds tell little"
 

@@ -93,8 +93,8 @@ def main() -> None:
     if not rows:
         raise UserError("--minutes: no task has ended; give more")
     notes = [
-        "Numbers of blocks; of a rule, one for each seed. Off: mean distance from the safe number, in sixths of the "
-        "blocks; above 0 where too many would freeze. ±: half of the 90 % interval of the mean difference to none "
+        "Numbers of blocks; of a rule, one for each seed. Off: mean distance from the safe number, either way, in "
+        "sixths of the blocks. ±: half of the 90 % interval of the mean difference to none "
         "frozen, by seed. ",
         f"Missing: {'; '.join(missing)}." if missing else "No run is missing.",
     ]
@@ -190,7 +190,7 @@ def table(
     rows: list[TableRow] = []
     for name in told[0]["depths"] if told else ():
         depths = [each["depths"][name] for each in told]
-        off = None if safe is None else mean((depth - safe) / sixth for depth in depths)
+        off = None if safe is None else mean(abs(depth - safe) / sixth for depth in depths)
         rows.append(
             {
                 "task": task.name,
@@ -213,8 +213,7 @@ def draw(figure: Figure, *, rows: Sequence[TableRow]) -> None:
         at = [number + 0.8 * place / len(of_tasks) for number, name in enumerate(names) if name in own]
         axes.barh(at, [float(str(own[name])) for name in names if name in own], height=0.7 / len(of_tasks), label=task)
     axes.set_yticks([number + 0.3 for number in range(len(names))], names)
-    axes.axvline(0, color="black", linewidth=1)
-    axes.set_xlabel("sixths of the blocks too many (right) or too few (left)")
+    axes.set_xlabel("mean distance from the safe number, in sixths of the blocks")
     axes.legend(fontsize=8)
 
 

@@ -137,7 +137,7 @@ class AutoFreeze:
 
     @property
     def _first_interval(self) -> int:
-        """The first interval whose answer may freeze anything."""
+        """The first interval whose answer may freeze anything; a class of a user's own may not say."""
         first, fewest = getattr(self.policy, "first_interval", 0), getattr(self.policy, "fewest_norms", 0)
         return max(first, fewest - (self._warmup > 0))
 

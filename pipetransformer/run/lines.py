@@ -28,7 +28,7 @@ __all__ = [
 
 _EARLY = 2 / 3  # of a run
 _COLUMNS = 13  # of the table of the probe
-_ALL = 0.95  # share of the labels' variance, of which hardly anything is left
+_ALL = 0.95  # of the labels' variance: the rest is too little to tell anything by
 _MOST_NAMES = 5  # of classes
 
 
@@ -72,13 +72,13 @@ def of_probe(scores: Sequence[float] | None, *, free: int, seconds: float) -> It
     if scores is None:
         yield "linear probe: there is none for questions, whose labels are positions"
         return
-    start = f"start with {free or 'none'} of {len(scores) - 1} blocks frozen"
-    held = f"the blocks hold {transfer(scores):.0%} of what the stem does not tell of the labels: {start}"
-    if transfer(scores) < NOISE:
-        held = f"{held.removesuffix(start)}do not freeze here: training must change them"
+    found = f"the blocks hold {transfer(scores):.0%} of what the stem does not tell of the labels"
+    advice = f"start with {free or 'none'} of {len(scores) - 1} blocks frozen"
     if scores[0] > _ALL:
-        held = f"the stem alone tells nearly all of the labels, so that nothing is known of the blocks: {start}"
-    yield f"linear probe: before any training, {held} ({seconds:.1f} s)"
+        found = "the stem alone tells nearly all of the labels, so that nothing is known of the blocks"
+    elif transfer(scores) < NOISE:
+        advice = "do not freeze here: training must change them"
+    yield f"linear probe: before any training, {found}: {advice} ({seconds:.1f} s)"
     yield "  share of the labels' variance that a linear head explains, behind the stem and each block:"
     names = ["stem", *map(str, range(1, len(scores)))]
     for first in range(0, len(scores), _COLUMNS):

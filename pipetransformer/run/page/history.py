@@ -16,11 +16,12 @@ from pipetransformer.run.tracking.events import read_events
 
 TIMELINE = "timeline.json"
 _TRAINING = ("steps", "transition", "advance", "probe", "guard")
-_TOLD = (
-    *("probe", "freeze_decision", "guard", "held", "cache_declined", "not_saved", "skipped", "resume"),
-    "transition",
-)
 """Events whose seconds are training time."""
+_TOLD = (
+    *("probe", "freeze_decision", "guard", "held", "transition"),
+    *("cache_declined", "not_saved", "skipped", "resume"),
+)
+"""Events that the page tells one by one."""
 
 
 @dataclass(frozen=True, slots=True)

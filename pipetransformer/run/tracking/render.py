@@ -62,16 +62,14 @@ def _unfrozen(summary: Summary, step_s: float) -> str:
     """The time that the run would have taken with nothing frozen, beside its own: by the steps that were timed before
     and behind it, which differ as far as the machine's speed has moved.
     """
-    steps, when = [step_s], "before it"
+    steps, timed = [step_s], f"a step of {step_s * 1e3:,.0f} ms, timed before it"
     if summary.t0_start_s and summary.t0_end_s:
         steps.append(step_s * median(summary.t0_end_s) / median(summary.t0_start_s))
-        when = "before and behind it"
-    by = " and ".join(f"{step * 1e3:,.0f}" for step in steps)
+        timed = f"steps of {step_s * 1e3:,.0f} and {steps[-1] * 1e3:,.0f} ms, timed before and behind it"
     seconds = sorted(summary.steps * step for step in steps)
     about = " to ".join(f"{each:.1f}" for each in seconds)
     less = " to ".join(f"{summary.train_s / each - 1:+.0%}" for each in seconds)
-    told = f"about {about} s of training, by a step of {by} ms that was timed {when}"
-    return f"{told}; this run: {summary.train_s:.1f} s ({less})"
+    return f"about {about} s of training, by {timed}; this run: {summary.train_s:.1f} s ({less})"
 
 
 def _floor(summary: Summary) -> str:
