@@ -145,6 +145,7 @@ def test_no_decision_is_due_where_nothing_will_freeze(scores: list[float], is_wa
     controller = AutoFreeze(guarded(12), every_steps=10, warmup_steps=0, num_blocks=12, guard=guard, total_steps=100)
     controller.probed(scores)
     assert controller.rests == rests and controller.due(0) and controller.due(10) != rests
+    assert controller.outlook(0, frozen=0, wants_guard=True).rests == rests, "the run says so before it trains"
     again = AutoFreeze(guarded(12), every_steps=10, warmup_steps=0, num_blocks=12, guard=guard, total_steps=100)
     again.load_state_dict(controller.state_dict())
     assert again.rests == rests
