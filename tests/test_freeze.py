@@ -256,7 +256,7 @@ def test_alpha_outside_0_and_1_is_refused(name: str, alpha: float, tmp_path: Pat
 @pytest.mark.parametrize("max_frozen", [13, -1])
 def test_more_blocks_than_there_are_is_refused(name: str, max_frozen: int) -> None:
     config = FreezeConfig(policy=name).model_copy(update={"max_frozen": max_frozen})
-    with pytest.raises(UserError, match=r"^freeze\.max_frozen: .* the model has 12 blocks$"):
+    with pytest.raises(UserError, match=r"^freeze\.max_frozen: .* at most 12, which are all blocks$"):
         build_policy(config, num_blocks=12)
 
 

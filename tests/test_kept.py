@@ -134,6 +134,28 @@ def test_what_others_fill_counts_and_nothing_is_deleted_in_vain(tmp_path: Path) 
     assert stores.num_bytes() == 1010
 
 
+def test_entries_that_come_and_go_meanwhile_are_no_error(tmp_path: Path) -> None:
+    """Another job may complete or delete an entry between any two looks at its folder."""
+    stores, is_over = KeptStores(tmp_path), Event()
+
+    def come_and_go() -> None:
+        while not is_over.is_set():
+            held = stores.begin("a", sizes=SIZES, budget=10**6)
+            if held is not None:  # else the look at it has its lock
+                fill(held)
+                held.publish(ABOUT)
+                held.close()
+            stores.delete("a")
+
+    other = Thread(target=come_and_go)
+    other.start()
+    try:
+        assert {stores.num_bytes() for _ in range(8000)} <= {*range(3 * 1010 + 1)}
+    finally:
+        is_over.set()
+        other.join(timeout=30)
+
+
 def test_clear_takes_what_was_not_used_for_so_long(tmp_path: Path) -> None:
     stores = KeptStores(tmp_path)
     make(stores, "old", used=time() - 5000)

@@ -132,7 +132,7 @@ class KeptStores:
     def _entry(self, key: str) -> Entry:
         folder, record = self.folder / key, self._record(key)
         about = {} if record is None else record["about"]
-        num_bytes = sum(store.stat().st_size for store in folder.glob("*.store"))
+        num_bytes = _num_bytes(folder)
         own = folder / _RECORD
         return Entry(key, num_bytes, about, (own if own.exists() else folder).stat().st_mtime, self._is_in_use(key))
 
@@ -239,9 +239,9 @@ class KeptStores:
     def num_bytes(self) -> int:
         """Bytes of all entries, those that are being filled too."""
         filling = 0
-        for store in self.folder.glob("*.part/*.store"):
-            with contextlib.suppress(OSError):
-                filling += store.stat().st_size
+        for place in self.folder.glob("*.part"):
+            with contextlib.suppress(FileNotFoundError):  # complete or deleted meanwhile
+                filling += _num_bytes(place)
         return filling + sum(entry.num_bytes for entry in self.entries())
 
     def budget(self, setting: int | str) -> int:
@@ -332,6 +332,11 @@ def key_of(parts: object) -> str:
 
 def _total(sizes: Mapping[str, int]) -> int:
     return sum(sizes.values())
+
+
+def _num_bytes(folder: Path) -> int:
+    """Bytes of the stores in an entry's folder. Raises FileNotFoundError where another job takes it away meanwhile."""
+    return sum(store.stat().st_size for store in folder.glob("*.store"))
 
 
 def _digest(path: Path, is_cancelled: Callable[[], bool] = lambda: False) -> str:
