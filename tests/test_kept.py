@@ -150,7 +150,7 @@ def test_entries_that_come_and_go_meanwhile_are_no_error(tmp_path: Path) -> None
     other = Thread(target=come_and_go)
     other.start()
     try:
-        assert {stores.num_bytes() for _ in range(8000)} <= {*range(3 * 1010 + 1)}
+        assert max(stores.num_bytes() for _ in range(8000)) <= 2 * 1010, "once on its way, and once complete"
     finally:
         is_over.set()
         other.join(timeout=30)
