@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -293,6 +294,20 @@ def test_the_table_tells_times_to_one_target_and_what_is_missing(task: Task, tmp
     assert (missed["to target s"], missed["reached"], missed["±"]) == (None, "0 of 1", None)
     assert any("schedule, freeze only, seed 1" in note for note in written["notes"])
     assert (tmp_path / f"elastic-{task.name}.png").exists()
+
+
+def test_runs_of_a_machine_without_bfloat16_lie_beside_the_others(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cell, "run", lambda cell: SLOW)
+    monkeypatch.setattr(elastic, "make_task", lambda *_, **__: task)
+    of_task = ["--sst2", "SST-2", "--model", "minilm", "--rows", BASELINE, "--seeds", "1"]
+    monkeypatch.setattr(sys, "argv", ["elastic", *of_task, "--output", str(tmp_path)])
+    for has in (True, False):
+        monkeypatch.setattr(elastic, "has_bfloat16", lambda _, has=has: has)
+        elastic.main()
+    runs = sorted(path.name for path in tmp_path.glob("*-runs.json"))
+    assert runs == [f"elastic-{task.name}-float32-runs.json", f"elastic-{task.name}-runs.json"]
 
 
 def test_a_ratio_is_of_one_seed_on_one_processor() -> None:

@@ -13,7 +13,7 @@ Each run is a cell: it is kept in elastic-TASK-runs.json when it ends, and the c
 as long as package, benchmark and libraries are the same, or known to give the same. --minutes ends it before the next
 cell, and the table says which are missing. Rows take turns, seed by seed, so that a slow hour of the machine meets all
 of them. A ratio is of two runs with one seed on one kind of processor, a difference of two that began with the same
-weights.
+weights. Runs are in bfloat16; a machine without it runs in float32, and its tables are named so (TASK-float32).
 
 --tune gives a table of other learning rates and epochs, nothing frozen, and of numbers of frozen blocks over time, on
 other phrases and sentences of SST-2, or other pictures of CIFAR-100: the rows "no freeze, tuned" of the other tables,
@@ -38,6 +38,7 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -129,7 +130,7 @@ def main() -> None:
     stop = deadline(arguments)
     precision = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
     with tempfile.TemporaryDirectory() as folder:
-        task = make_task(chosen, arguments, precision=precision, scratch=Path(folder))
+        task = of_precision(make_task(chosen, arguments, precision=precision, scratch=Path(folder)), precision)
         rows = rows_of(task, arguments.rows)
         cells = [
             Cell(task, row, seed, arguments.ranks, precision)
@@ -194,6 +195,12 @@ def make_task(chosen: str, arguments: Namespace, *, precision: str, scratch: Pat
     for seed in seeds_of(arguments) if tunes else ():
         write(data / str(seed), part="tuned", seed=seed)
     return task
+
+
+def of_precision(task: Task, precision: str) -> Task:
+    """The task under a name of its own where the machine has no bfloat16: its runs must not replace those of one that
+    has."""
+    return task if precision == "bfloat16" else replace(task, name=f"{task.name}-{precision}")
 
 
 def seeds_of(arguments: Namespace) -> range:
