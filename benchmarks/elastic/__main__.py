@@ -380,9 +380,10 @@ def _draw(by_row: ByRow, figure: Figure, *, target: float | None) -> None:
     for number, (name, runs) in enumerate((name, runs) for name, runs in by_row.items() if runs):
         points = zip(*(run.curve for run in runs.values()))  # of the same evaluation
         seconds, metrics = zip(*((mean(s for s, _ in at), mean(m for _, m in at)) for at in points))
-        axes.plot(seconds, metrics, marker="o", markersize=3, color=f"C{number % 10}", label=name)
+        style = "-" if number < 10 else "--"  # there are ten colours
+        axes.plot(seconds, metrics, style, marker="o", markersize=3, color=f"C{number % 10}", label=name)
     if target is not None:
-        axes.axhline(target, color="black", linestyle="--", linewidth=1, label="target")
+        axes.axhline(target, color="black", linestyle=":", linewidth=1, label="target")
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("metric, mean over seeds")
     axes.legend(fontsize=8)
