@@ -28,6 +28,7 @@ from benchmarks.elastic.same_code import confirm, same_codes
 from benchmarks.elastic.tasks import (
     BASELINE,
     DEFAULT,
+    DEFAULT_TUNED,
     INVERTED,
     OTHER_LAYOUT,
     PEER,
@@ -90,7 +91,10 @@ def test_a_cell_has_the_recipe_and_its_own_settings(task: Task) -> None:
     assert "freeze.policy=none" in of(BASELINE) and "freeze.policy=none" not in of(DEFAULT)
     layouts = [set(of(name)) for name in (BASELINE, OTHER_LAYOUT)]
     assert layouts[0] ^ layouts[1] == {REPLICAS, "pipe.initial_length=2"}, "both static layouts of two ranks"
-    assert of(TUNED).index("train.lr=1e-4") > of(TUNED).index("train.lr=5e-5"), "what is tuned comes last"
+    for name in (TUNED, DEFAULT_TUNED):
+        assert of(name).index("train.lr=1e-4") > of(name).index("train.lr=5e-5"), "what is tuned comes last"
+        assert task.epochs_of(ROW[name]) == 2 and ("freeze.policy=none" in of(name)) == (name == TUNED)
+    assert task.epochs_of(ROW[DEFAULT]) == task.epochs == 3
     assert "freeze.max_frozen=6" in of("policy static, half")
     assert set(of(PEER)) == set(of(BASELINE)), "the peer has the same recipe"
 
@@ -361,14 +365,14 @@ def test_without_a_baseline_there_is_no_target(task: Task, tmp_path: Path) -> No
 
 
 def test_two_tasks_have_all_rows(tmp_path: Path) -> None:
-    few = {BASELINE, OTHER_LAYOUT, TUNED, PEER, DEFAULT, "default, no cache", "policy static, half"}
+    few = {BASELINE, OTHER_LAYOUT, TUNED, PEER, DEFAULT, DEFAULT_TUNED, "default, no cache", "policy static, half"}
     script = tmp_path / "train.py"
     assert set(split(tmp_path, timm=script).row_names) == few
     assert set(split(tmp_path).row_names) == few - {PEER} and "--timm-train" in split(tmp_path).about
     for num_blocks in (6, 12):
         assert set(texts(tmp_path, tmp_path / "model", num_blocks=num_blocks).row_names) == set(ROW)
     asked = questions(tmp_path, tmp_path / "e5", num_blocks=12)
-    assert set(asked.row_names) == few - {OTHER_LAYOUT, TUNED, "default, no cache"}
+    assert set(asked.row_names) == few - {OTHER_LAYOUT, TUNED, DEFAULT_TUNED, "default, no cache"}
 
 
 def test_every_row_is_a_configuration(tmp_path: Path) -> None:

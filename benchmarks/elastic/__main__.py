@@ -297,7 +297,8 @@ def row_of(name: str, by_row: ByRow, *, task: Task, target: float | None) -> Tab
     told = [(own.loss, other.loss) for other, own in pairs_of(without, by_row[name])]
     losses = [own - other for own, other in told if own is not None and other is not None]
     floors = [run.floor_s / run.train_s for run in runs if run.floor_s]
-    bounds = [b for run in runs if (b := run.bound(num_blocks=task.num_blocks, epochs=task.epochs)) is not None]
+    epochs = task.epochs_of(next(row for row in ALL_ROWS if row.name == name))
+    bounds = [b for run in runs if (b := run.bound(num_blocks=task.num_blocks, epochs=epochs)) is not None]
     return {
         "row": name,
         "seeds": len(runs),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +11,23 @@ from benchmarks.support.measure import CONFIGS
 from pipetransformer.errors import UserError
 
 __all__ = [
-    *("BASELINE", "BY_SEED", "DEFAULT", "NUM_HELD_OUT", "NUM_PHRASES", "OTHER_LAYOUT", "PEER", "PLANTED", "REDRAWN"),
-    *("REPLICAS", "ROWS", "TUNED"),
+    *(
+        "BASELINE",
+        "BY_SEED",
+        "DEFAULT",
+        "DEFAULT_TUNED",
+        "NUM_HELD_OUT",
+        "NUM_PHRASES",
+        "OTHER_LAYOUT",
+        "PEER",
+        "PLANTED",
+    ),
+    *("REDRAWN", "REPLICAS", "ROWS", "TUNED"),
     *("Row", "Task", "pictures", "questions", "texts", "ladder_rows", "recipe_rows"),
 ]
 
 BASELINE, TUNED, DEFAULT, PEER = "no freeze", "no freeze, tuned", "default", f"the peer{KEEPS}"
+DEFAULT_TUNED = "default, tuned"  # by the recipe that is tuned without freezing
 BY_SEED = "{seed}"  # in the place of data that each seed has of its own
 NUM_PHRASES, NUM_HELD_OUT = 2000, 4500  # of SST-2: trained on, and full sentences to judge by
 NUM_PICTURES = 10000  # of the other half of CIFAR-100's classes
@@ -56,6 +67,7 @@ ROWS = (
     Row(TUNED, _NONE, 3),
     Row(PEER, _NONE, 8, variables=tuple(MALLOC.items())),  # as ours does for itself
     Row(DEFAULT, (REPLICAS,), 8),
+    Row(DEFAULT_TUNED, (REPLICAS,), 3),
     Row(_UNCACHED, ("cache.enabled=false", REPLICAS), 3),  # what the cache brings, or costs
     # As published: without the guard. One schedule for all rows of the ablation, which begin with a pipeline.
     Row("schedule, freeze only", (*_SCHEDULE, *_OFF, _PIPELINE), 3),
@@ -85,10 +97,10 @@ class Task:
         name: its name.
         config: the configuration file.
         overrides: the recipe, for every row, the peer's too.
-        tuned: what is changed for the row that is tuned for least time to target, on other seeds and data.
+        tuned: what is changed for the rows whose recipe is tuned for least time to target without freezing, on other
+            seeds and data.
         num_blocks: number of blocks of the model.
         about: the data in a sentence or two, for the reader of the table.
-        epochs: number of epochs of the recipe.
         row_names: the rows that it has.
         origin: what a run depends on beside its settings: digests of what lies where they only name a place.
         start: digest of the weights that a run begins with, where they were made here and depend on the processor.
@@ -105,7 +117,6 @@ class Task:
     tuned: tuple[str, ...]
     num_blocks: int
     about: str
-    epochs: int
     row_names: tuple[str, ...]
     origin: tuple[str, ...] = ()
     start: str = ""
@@ -114,6 +125,15 @@ class Task:
     timm: Path | None = None
     redrawn: Path | None = None
 
+    @property
+    def epochs(self) -> int:
+        """Number of epochs of the recipe."""
+        return _epochs(self.overrides)
+
+    def epochs_of(self, row: Row) -> int:
+        """Number of epochs of a row."""
+        return _epochs(self.settings(row, seed=0))
+
     def settings(self, row: Row, *, seed: int) -> tuple[str, ...]:
         """All settings of a cell."""
         numbers = {"HALF": self.num_blocks // 2, "ALL_BUT_ONE": self.num_blocks - 1, "REDRAWN": self.redrawn}
@@ -121,7 +141,12 @@ class Task:
         for word, value in numbers.items():
             own = tuple(each.replace(word, str(value)) for each in own)
         shared = tuple(each.replace(BY_SEED, str(seed)) for each in self.overrides)
-        return (*shared, *(self.tuned if row.name == TUNED else ()), *own, f"train.seed={seed}")
+        return (*shared, *(self.tuned if row.name in (TUNED, DEFAULT_TUNED) else ()), *own, f"train.seed={seed}")
+
+
+def _epochs(settings: Sequence[str]) -> int:
+    """By the last setting of them, which holds."""
+    return int([each for each in settings if each.startswith("train.epochs=")][-1].removeprefix("train.epochs="))
 
 
 # What an earlier cell has left on disk would be found.
@@ -139,7 +164,7 @@ _TUNED_TEXTS: Mapping[int, tuple[str, ...]] = {
 
 
 # The rows of pictures: their runs take minutes.
-_FEW = (BASELINE, OTHER_LAYOUT, TUNED, PEER, DEFAULT, _UNCACHED, _HALF)
+_FEW = (BASELINE, OTHER_LAYOUT, TUNED, PEER, DEFAULT, DEFAULT_TUNED, _UNCACHED, _HALF)
 # Learning rates and epochs to choose from, and how often their runs are evaluated, by kind of task.
 _TUNED: Mapping[str, tuple[tuple[str, ...], tuple[int, ...], str]] = {
     "sst2": (("1e-4", "2e-4", "4e-4"), (1, 2), "45 steps"),
@@ -227,7 +252,6 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
         _TUNED_TEXTS[num_blocks],
         num_blocks,
         about,
-        3,
         row_names,
         origin=(f"{num_phrases} phrases", f"{NUM_HELD_OUT} sentences", "tuned by seed" if tunes else "judged"),
         redrawn=data.parent / "redrawn",
@@ -283,7 +307,6 @@ def pictures(
         ("train.lr=1e-3", "train.epochs=4"),
         12,
         f"{about} {trained} {peer}".strip(),
-        8,
         rows,
         origin=origin,
         start=start,
@@ -313,7 +336,6 @@ def questions(data: Path, model: Path, *, num_blocks: int) -> Task:
         (),
         num_blocks,
         about,
-        3,
         rows,
         metric="f1",
         margin=None,
