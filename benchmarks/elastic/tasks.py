@@ -11,18 +11,8 @@ from benchmarks.support.measure import CONFIGS
 from pipetransformer.errors import UserError
 
 __all__ = [
-    *(
-        "BASELINE",
-        "BY_SEED",
-        "DEFAULT",
-        "DEFAULT_TUNED",
-        "NUM_HELD_OUT",
-        "NUM_PHRASES",
-        "OTHER_LAYOUT",
-        "PEER",
-        "PLANTED",
-    ),
-    *("REDRAWN", "REPLICAS", "ROWS", "TUNED"),
+    *("BASELINE", "BY_SEED", "DEFAULT", "DEFAULT_TUNED", "NUM_HELD_OUT", "NUM_PHRASES", "OTHER_LAYOUT", "PEER"),
+    *("PLANTED", "REDRAWN", "REPLICAS", "ROWS", "TUNED"),
     *("Row", "Task", "pictures", "questions", "texts", "ladder_rows", "recipe_rows"),
 ]
 
