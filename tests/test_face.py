@@ -26,7 +26,7 @@ from pipetransformer.config.shipped import found_config, shipped
 from pipetransformer.config.words import keys_of
 
 SMALL = (
-    *("train.epochs=6", "train.precision=float32", "log.wandb=disabled", "run.id=x", "pipe.measure=false"),
+    *("train.epochs=2", "train.precision=float32", "log.wandb=disabled", "run.id=x", "pipe.measure=false"),
     *("freeze.policy=none", "data.max_train_samples=400", "data.max_eval_samples=60", "train.batch_size=16"),
 )
 TASKS = {

@@ -47,10 +47,8 @@ FAMILIES = {"gpt2": "GPT2", "llama": "Llama", "opt": "OPT", "modernbert": "Moder
 LIKE_THEM = {"roberta": "Roberta", "electra": "Electra", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 PICTURES = {"beit": ("targets=[proj, fc1]",), "eva": ("targets=[proj, fc2]",), "deit": ("r=4",)}
 CASES = {
-    "all blocks, on 2 ranks": Case("bert", 2, TWO_RANKS, lora=("r=4",)),
     "last four blocks, cached": Case("bert", 4, LAST_FOUR, 4, cached=True, lora=("r=2", "blocks=4")),
     "pictures, sgd": Case("vit", 4, SHRINK_AND_GROW, 4, optimizer="sgd", lora=("r=4", "alpha=32")),
-    "optimizer shared out": Case("bert", 4, LAST_FOUR, 4, shard="optimizer", lora=("blocks=4",)),
     "all shared out": Case("bert", 4, LAST_FOUR, 4, shard="full", lora=("blocks=4",)),
     "backward in halves": Case("bert", 2, TWO_RANKS, schedule="zero_bubble", lora=("r=4",)),
     "halves, of which one trains": Case("bert", 2, TWO_RANKS, units="half", lora=("targets=[query, value]",)),
@@ -59,6 +57,8 @@ CASES = {
     "gpt2": Case("gpt2", 2, TWO_RANKS, lora=("r=4",)),
 }
 MORE_CASES = {
+    "all blocks, on 2 ranks": Case("bert", 2, TWO_RANKS, lora=("r=4",)),
+    "optimizer shared out": Case("bert", 4, LAST_FOUR, 4, shard="optimizer", lora=("blocks=4",)),
     **{family: Case(family, 2, TWO_RANKS, lora=("r=4",)) for family in [*FAMILIES, *LIKE_THEM][1:]},
     **{family: Case(family, 2, TWO_RANKS, lora=lora) for family, lora in PICTURES.items()},
 }

@@ -61,7 +61,8 @@ def test_a_run_of_so_many_steps_evaluates_and_saves_at_its_end(tmp_path: Path) -
 
 def test_a_run_that_was_too_short_for_a_guard_goes_on_without_one(tmp_path: Path) -> None:
     """Else samples that it trained on would be set aside."""
-    static = ("freeze.policy=static", "freeze.max_frozen=1", "train.eval_every=1000 epochs")
+    tiny = "model.kwargs={patch_size: 4, in_chans: 1, embed_dim: 16, depth: 2, num_heads: 2}"
+    static = ("freeze.policy=static", "freeze.max_frozen=1", "train.eval_every=1000 epochs", "log.every=1000", tiny)
     assert run(tmp_path, *static, "train.epochs=1").exit_code == 0
     longer = run(tmp_path, *static, "train.epochs=65", "run.resume=true")
     assert longer.exit_code == 0, longer.cause
