@@ -300,6 +300,15 @@ def test_the_table_tells_times_to_one_target_and_what_is_missing(task: Task, tmp
     assert (tmp_path / f"elastic-{task.name}.png").exists()
 
 
+def test_a_bound_counts_the_epochs_of_its_row(task: Task, tmp_path: Path) -> None:
+    """One pass over the blocks of the cache is a larger part of fewer epochs."""
+    cells = cells_of(task, BASELINE, DEFAULT_TUNED, seeds=1)
+    elastic.tell(task, cells, dict(zip(cells, (SLOW, FAST))), folder=tmp_path)
+    _, tuned = json.loads((tmp_path / f"elastic-{task.name}.json").read_text())["rows"]
+    cost = 2 / 12 * (5 + 4 * (10 + 2 / 3) / 12 + 2 * 10 / 12 + (8 + 2 / 3) / 12) + 2 / 36
+    assert tuned["bound"] == pytest.approx(2 / cost)
+
+
 def test_runs_of_a_machine_without_bfloat16_lie_beside_the_others(
     task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,8 +133,7 @@ def test_launches_form_one_job_that_node_0_names(config: Path, num_nodes: int) -
 @pytest.mark.parametrize(
     ("model", "num_nodes", "num_ranks"),
     [
-        ("bert", 2, 1),
-        pytest.param("bert", 2, 2, marks=pytest.mark.full),
+        ("bert", 2, 2),
         pytest.param("vit", 2, 2, marks=pytest.mark.full),
         pytest.param("bert-qa", 2, 2, marks=pytest.mark.full),
         pytest.param("bert", 3, 1, marks=pytest.mark.full),
