@@ -15,6 +15,7 @@ from benchmarks.elastic.processes import launch
 from benchmarks.elastic.tasks import texts
 from benchmarks.signals import __main__ as signals
 from benchmarks.signals import rules
+from pipetransformer.errors import UserError
 
 
 def test_each_rule_names_a_number_of_leading_blocks() -> None:
@@ -65,6 +66,21 @@ def test_the_table_tells_how_far_each_rule_is_off(tmp_path: Path) -> None:
     assert (rows["norm"]["safe"], rows["norm"]["off"], rows["linear probe"]["off"]) == (6, 2.5, 1.0)
     assert rows["norm"]["says"] == "11 11" and rows["norm"]["metric at 4/6"] == pytest.approx(0.842)
     assert rows["norm"]["± at 1/6"] is not None and rows["norm"]["± at 1/6"] > 0.01, "two seeds tell little"
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ((), "--sst2: missing; give it with --models, or --cifar100, or all three"),
+        (("--sst2", "."), "--models: missing; give --sst2 the folders of saved encoders"),
+        (("--cifar100", ".", "--models", "."), "--models: it has no effect with --cifar100 alone; leave it out"),
+    ],
+)
+def test_a_task_is_given_whole(given: tuple[str, ...], line: str) -> None:
+    with pytest.raises(UserError) as error:
+        signals.parsed(signals.make_parser(), given)
+    assert str(error.value) == line
+    assert not signals.parsed(signals.make_parser(), ("--cifar100", ".")).models
 
 
 @pytest.mark.full

@@ -1,7 +1,7 @@
 """Which signal tells how deep freezing is safe? The number of blocks that each one's rule names, and the safe one.
 
-    pipetransformer bench signals --sst2 FOLDER --models FOLDER [FOLDER ...] [--cifar100 FOLDER] [--seeds N]
-                                  [--minutes M]
+    pipetransformer bench signals --sst2 FOLDER --models FOLDER [FOLDER ...] [--seeds N] [--minutes M]
+    pipetransformer bench signals --cifar100 FOLDER [--sst2 FOLDER --models ...] [--seeds N] [--minutes M]
 
 Tasks and recipes are those of `bench elastic`; a model of 12 blocks comes again with half of its blocks drawn anew,
 which no rule may freeze. Safe: the most sixths of the blocks, frozen from the first step on and cached, with which, as
@@ -9,7 +9,8 @@ with all fewer, runs end at most 0.3 points below those without freezing, by the
 run without freezing, of its steps 50 to 100; the linear probe's is of the time before training.
 
 Each run is kept in signals-runs.json when it ends: the command given again does what is missing. --minutes ends it
-before the next one.
+before the next one. Runs are in bfloat16; a machine without it runs in float32, and its files are named so
+(signals-float32).
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from time import monotonic
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.elastic.__main__ import blocks_of, split_pictures
+from benchmarks.elastic.__main__ import blocks_of, of_precision, split_pictures
 from benchmarks.elastic.cells import Cell, code_digest
 from benchmarks.elastic.judged import half_interval
 from benchmarks.elastic.processes import launch
 from benchmarks.elastic.redrawn import redraw
 from benchmarks.elastic.same_code import same_codes
 from benchmarks.elastic.tasks import BASELINE, NUM_HELD_OUT, NUM_PHRASES, REPLICAS, ROWS, Row, Task, texts
-from benchmarks.support.command_line import add_minutes, add_output, bench_parser, deadline
+from benchmarks.support.command_line import add_minutes, add_output, bench_parser, deadline, refuse_without_effect
 from benchmarks.support.kept import KeptRows, key_of
 from benchmarks.support.sst2 import hold_out
 from benchmarks.support.table import Row as TableRow
@@ -62,8 +63,8 @@ def row_of(blocks: int, *, epochs: int) -> Row:
 
 def make_parser() -> Parser:
     parser = bench_parser("signals", description=__doc__)
-    parser.add_argument("--sst2", type=Path, required=True, metavar="FOLDER", help="SST-2's train.tsv and dev.tsv")
-    parser.add_argument("--models", type=Path, nargs="+", required=True, metavar="FOLDER", help="saved encoders")
+    parser.add_argument("--sst2", type=Path, metavar="FOLDER", help="SST-2's train.tsv and dev.tsv; with --models")
+    parser.add_argument("--models", type=Path, nargs="+", default=(), metavar="FOLDER", help="saved encoders")
     parser.add_argument("--cifar100", type=Path, metavar="FOLDER", help="its parquet files; pre-trains a model once")
     parser.add_argument("--seeds", type=count, default=3, help="runs of each kind (default 3)")
     add_minutes(parser, what="run")
@@ -72,10 +73,11 @@ def make_parser() -> Parser:
 
 
 def main() -> None:
-    arguments = make_parser().parse_args()
+    arguments = parsed(make_parser(), sys.argv[1:])
     stop = deadline(arguments)
     precision = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
-    kept = KeptRows(arguments.output / "signals-runs.json")
+    table_name = "signals" if precision == "bfloat16" else f"signals-{precision}"
+    kept = KeptRows(arguments.output / f"{table_name}-runs.json")
     rows, missing = list[TableRow](), list[str]()
     with tempfile.TemporaryDirectory() as folder:
         for task in tasks(arguments, precision=precision, scratch=Path(folder)):
@@ -99,12 +101,25 @@ def main() -> None:
         f"Missing: {'; '.join(missing)}." if missing else "No run is missing.",
     ]
     title = "How deep is safe, and what tells it"
-    write_table("signals", rows, title=title, notes=notes, draw=partial(draw, rows=rows), folder=arguments.output)
+    write_table(table_name, rows, title=title, notes=notes, draw=partial(draw, rows=rows), folder=arguments.output)
+
+
+def parsed(parser: Parser, given: Sequence[str]) -> Namespace:
+    """Raises UserError where no task is given, or a half of one."""
+    arguments = parser.parse_args(given)
+    if arguments.sst2 is None:
+        if arguments.cifar100 is None:
+            raise UserError("--sst2: missing; give it with --models, or --cifar100, or all three")
+        refuse_without_effect(parser, arguments, "models", where="--cifar100 alone")
+    elif not arguments.models:
+        raise UserError("--models: missing; give --sst2 the folders of saved encoders")
+    return arguments
 
 
 def tasks(arguments: Namespace, *, precision: str, scratch: Path) -> list[Task]:
     data, found = scratch / "SST-2", list[Task]()
-    hold_out(arguments.sst2, data, num_train=NUM_PHRASES, num_held_out=NUM_HELD_OUT, part="judged")
+    if arguments.sst2 is not None:
+        hold_out(arguments.sst2, data, num_train=NUM_PHRASES, num_held_out=NUM_HELD_OUT, part="judged")
     for model in arguments.models:
         num_blocks = blocks_of(model)
         found.append(texts(data, model, num_blocks=num_blocks))
@@ -114,7 +129,7 @@ def tasks(arguments: Namespace, *, precision: str, scratch: Path) -> list[Task]:
             found.append(texts(data, other, num_blocks=num_blocks))
     if arguments.cifar100 is not None:
         found.append(split_pictures(arguments.cifar100, timm=None, precision=precision, scratch=scratch))
-    return found
+    return [of_precision(task, precision) for task in found]
 
 
 def measured(
