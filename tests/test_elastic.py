@@ -147,7 +147,7 @@ def test_recipes_are_chosen_by_other_data_and_seeds(tmp_path: Path) -> None:
     assert len({task.name, other.name, larger.name, *(t.origin for t in (task, other, larger))}) == 6
     about = dict(about="A ViT.", origin=("w", "p"), timm=None, tunes=True)
     names = [row.name for row in elastic.rows_of(pictures(tmp_path, tmp_path / "vit", **about), None)]
-    assert (names[0], names[1], names[4]) == (BASELINE, "lr 5e-4, epochs 4", "lr 1e-3, epochs 6") and len(names) == 9
+    assert (names[0], names[1], names[4]) == (BASELINE, "lr 5e-4, epochs 4", "lr 1e-3, epochs 6") and len(names) == 11
 
 
 def test_each_seed_of_a_tuning_gets_data_of_its_own(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ _FEW = (BASELINE, OTHER_LAYOUT, TUNED, PEER, DEFAULT, DEFAULT_TUNED, _UNCACHED, 
 # Learning rates and epochs to choose from, and how often their runs are evaluated, by kind of task.
 _TUNED: Mapping[str, tuple[tuple[str, ...], tuple[int, ...], str]] = {
     "sst2": (("1e-4", "2e-4", "4e-4"), (1, 2), "45 steps"),
-    "cifar100": (("5e-4", "1e-3"), (4, 6), "1 epoch"),
+    "cifar100": (("5e-4", "1e-3", "2e-3"), (4, 6), "1 epoch"),
 }
 
 
