@@ -294,7 +294,7 @@ def pictures(
         "cifar100-split-tuning" if tunes else "cifar100-split",
         CONFIGS / "train_config_cifar100_all_in_one.yaml",
         (*_COMMON, *_PICTURES, *own),
-        ("train.lr=1e-3", "train.epochs=4"),
+        ("train.lr=1e-3", "train.epochs=6"),
         12,
         f"{about} {trained} {peer}".strip(),
         rows,
