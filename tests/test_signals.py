@@ -83,6 +83,22 @@ def test_a_task_is_given_whole(given: tuple[str, ...], line: str) -> None:
     assert not signals.parsed(signals.make_parser(), ("--cifar100", ".")).models
 
 
+@pytest.mark.parametrize(("with_it", "name"), [(True, "signals"), (False, "signals-float32")])
+def test_a_table_is_named_by_its_precision(
+    with_it: bool, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[tuple[str, str]] = []
+    task = texts(tmp_path, tmp_path / "e5", num_blocks=12)
+    monkeypatch.setattr(signals, "has_bfloat16", lambda _: with_it)
+    monkeypatch.setattr(signals, "split_pictures", lambda *_, **__: task)
+    monkeypatch.setattr(signals, "measured", lambda task, *_, **__: ({n: [0.9] for n in (0, 2, 4, 6, 8, 10)}, []))
+    monkeypatch.setattr(signals, "signals", lambda *_, **__: {"depths": {"norm": 2}})
+    monkeypatch.setattr(signals, "write_table", lambda name, rows, **_: written.append((name, rows[0]["task"])))
+    monkeypatch.setattr("sys.argv", ["signals", "--cifar100", ".", "--output", str(tmp_path)])
+    signals.main()
+    assert written == [(name, task.name + name.removeprefix("signals"))]
+
+
 @pytest.mark.full
 def test_a_run_notes_all_signals(tmp_path: Path) -> None:
     tiny_bert(tmp_path / "bert", layers=6)

@@ -200,7 +200,12 @@ def make_task(chosen: str, arguments: Namespace, *, precision: str, scratch: Pat
 def of_precision(task: Task, precision: str) -> Task:
     """The task under a name of its own where the machine has no bfloat16: its runs must not replace those of one that
     has."""
-    return task if precision == "bfloat16" else replace(task, name=f"{task.name}-{precision}")
+    return replace(task, name=name_of(task.name, precision))
+
+
+def name_of(name: str, precision: str) -> str:
+    """Of a table or a task: as it is in bfloat16."""
+    return name if precision == "bfloat16" else f"{name}-{precision}"
 
 
 def seeds_of(arguments: Namespace) -> range:

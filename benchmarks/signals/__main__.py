@@ -29,7 +29,7 @@ from time import monotonic
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.elastic.__main__ import blocks_of, of_precision, split_pictures
+from benchmarks.elastic.__main__ import blocks_of, name_of, of_precision, split_pictures
 from benchmarks.elastic.cells import Cell, code_digest
 from benchmarks.elastic.judged import half_interval
 from benchmarks.elastic.processes import launch
@@ -76,7 +76,7 @@ def main() -> None:
     arguments = parsed(make_parser(), sys.argv[1:])
     stop = deadline(arguments)
     precision = "bfloat16" if has_bfloat16(torch.device("cpu")) else "float32"
-    table_name = "signals" if precision == "bfloat16" else f"signals-{precision}"
+    table_name = name_of("signals", precision)
     kept = KeptRows(arguments.output / f"{table_name}-runs.json")
     rows, missing = list[TableRow](), list[str]()
     with tempfile.TemporaryDirectory() as folder:
