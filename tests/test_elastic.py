@@ -145,6 +145,9 @@ def test_recipes_are_chosen_by_other_data_and_seeds(tmp_path: Path) -> None:
     assert task.margin == 0.003, "a recipe is tuned for the time to a target"
     other, larger = (texts(tmp_path, tmp_path / "minilm", num_blocks=6, num_phrases=n) for n in (2000, 8000))
     assert len({task.name, other.name, larger.name, *(t.origin for t in (task, other, larger))}) == 6
+    longer = texts(tmp_path, tmp_path / "e5", num_blocks=12, num_phrases=6000, tunes=True)
+    assert longer.name == "sst2-e5-6000-tuning"
+    assert {"frozen 2 at 1, 10 at 0.05", "frozen 4 at 1"} <= {*longer.row_names}
     about = dict(about="A ViT.", origin=("w", "p"), timm=None, tunes=True)
     names = [row.name for row in elastic.rows_of(pictures(tmp_path, tmp_path / "vit", **about), None)]
     assert (names[0], names[1], names[4]) == (BASELINE, "lr 5e-4, epochs 4", "lr 1e-3, epochs 6") and len(names) == 11

@@ -1,6 +1,6 @@
 """Freezing beside not freezing: metric and seconds of whole runs, over many seeds.
 
-    pipetransformer bench elastic --sst2 FOLDER --model FOLDER [--phrases N | --tune] [--rows NAME ...] [--seeds N]
+    pipetransformer bench elastic --sst2 FOLDER --model FOLDER [--phrases N] [--tune] [--rows NAME ...] [--seeds N]
                                   [--minutes M]
     pipetransformer bench elastic --cifar100 FOLDER [--timm-train FILE | --tune] [--rows ...] [--seeds N] [--minutes M]
     pipetransformer bench elastic --squad FOLDER --model FOLDER [--rows NAME ...] [--seeds N] [--minutes M]
