@@ -184,7 +184,7 @@ def test_an_elastic_run_answers_as_the_plain_loop(shared: Path, ranks: RankPool,
     (tmp_path / "squad").symlink_to(shared / "data" / "squad")
     case = RealCase("minilm-qa", 2, TWO_RANKS, 4, cached=True)
     weights, _ = reference(case, str(tmp_path))
-    answers = ranks.run(2, elastic_run, case, str(tmp_path), str(tmp_path))
+    answers = ranks.run(2, elastic_run, case, str(tmp_path), str(tmp_path), timeout=600)
     assert deviation(answers[0][0], weights) < 1e-10
 
     config = configuration(case.model, case.overrides(str(tmp_path)))
