@@ -147,7 +147,7 @@ def test_recipes_are_chosen_by_other_data_and_seeds(tmp_path: Path) -> None:
     assert len({task.name, other.name, larger.name, *(t.origin for t in (task, other, larger))}) == 6
     longer = texts(tmp_path, tmp_path / "e5", num_blocks=12, num_phrases=6000, tunes=True)
     assert longer.name == "sst2-e5-6000-tuning"
-    assert {"frozen 2 at 1, 10 at 0.05", "frozen 4 at 1"} <= {*longer.row_names}
+    assert {"frozen 2 at 1, 10 at 0.05", "frozen 4 at 0.5, 10 at 0.05"} <= {*longer.row_names}
     about = dict(about="A ViT.", origin=("w", "p"), timm=None, tunes=True)
     names = [row.name for row in elastic.rows_of(pictures(tmp_path, tmp_path / "vit", **about), None)]
     assert (names[0], names[1], names[4]) == (BASELINE, "lr 5e-4, epochs 4", "lr 1e-3, epochs 6") and len(names) == 11
@@ -157,14 +157,16 @@ def test_each_seed_of_a_tuning_gets_data_of_its_own(tmp_path: Path) -> None:
     tiny_bert(tmp_path / "bert", layers=6)
     call = ["--sst2", str(tmp_path), "--model", str(tmp_path / "bert"), "--seeds", "2"]
     for more, expected in (
-        (["--tune"], [("100", "tuned", 100), ("101", "tuned", 101)]),
-        ([], [("SST-2", "judged", 0)]),
+        (["--tune"], [("100", "tuned", 100, 2000), ("101", "tuned", 101, 2000)]),
+        (["--tune", "--phrases", "6000"], [("100", "tuned", 100, 6000), ("101", "tuned", 101, 6000)]),
+        ([], [("SST-2", "judged", 0, 2000)]),
     ):
         with mock.patch.object(elastic, "hold_out") as written:
             arguments = elastic.make_parser().parse_args([*call, *more])
             elastic.make_task("sst2", arguments, precision="float32", scratch=tmp_path)
-        calls = [(each.args[1].name, each.kwargs["part"], each.kwargs.get("seed", 0)) for each in written.mock_calls]
-        assert calls == expected
+        calls = [(each.args[1].name, each.kwargs) for each in written.mock_calls]
+        told = [(name, given["part"], given.get("seed", 0), given["num_train"]) for name, given in calls]
+        assert told == expected
 
 
 def test_a_run_of_ours_tells_its_last_loss(task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
