@@ -168,12 +168,13 @@ PICTURE_MODELS = {
 
 
 def model_overrides(model: str, data: str) -> list[str]:
-    """20 steps (4 epochs of 5) on images, some more on texts; the last batch of an epoch or bucket is uneven.
+    """20 steps (4 epochs of 5) on images, some more (2 epochs) on texts; a last batch of an epoch or bucket is uneven.
 
     ``model``: one of ``PICTURE_MODELS``, or a folder in ``data``; with "-qa" it reads the questions there.
     """
     common = [
-        *("train.batch_size=32", "train.epochs=4", "train.warmup_ratio=0.2", "train.label_smoothing=0.1"),
+        *("train.batch_size=32", "train.warmup_ratio=0.2", "train.label_smoothing=0.1"),
+        f"train.epochs={4 if model in PICTURE_MODELS else 2}",
         *("train.weight_decay=0.1", "train.eval_every=1000 steps", "checkpoint.every=null", "log.wandb=disabled"),
         *("log.every=1000", "model.dropout=0.0", "pipe.initial_length=auto"),
     ]
