@@ -293,17 +293,13 @@ class Trainer:
         self._announce(lines.of_data(self.job.datasets, label_names=self.job.label_names))
         HERE.enter("measuring")
         self._announce(*self.job.precision.lines())
-        probed = self._probe()
+        probed, origin = self._probe(), self.origin
         if self.timed:
             if self.config.pipe.measure and self.calendar.total_steps:
                 self._announce("measuring the model's units and the step time of every static layout ...")
-            self.autopipe.measure(
-                self.engine,
-                self.job.train_batches(0),
-                first_step=int(self.origin.state.get("step", 0)),
-                spent_seconds=self.job.precision.seconds,
-            )
-        origin = self.origin
+            batches, done = self.job.train_batches(0), int(origin.state.get("step", 0))
+            spent, disk_ns = self.job.precision.seconds, self.autocache.disk_ns()
+            self.autopipe.measure(self.engine, batches, first_step=done, spent_seconds=spent, disk_ns=disk_ns)
         self.step, choice = origin.enter(self.engine, autofreeze=self.autofreeze, autopipe=self.autopipe)
         if self.autofreeze.rests and not origin.replayed:
             self.engine.rest()

@@ -37,14 +37,14 @@ def curve(step: int) -> float:
     return 0.9 - 0.004 * step
 
 
-def watched(guard: Guard, *, frozen_at: int, rise: float, stop: int, start: int = 0) -> list[Verdict]:
+def watched(guard: Guard, *, frozen_at: int, rise: float, stop: int, start: int = 0, before: int = 1) -> list[Verdict]:
     """Passes along a curve; from the freeze on the loss lies ``rise`` above it, with a standard error of 0.07."""
     verdicts = []
     for step in range(start + EVERY, stop + 1, EVERY):
         behind = step > frozen_at
         verdicts.append(guard.observe(step, losses(curve(step) + rise * behind, noise=0.5 * behind)))
         if step == frozen_at:
-            guard.froze(step, before=1)
+            guard.froze(step, before=before)
     return verdicts
 
 
@@ -182,6 +182,13 @@ def test_what_the_guard_kept_is_trusted() -> None:
     watched(guard, frozen_at=40, rise=0.0, stop=50)
     guard.observe(60, losses(curve(60), noise=0.5), frozen=4)
     assert guard.trusted == 4
+
+
+def test_what_lies_on_blocks_that_were_never_judged_is_not_trusted() -> None:
+    guard = Guard(EVERY, trusted=2)
+    watched(guard, frozen_at=40, rise=0.0, stop=50, before=3)
+    assert guard.observe(60, losses(curve(60), noise=0.5), frozen=4).judged
+    assert guard.trusted == 2
 
 
 # Samples set aside

@@ -176,6 +176,22 @@ def test_a_folder_that_cannot_be_made_costs_the_entry_alone(tmp_path: Path) -> N
     assert stores.find("a", sizes=SIZES) is None and not stores.entries()
 
 
+def test_a_spill_tells_the_room_that_there_can_be(tmp_path: Path) -> None:
+    """All but what a job has open: the rest could be deleted."""
+    stores, big = KeptStores(tmp_path), {"train": 2000}
+    make(stores, "a")
+    assert stores.spill(big, setting=1500) == (None, 1500)
+    found = stores.find("a", sizes=SIZES)
+    assert found is not None
+    assert stores.spill(big, setting=1500) == (None, 490)
+    assert stores.spill(big, setting=100) == (None, 0)
+    held, _ = stores.spill(big, setting=3010)
+    assert held is not None and keys(stores) == ["a"]
+    held.close()
+    found.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.lock"]
+
+
 def _in_another_process(action: Callable[[Path], None], folder: Path) -> multiprocessing.Process:
     process = multiprocessing.get_context("fork").Process(target=action, args=(folder,))
     process.start()

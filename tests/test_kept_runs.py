@@ -281,9 +281,9 @@ def test_what_memory_cannot_hold_lies_on_disk(ranks: RankPool, tmp_path: Path) -
     assert told.advances == ((5, 3, NUM_SAMPLES, False, "disk"),) and not told.declined
     check(told, plain(case))
     assert told.on_disk > 1000, "other jobs leave room for it"
-    assert not list((tmp_path / "cache" / "activations").glob("*.part")), "it goes with the job"
+    assert not list((tmp_path / "cache" / "activations").iterdir()), "it goes with the job, and so does its lock"
     told, *_ = ranks.run(2, kept_run, case, str(tmp_path), (*small, "cache.disk_budget=1 KB"))
-    assert not told.advances and "cache.disk_budget holds 0.0 MB" in told.declined
+    assert not told.advances and "cache.disk_budget has room for 0.0 MB" in told.declined
     told, *_ = ranks.run(2, kept_run, case, str(tmp_path), (*small, "cache.disk_budget=null"))
     assert not told.advances and "its budget is 0.0 MB" in told.declined
     check(told, plain(case))

@@ -80,6 +80,8 @@ def test_noise_explains_nothing_and_the_labels_themselves_everything() -> None:
         ([0.0, *[0.3] * 4], 0.3, (2, 2, 3)),
         ([0.0, 0.5, 1.0], 1.0, (1, 1, 1)),
         ([1.0, 1.0, 1.0], 0.0, (0, 0, 0)),
+        ([0.95, *[1.0] * 12], 1.0, (4, 4, 10)),
+        ([0.97, *[1.0] * 12], 0.0, (0, 0, 0)),  # too little is left to tell anything by
     ],
 )
 def test_blocks_are_free_where_they_hold_a_quarter_of_the_task(

@@ -221,6 +221,16 @@ def test_a_start_tells_its_own_set_up_and_not_that_of_earlier_ones(report: Repor
     assert said[-1].endswith("; set-up took 3.0 s") and report.totals.setup_s == 53.0
 
 
+def test_a_probe_is_a_part_of_training_and_not_of_set_up(report: Report) -> None:
+    said: list[str] = []
+    report._tracker.line = said.append  # type: ignore[method-assign]
+    report.hear(events.Probed((0.1, 0.5), 1, 2.0))
+    with mock.patch("pipetransformer.run.report.perf_counter", lambda: report._started + 3.0):
+        report.hear(events.TrainingStarts(PLAN, events.Freezing()))
+    assert said[-1].endswith("; set-up took 1.0 s")
+    assert (report.totals.setup_s, report.totals.train_s) == (1.0, 2.0)
+
+
 def test_a_look_of_the_guard_that_changes_nothing_is_no_line(report: Report) -> None:
     said: list[str] = []
     report._tracker.line = said.append  # type: ignore[method-assign]

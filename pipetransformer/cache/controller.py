@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from time import perf_counter
-from uuid import uuid4
 
 import numpy as np
 import torch.distributed as dist
 
 from pipetransformer.cache.advance import Advance, advance, agrees
 from pipetransformer.cache.codec import stored_dtype
+from pipetransformer.cache.disk_reads import disk_ns
 from pipetransformer.cache.earlier import EarlierRuns, entries_of, may_keep
-from pipetransformer.cache.kept import Held, KeptStores, stores_folder
+from pipetransformer.cache.kept import KeptStores, stores_folder
 from pipetransformer.cache.publisher import Publisher
-from pipetransformer.cache.shared import ActivationCache, Tier, open_cache
+from pipetransformer.cache.shared import ActivationCache, Tier, open_cache, sizes_of
 from pipetransformer.cache.store import ActivationStore, StoreLayout
 from pipetransformer.cache.views import in_views
 from pipetransformer.config import Config
@@ -96,6 +97,12 @@ class AutoCache:
         if self._chain.leaves_one_row(self.boundary):
             positions = np.ones_like(positions)
         return int(positions.sum()) * layout.position_bytes
+
+    def disk_ns(self) -> float:
+        """Collective. Mean nanoseconds that a byte takes longer to be read where memory cannot hold the stores."""
+        if self.declined or self._config.cache.disk_budget is None or not self._config.may_freeze:
+            return 0.0
+        return disk_ns(sum(sizes_of(self._layouts()).values()), self._kept.folder, world=self._world)
 
     def offers(
         self,
@@ -214,7 +221,7 @@ class AutoCache:
 
     def _opened(self, layouts: Mapping[str, StoreLayout] | None = None) -> tuple[ActivationCache | None, str]:
         """Collective. Stores of this job alone, of all splits where none are given, or the reason against them."""
-        budget = self._config.cache.host_budget
+        budget, disk = self._config.cache.host_budget, self._config.cache.disk_budget
         if self._world.device.type == "cpu":  # else what the last step has freed would count as taken
             release_freed_memory()
             dist.barrier()
@@ -223,16 +230,8 @@ class AutoCache:
             budget=budget if isinstance(budget, int) else None,
             rank=self._world.rank,
             local_rank=self._world.local_rank,
-            spill=None if self._config.cache.disk_budget is None else self._spill,
+            spill=None if disk is None else partial(self._kept.spill, setting=disk),
         )
-
-    def _spill(self, sizes: Mapping[str, int]) -> tuple[Held | None, int]:
-        """A place on disk for stores that no other job finds, for which entries that no job has open make room, if
-        there can be enough; and the bytes that are left there. Raises OSError where the folder cannot be made.
-        """
-        budget = self._kept.budget(self._config.cache.disk_budget or 0)
-        held = self._kept.begin(f"spilled-{uuid4().hex}", sizes=sizes, budget=budget)
-        return held, budget - self._kept.num_bytes()
 
     def _layouts(self) -> dict[str, StoreLayout]:
         return {split: self._layout(self._samples[split], dataset) for split, dataset in self._datasets.items()}
@@ -384,7 +383,8 @@ class AutoCache:
         kept.close()
         for held in kept.held:
             if of_node.intersection(held.paths):
-                self._kept.delete(held.key)
+                with suppress(OSError):  # a folder of another user's
+                    self._kept.delete(held.key)
         self._next, reason = self._opened()
         if reason:
             raise UserError(f"cache: the stores of an earlier run hold other activations, and {reason}; free memory")

@@ -17,11 +17,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any
+from uuid import uuid4
 
 from pipetransformer.data import cache_folder
 from pipetransformer.process.files import write_whole
@@ -105,6 +106,8 @@ class Held:
         if self._descriptor >= 0:
             if not self.is_complete:
                 shutil.rmtree(self._place, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    (self._folder / f"{self.key}.lock").unlink()
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # also where a forked process has it open too
             os.close(self._descriptor)
             self._descriptor = -1
@@ -198,6 +201,17 @@ class KeptStores:
         held.close()
         return None
 
+    def spill(self, sizes: Mapping[str, int], *, setting: int | str) -> tuple[Held | None, int]:
+        """A place for stores of these bytes, by split, which no other job finds, or None where no room can be made; and
+        the most bytes that there can be room for. Raises OSError where the folder cannot be made.
+
+        Args:
+            setting: as in ``budget``.
+        """
+        budget = self.budget(setting)
+        held = self.begin(f"spilled-{uuid4().hex}", sizes=sizes, budget=budget)
+        return held, max(0, budget - self.num_bytes() + _sum_of(self._unused()))
+
     def delete(self, key: str) -> bool:
         """Deletes an entry, complete or left unfinished. Returns False where a job has it open.
 
@@ -261,13 +275,17 @@ class KeptStores:
         Raises OSError where the folder does not allow it.
         """
         self._delete_unfinished()
-        excess, unused = self.num_bytes() + num_bytes - budget, [entry for entry in self.entries() if not entry.in_use]
-        if excess > sum(entry.num_bytes for entry in unused):
+        excess, unused = self.num_bytes() + num_bytes - budget, self._unused()
+        if excess > _sum_of(unused):
             return False
         for entry in unused:
             if excess > 0 and self.delete(entry.key):
                 excess -= entry.num_bytes
         return excess <= 0
+
+    def _unused(self) -> list[Entry]:
+        """The complete entries that no job has open, the one used last at the end."""
+        return [entry for entry in self.entries() if not entry.in_use]
 
     def _record(self, key: str) -> dict[str, Any] | None:
         """The record of a complete entry; None where there is none that can be read."""
@@ -332,6 +350,10 @@ def key_of(parts: object) -> str:
 
 def _total(sizes: Mapping[str, int]) -> int:
     return sum(sizes.values())
+
+
+def _sum_of(entries: Iterable[Entry]) -> int:
+    return sum(entry.num_bytes for entry in entries)
 
 
 def _num_bytes(folder: Path) -> int:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pipetransformer.cache.kept import Held
 from pipetransformer.cache.store import ActivationStore, StoreLayout
-from pipetransformer.process.collectives import values_of_ranks
+from pipetransformer.process.collectives import led_by, values_of_ranks
 from pipetransformer.process.control_group import available_host_memory
 
 Tier = Literal["host", "disk"]
@@ -90,32 +90,27 @@ def open_cache(
         rank: this rank.
         local_rank: number of this rank on its node, from 0.
         spill: gives a place on disk for stores of these bytes, by split, which memory does not hold, or None; and the
-            bytes that are left there. None for no disk.
+            most bytes that there can be room for. None for no disk.
 
     Returns:
         The cache and an empty string, or None and the reason in words. The reason is the same on all ranks.
     """
     stores: dict[str, ActivationStore] = {}
     spilled: tuple[Held, ...] = ()
-    offer: tuple[Tier, dict[str, str]] | str = ""
-    if local_rank == 0:
+
+    def lead() -> tuple[Tier, dict[str, str], str]:
+        nonlocal stores, spilled
         stores, spilled, reason = _reserved(layouts, budget=budget, spill=spill)
-        tier: Tier = "disk" if spilled else "host"
-        offer = reason or (tier, {split: store.address for split, store in stores.items()})
-    offers = values_of_ranks(offer)
-    reason = next((o for o in offers if o and isinstance(o, str)), "")
-    own: Tier = "host"
-    if not reason:
-        chosen = offers[rank - local_rank]
-        assert not isinstance(chosen, str)
-        own, addresses = chosen
-        if local_rank != 0:
-            try:
-                stores = open_all(layouts, lambda split, layout: ActivationStore.open(addresses[split], layout))
-            except OSError as error:
-                reason = f"rank {rank} could not open its node's cache ({_reason(error)})"
+        return "disk" if spilled else "host", {split: store.address for split, store in stores.items()}, reason
+
+    tier, addresses, reason = led_by(rank - local_rank, lead)  # a disk may take its time
+    if not reason and local_rank != 0:
+        try:
+            stores = open_all(layouts, lambda split, layout: ActivationStore.open(addresses[split], layout))
+        except OSError as error:
+            reason = f"rank {rank} could not open its node's cache ({_reason(error)})"
     reason = next((r for r in values_of_ranks(reason) if r), "")
-    cache = ActivationCache(stores, own, spilled=spilled)
+    cache = ActivationCache(stores, tier, spilled=spilled)
     if reason:
         cache.close()
     return None if reason else cache, reason
@@ -146,8 +141,8 @@ def _reserved(
     try:
         held, disk = spill(sizes_of(layouts))
         if held is None:
-            small = f"cache.disk_budget holds {_megabytes(disk)}"
-            return {}, (), f"{reason}; {small if disk < wanted else 'its folder on disk cannot be written'}"
+            small = f"cache.disk_budget has room for {_megabytes(disk)}"
+            return {}, (), f"{reason}; {small if disk < wanted else 'its folder on disk cannot be written, or locked'}"
         return reserve_in(held, layouts), (held,), ""
     except OSError as error:
         if held is not None:

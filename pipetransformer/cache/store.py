@@ -11,9 +11,9 @@ A slot is read only if its stamp is the wanted boundary. Every other slot (half-
 An advance from boundary a to b overwrites the slots in place. The rank that read a slot also writes it: first stamp 0,
 then the rows, then stamp b. So one store serves all boundaries, one after the other, with the memory of one.
 
-The memory has no name (``memfd``, or a file without a name where memory is too small): the kernel frees it with the end
-of its last rank, also after a crash. The other ranks of the node open it through the descriptor of the rank that
-reserved it. A store that later runs find is a file with a name (``cache/kept.py``).
+The memory has no name (``memfd``): the kernel frees it with the end of its last rank, also after a crash. The other
+ranks of the node open it through the descriptor of the rank that reserved it. A store that memory cannot hold, or that
+later runs find, is a file with a name, in a folder with a lock (``cache/kept.py``).
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class Guard:
         if undone:
             self._cap, self._cap_until = tentative.before, step + self._wait * self.every
             self._wait *= 2
-        elif self.trusted is not None:
+        elif self.trusted is not None and tentative.before <= self.trusted:  # else what was below was never judged
             self.trusted = max(self.trusted, frozen)
         self.tentative = None
         self._passes.append(Pass(step, loss, moved))

@@ -8,6 +8,8 @@ STAGES = 6
 """Blocks freeze by sixths of the model."""
 NOISE = 0.03
 """Of a transfer: what scores of a few hundred samples show where there is none."""
+NEARLY_ALL = 0.95
+"""Of the labels' variance: where the embeddings tell more, what is left is too little to tell anything by."""
 SOME = 0.1
 """Of a transfer: between this and a quarter few blocks may freeze, late."""
 _MUCH = 0.25  # of a transfer: from here on some blocks are free
@@ -16,7 +18,8 @@ LATE = 0.05
 
 
 def transfer(scores: Sequence[float]) -> float:
-    """The share of what the embeddings leave unexplained that the best boundary explains, 0 to 1.
+    """The share of what the embeddings leave unexplained that the best boundary explains, 0 to 1; where they leave next
+    to nothing, so that nothing is known of the blocks, 0.
 
     Where the best boundary tells hardly more of the labels than the embeddings do, the blocks hold little of the task:
     training must change them, and freezing them costs accuracy.
@@ -25,7 +28,7 @@ def transfer(scores: Sequence[float]) -> float:
         scores: share of the labels' variance that a linear head explains at every boundary, that behind the stem first
             [blocks + 1].
     """
-    return (max(scores) - scores[0]) / (1.0 - scores[0]) if scores[0] < 1.0 else 0.0
+    return (max(scores) - scores[0]) / (1.0 - scores[0]) if scores[0] <= NEARLY_ALL else 0.0
 
 
 def free_blocks(scores: Sequence[float] | None, *, num_blocks: int, is_pretrained: bool, to_come: float = 1.0) -> int:

@@ -84,7 +84,13 @@ class AutoPipe:
         )
 
     def measure(
-        self, engine: Engine, batches: Sequence[Batch], *, first_step: int = 0, spent_seconds: float = 0.0
+        self,
+        engine: Engine,
+        batches: Sequence[Batch],
+        *,
+        first_step: int = 0,
+        spent_seconds: float = 0.0,
+        disk_ns: float = 0.0,
     ) -> None:
         """Collective. Measures unit costs, and the step time of every static layout; counts them without
         ``pipe.measure``.
@@ -95,6 +101,7 @@ class AutoPipe:
             batches: the global batches of an epoch.
             first_step: the number of steps that are done.
             spent_seconds: seconds that other measurements of this job have taken.
+            disk_ns: mean nanoseconds that a byte of the cache takes longer to be read than from memory.
 
         Raises:
             UserError: if no layout fits.
@@ -105,6 +112,7 @@ class AutoPipe:
         timed, measures = partial(measure_profile, num_steps=num_steps), config.pipe.measure and num_steps > 0
         costs = timed if measures else counted_profile
         profile = costs(engine.chain, engine.datasets["train"], workload=workload, config=config, world=world)
+        profile = replace(profile, job=profile.job.with_disk(disk_ns))
         self.workload, self.profile = workload, profile.at_lengths(workload.counts)
         self._planner.first_plan(self.profile.job, {})  # raises UserError if no layout fits
         self._is_measured = True

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipetransformer.config import Config
 from pipetransformer.data import SET_ASIDE, Dataset
 from pipetransformer.data.reading import LABEL_MARK
-from pipetransformer.freeze import FEWEST_STEPS, NOISE, FreezeDecision, Freezing, Verdict, transfer
+from pipetransformer.freeze import FEWEST_STEPS, NEARLY_ALL, NOISE, FreezeDecision, Freezing, Verdict, transfer
 from pipetransformer.pipe.measure.static_layouts import StaticLayouts
 from pipetransformer.plan import ParallelPlan
 from pipetransformer.run.events import Advanced, Moved, NotSaved
@@ -28,7 +28,6 @@ __all__ = [
 
 _EARLY = 2 / 3  # of a run
 _COLUMNS = 13  # of the table of the probe
-_ALL = 0.95  # of the labels' variance: the rest is too little to tell anything by
 _MOST_NAMES = 5  # of classes
 
 
@@ -74,7 +73,7 @@ def of_probe(scores: Sequence[float] | None, *, free: int, seconds: float) -> It
         return
     found = f"the blocks hold {transfer(scores):.0%} of what the stem does not tell of the labels"
     advice = f"start with {free or 'none'} of {len(scores) - 1} blocks frozen"
-    if scores[0] > _ALL:
+    if scores[0] > NEARLY_ALL:
         found = "the stem alone tells nearly all of the labels, so that nothing is known of the blocks"
     elif transfer(scores) < NOISE:
         advice = "do not freeze here: training must change them"

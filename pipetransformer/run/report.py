@@ -59,7 +59,7 @@ class Report:
         self._config, self._world, self._total_steps = config, world, calendar.total_steps
         self._started, self._best_by = started, best_by
         self._floor = ComputeFloor()  # until the costs are measured
-        self._wall_before = self._last_transition_s = self._seconds_logged = 0.0
+        self._wall_before = self._last_transition_s = self._seconds_logged = self._probe_s = 0.0
         self._decisions = list[tuple[int, int, str]]()
         self._is_open = False
         self._declined = set[int | None]()
@@ -135,7 +135,7 @@ class Report:
 
     @hear.register
     def _training_starts(self, event: events.TrainingStarts) -> None:
-        self.totals.setup_s += (seconds := perf_counter() - self._started)
+        self.totals.setup_s += (seconds := perf_counter() - self._started - self._probe_s)
         config, plan = self._config, event.plan
         of_run: dict[str, Any] = {"total_steps": self._total_steps, "resumed_from": self.resumed_from}
         self._tracker.event(
@@ -172,7 +172,7 @@ class Report:
     def _probed(self, event: events.Probed) -> None:
         """Its time is one of training and not of set-up: without freezing, no one would need it."""
         self.totals.train_s += event.seconds
-        self.totals.setup_s -= event.seconds
+        self._probe_s = event.seconds
         self._tracker.event("probe", **asdict(event))
         for line in lines.of_probe(event.scores, free=event.free, seconds=event.seconds):
             self._tracker.line(line)

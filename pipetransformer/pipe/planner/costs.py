@@ -155,6 +155,11 @@ class JobCosts:
         rest = (*self.kept_bytes[:unit], *self.parameter_bytes[unit:])
         return replace(self, resting_bytes=rest)
 
+    def with_disk(self, ns_per_byte: float) -> JobCosts:
+        """The costs where a byte of the cache takes so many nanoseconds longer to be read."""
+        read = self.read
+        return self if read is None else replace(self, read=Link(read.latency_ns, read.ns_per_byte + ns_per_byte))
+
     @property
     def lasting_bytes(self) -> tuple[int, ...]:
         """Bytes of weights and optimizer state of each unit [num_units], without gradients."""
