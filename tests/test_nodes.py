@@ -106,7 +106,7 @@ def launched(config: Path, port: int, nodes: Sequence[Sequence[object]], *overri
                 stderr=subprocess.PIPE,
             )
         )
-    ended = [process.communicate(timeout=120) for process in started]
+    ended = [process.communicate(timeout=240) for process in started]
     return [(process.returncode, *texts) for process, texts in zip(started, ended)]
 
 
