@@ -4,7 +4,7 @@
     KEY/             a complete entry: its files were synced before the record, and the record before the folder's name
         record.json  sizes and SHA-256 of the files, and what the entry is of
         train.store  a store of each of its splits
-    KEY.part/        an entry that is being filled, or that a job left unfinished
+    KEY.part/        an entry that is being filled, or that a job left unfinished; a spilled one goes with its job
 
 The kernel frees the locks of a process that ends, however it ends. All of it may be deleted at any time.
 """
