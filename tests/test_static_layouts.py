@@ -101,3 +101,5 @@ def test_short_steps_are_counted_by_one_that_builds_nothing(monkeypatch: pytest.
     batch = Batch(0, (np.arange(8),), 16)
     assert static_layouts.time_steps(engine, batch, num_steps=2) == pytest.approx(0.002)
     assert len(taken) == 1 + 25
+    assert static_layouts.round_seconds(0.00201, num_steps=2) == pytest.approx(0.00201 * len(taken))
+    assert static_layouts.round_seconds(0.7, num_steps=2) == pytest.approx(0.7 * 3)

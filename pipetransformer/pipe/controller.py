@@ -19,7 +19,13 @@ from pipetransformer.models import Chain
 from pipetransformer.pipe.measure.counted import counted_profile, predicted_layouts
 from pipetransformer.pipe.measure.profile import measure_profile
 from pipetransformer.pipe.measure.profile_file import Profile
-from pipetransformer.pipe.measure.static_layouts import TIMED_STEPS, StaticLayouts, time_static_layouts, time_steps
+from pipetransformer.pipe.measure.static_layouts import (
+    TIMED_STEPS,
+    StaticLayouts,
+    round_seconds,
+    time_static_layouts,
+    time_steps,
+)
 from pipetransformer.pipe.measure.watch import FEWEST_STEPS, CostWatch
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.answers import Ahead, Choice, Outlook, Settled
@@ -304,7 +310,7 @@ class AutoPipe:
     @property
     def seconds_behind_training(self) -> float:
         """Predicted seconds of what is timed when training is over."""
-        return TIMED_STEPS * sum(self.layouts.rounds)
+        return sum(round_seconds(seconds, num_steps=TIMED_STEPS) for seconds in self.layouts.rounds)
 
     def _options(self, offers: Offers, frozen: int) -> Mapping[int | None, float]:
         return {cached: self.seconds_of(work) for cached, work in offers(frozen).items()}

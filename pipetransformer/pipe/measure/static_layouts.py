@@ -173,10 +173,19 @@ def time_steps(engine: Engine, batch: Batch, *, num_steps: int) -> float:
         synchronize(engine.chain.device)
         times.append(perf_counter() - start)
         if step == 1:  # not by the warm-up, which also builds the schedule
-            num_steps = max(num_steps, min(_MOST_STEPS, math.ceil(_LEAST_SECONDS / slowest(times[1]))))
+            num_steps = max(num_steps, _steps_that_tell(slowest(times[1])))
         step += 1
     inputs.close()
     return slowest(median(times[1:]))
+
+
+def round_seconds(step_seconds: float, *, num_steps: int) -> float:
+    """Seconds that ``time_steps`` takes of steps of ``step_seconds``, with its warm-up."""
+    return step_seconds * (1 + max(num_steps, _steps_that_tell(step_seconds)))
+
+
+def _steps_that_tell(step_seconds: float) -> int:
+    return min(_MOST_STEPS, math.ceil(_LEAST_SECONDS / step_seconds))
 
 
 def _behind_prefix(batch: StepInput, engine: Engine) -> StepInput:
