@@ -48,6 +48,7 @@ class Told:
     declined: str = ""
     evaluation_s: float = 0.0
     on_disk: int = 0
+    rounding: float | None = None
 
 
 def kept_run(
@@ -68,13 +69,14 @@ def kept_run(
     overrides += [] if "run.resume=true" in extra else ["run.overwrite=true"]
     advances: list[tuple[int, int, int, bool, str]] = []
     declined: list[str] = []
-    evaluating, on_disk = [0.0], [0]
+    evaluating, on_disk, roundings = [0.0], [0], list[float | None]()
 
     def note(event: events.Event) -> None:
         if isinstance(event, events.Advanced):
             advance = event.advance
             advances.append((event.step, event.boundary, advance.num_samples, advance.is_found, event.tier))
             evaluating.append(advance.evaluation_s)
+            roundings.append(advance.rounding)
             on_disk.append(KeptStores(Path(folder) / "cache" / "activations").num_bytes())
         elif isinstance(event, events.CacheDeclined):
             declined.append(event.reason)
@@ -92,7 +94,7 @@ def kept_run(
             weights = final_weights(trainer)
         except _Stop:
             pass
-    return Told(weights, tuple(advances), "; ".join(declined), sum(evaluating), max(on_disk))
+    return Told(weights, tuple(advances), "; ".join(declined), sum(evaluating), max(on_disk), *roundings[:1])
 
 
 def _key_of_splits(self: Identity, boundary: int, layouts: Mapping[str, object], **_: object) -> str:
@@ -153,6 +155,15 @@ def test_stores_are_kept_through_thaw_and_refreeze(ranks: RankPool, tmp_path: Pa
         assert (start[3], start[4]) == (is_found, "disk")
         assert thawed == (6, 1, NUM_SAMPLES, False, "host") and again == (11, 4, NUM_SAMPLES, False, "host")
         check(told, plain(THAWED))
+
+
+def test_a_run_that_finds_rounded_activations_tells_their_error(ranks: RankPool, tmp_path: Path) -> None:
+    extra = ("cache.dtype=int8", "train.precision=float32")
+    filled, found = [ranks.run(2, kept_run, CASE, str(tmp_path), extra) for _ in range(2)]
+    assert [told.advances[0][3] for told in (filled[0], found[0])] == [False, True]
+    errors = [told.rounding for told in (*filled, *found)]
+    assert all(error is not None and 0.001 < error < 0.02 for error in errors), errors
+    assert found[0].rounding == found[1].rounding, "the largest of all ranks"
 
 
 def test_a_later_boundary_is_computed_from_the_kept_one(ranks: RankPool, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 PHASES = [field.name for field in fields(PhaseSeconds)]
 FIGURES = StepFigures(2, 4.0, 0.5, 0.75, 16.0, 60, 4, [80, 40], {name: [1.0, 2.0] for name in PHASES}, [0.0, 3.0])
 TOTALS = {"train_s": 7.0, "wall_s": 100.0, "hits": 3, "transitions": []}
-DECISION = FreezeDecision(6, 3, 5, 7, (1.0, 2.0), ((7, 2.0, 0.5),), (0.5, None), "it is so")
+DECISION = FreezeDecision(6, 3, 5, 7, (1.0, 2.0), ((7, 2.0, 0.5),), (0.5, None), "it is so", 0.05)
 FREEZING = events.Freezing(True, ((0, 2), (9, PLAN.num_blocks)), True, True)
 METRICS = {"accuracy": 0.25, "loss": 2.0}
 SAMPLES = Counter({(0, 16): 400})
@@ -58,7 +58,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
         events.Decided(DECISION),
         {
             **{"event": "freeze_decision", "step": 6, "interval": 3, "frozen": 5, "asked": 7, "norms": [1.0, 2.0]},
-            **{"payoffs": [[7, 2.0, 0.5]], "plasticity": [0.5, None], "reason": "it is so"},
+            **{"payoffs": [[7, 2.0, 0.5]], "plasticity": [0.5, None], "reason": "it is so", "to_come": 0.05},
         },
     ),
     (
@@ -207,7 +207,10 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
     )
     number = said.index(probed)
     assert said[number + 2 : number + 4] == ["  behind     stem     1     2", "  explained  0.10  0.55  0.50"]
-    asks = "step 6: freeze.policy none asks for 7 frozen blocks (predicted: 7 would save 2.0 s for 0.5 s); 5, because "
+    asks = (
+        "step 6: freeze.policy none asks for 7 frozen blocks (5% of the sum of the learning rates is to come; "
+        "predicted: 7 would save 2.0 s for 0.5 s); 5, because "
+    )
     for once in (f"{asks}it is so", "AutoFreeze wants 5", "no cache: no memory"):
         assert sum(once in line for line in said) == 1
 

@@ -34,8 +34,8 @@ class Advance:
         samples: number of samples that training needs by (first unit of the computation, padded length).
         evaluation_samples: number of samples to evaluate on.
         is_found: whether earlier runs had stored all activations on every node.
-        rounding: the relative error of what was stored for training, the largest of the ranks' first batches; None
-            where it is stored as it is computed, or was found.
+        rounding: the relative error of what is stored for training, the largest of the ranks' first batches, or of a
+            batch of each rank where it was found; None where it is stored as it is computed, or found by block.
     """
 
     seconds: float
@@ -106,22 +106,25 @@ def advance(
     return done, error
 
 
-def agrees(
+def compared(
     store: ActivationStore, dataset: Dataset, chain: Chain, *, boundary: int, worker: int, num_workers: int, rows: int
-) -> bool:
-    """Whether a store that another job has filled holds, to the bit, what this one would compute: by this worker's
-    fullest batch of the shortest samples. Arguments as in ``advance``.
+) -> tuple[bool, float | None]:
+    """Whether a store that another job has filled holds, to the bit, what this one would compute; and the relative
+    error of what is stored, as above. By this worker's fullest batch of the shortest samples. Arguments as in
+    ``advance``.
     """
     items = _items(store, dataset, worker=worker, num_workers=num_workers, rows=rows)
     if not items:
-        return True
+        return True, None
     item = min(items, key=lambda each: (each.length, -len(each.ids)))
-    ids = item.ids
+    ids, dtype = item.ids, store.layout.dtype
     part = _Input(store, chain, source=None).fetch(dataset, item)
     with torch.inference_mode():
         hidden = _computed(part, chain, stop=chain.numbering.behind(boundary))
-    hidden = encode(hidden, store.layout.dtype)
-    return bool(store.holds(ids, boundary).all()) and torch.equal(store.read(ids, positions=hidden.shape[1]), hidden)
+    error = None if hidden.dtype == dtype else rounding(hidden, dtype)
+    hidden = encode(hidden, dtype)
+    is_same = bool(store.holds(ids, boundary).all()) and torch.equal(store.read(ids, positions=hidden.shape[1]), hidden)
+    return is_same, error
 
 
 def _items(store: ActivationStore, dataset: Dataset, *, worker: int, num_workers: int, rows: int) -> list[_Item]:

@@ -11,7 +11,7 @@ from time import perf_counter
 import numpy as np
 import torch.distributed as dist
 
-from pipetransformer.cache.advance import Advance, advance, agrees
+from pipetransformer.cache.advance import Advance, advance, compared
 from pipetransformer.cache.codec import stored_dtype
 from pipetransformer.cache.disk_reads import disk_ns
 from pipetransformer.cache.earlier import EarlierRuns, entries_of, may_keep
@@ -282,15 +282,15 @@ class AutoCache:
         Raises:
             UserError: if the type of the stores cannot hold the activations.
         """
-        start, evaluation_s, behind = perf_counter(), 0.0, self._chain.numbering.behind
+        start, evaluation_s, behind, rounding = perf_counter(), 0.0, self._chain.numbering.behind, None
         source = self.boundary if self.boundary is not None and self.boundary <= target else None
         # Note: a pass by block has none but its own block, and cannot compute a sample anew.
         if self._next is not None and self._next.is_kept and not by_block:
             with lent(range(behind(self._kept_at))):
-                self._check(self._next, self._kept_at)
+                rounding = self._check(self._next, self._kept_at)
         into = self._next or self._cache
         assert into is not None
-        done, rounding, is_found = dict[str, Counter[tuple[int, int]]](), None, all(values_of_ranks(into.is_complete))
+        done, is_found = dict[str, Counter[tuple[int, int]]](), all(values_of_ranks(into.is_complete))
         stops = range((source or 0) + 1, target + 1) if by_block else range(target, target + 1)
         before, origin = source, into if source is None or self._cache is None else self._cache
         splits = [split for entry in entries_of(self._layouts()) for split in entry]
@@ -300,7 +300,7 @@ class AutoCache:
                     began = perf_counter()
                     samples, error = self._pass(split, into, origin=origin, source=before, target=stop)
                     done[split] = done.get(split) or samples
-                    rounding = error if split == "train" else rounding
+                    rounding = (error or rounding) if split == "train" else rounding
                     evaluation_s += perf_counter() - began if split not in TRAINING else 0.0
                     if stop == target == self._kept_at and (by_block or source is None):  # as their key says
                         self._publish(into, split, target)
@@ -357,29 +357,26 @@ class AutoCache:
         errors = [error for _, error in parts if error is not None]
         return sum((samples for samples, _ in parts), Counter()), max(errors, default=None)
 
-    def _check(self, kept: ActivationCache, boundary: int) -> None:
+    def _check(self, kept: ActivationCache, boundary: int) -> float | None:
         """Collective. Deletes entries of other runs that hold something else than this job would compute, by a batch of
         each rank and split, and reserves memory on all nodes. Raises UserError where there is none.
+
+        Returns:
+            The relative error of what is stored for training, over all ranks.
         """
-        world = self._world
-        others = {
-            split
-            for split in kept.complete
-            if not agrees(
-                kept.stores[split],
-                self._datasets[split],
-                self._chain,
-                boundary=boundary,
-                worker=world.local_rank,
-                num_workers=world.local_size,
-                rows=self._rows,
-            )
-        }
-        found = values_of_ranks(others)
-        if not any(found):
-            return
+        world, others, error = self._world, set[str](), None
+        place = {"worker": world.local_rank, "num_workers": world.local_size, "rows": self._rows}
+        for split in kept.complete:
+            store, dataset = kept.stores[split], self._datasets[split]
+            is_same, rounding = compared(store, dataset, self._chain, boundary=boundary, **place)
+            others |= set() if is_same else {split}
+            error = rounding if split == "train" else error
+        found = values_of_ranks((others, error))
+        rounding = max((error for _, error in found if error is not None), default=None)
+        if not any(others for others, _ in found):
+            return rounding
         first = world.rank - world.local_rank
-        of_node = set[str]().union(*found[first : first + world.local_size])
+        of_node = set[str]().union(*(others for others, _ in found[first : first + world.local_size]))
         kept.close()
         for held in kept.held:
             if of_node.intersection(held.paths):
@@ -388,6 +385,7 @@ class AutoCache:
         self._next, reason = self._opened()
         if reason:
             raise UserError(f"cache: the stores of an earlier run hold other activations, and {reason}; free memory")
+        return None
 
     def close(self, *, is_interrupted: bool = False) -> None:
         """Frees this rank's part of the stores; what later runs may find is completed before, unless the job was

@@ -112,7 +112,7 @@ class CacheConfig(Section):
     dtype: Literal["compute", "float32", "bfloat16", "float16", "int8"] = Field(
         default="compute",
         description="Type of stored activations; `compute` stores what the step computes. `int8` has a scale for each "
-        "position. A run that fills it says by how much it rounds.",
+        "position. A run says by how much it rounds.",
     )
     views: Count | Literal["auto"] | None = Field(
         default="auto",

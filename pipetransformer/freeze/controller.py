@@ -252,8 +252,7 @@ class AutoFreeze:
         """Gives the guard the losses of the samples set aside, in their order [samples]."""
         assert self.guard is not None
         loss = self._loss_sum / self._loss_steps if self._loss_steps else math.inf
-        moved = 1.0 - self._to_come(step)
-        self._verdict = self.guard.observe(step, losses, frozen=frozen, trained=loss, moved=moved)
+        self._verdict = self.guard.observe(step, losses, frozen=frozen, trained=loss, moved=1.0 - self._to_come(step))
         if self.guard.due(step):
             self._loss_sum, self._loss_steps = 0.0, 0
         return self._verdict
@@ -315,7 +314,8 @@ class AutoFreeze:
         if not reason and asks is not None and asks > allowed:
             reason = f"freeze.max_frozen is {self._max_frozen}"
         changed = None if asks is None or self._plasticity is None else tuple(self._plasticity)
-        return FreezeDecision(step, self._interval(step), allowed, asks, norms, tuple(asked), changed, reason)
+        seen = norms, tuple(asked), changed, reason, self._to_come(step)
+        return FreezeDecision(step, self._interval(step), allowed, asks, *seen)
 
     def _allowed(self, answer: int, *, step: int, frozen: int) -> tuple[int, str]:
         """The number of blocks that the guard allows, and its reason for another one than ``answer``."""

@@ -18,6 +18,7 @@ class FreezeDecision:
         plasticity: of every block; None for a policy that needs none.
         payoffs: (frozen blocks, predicted seconds saved, seconds spent) for each number that the policy asked about.
         reason: the reason for another number than the policy's, in words; empty for none.
+        to_come: share of the sum of all learning rates that lies ahead; None where it is not known.
     """
 
     step: int
@@ -28,6 +29,7 @@ class FreezeDecision:
     payoffs: tuple[tuple[int, float, float], ...] = ()
     plasticity: tuple[float | None, ...] | None = None
     reason: str = ""
+    to_come: float | None = None
 
     def cause(self, policy: str, *, before: int, settled: int) -> str:
         """Who takes the number from ``before`` to ``settled``: the policy of this name, the guard or

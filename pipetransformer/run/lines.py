@@ -154,9 +154,11 @@ def of_decision(decision: FreezeDecision, *, policy: str) -> str:
     if decision.asked is None:
         return f"step {decision.step}: {decision.frozen} frozen blocks, because {decision.reason}"
     asks = f"step {decision.step}: freeze.policy {policy} asks for {decision.asked} frozen blocks"
-    predicted = f" (predicted: {payoffs})" if payoffs else ""
+    told = [] if decision.to_come is None else [f"{decision.to_come:.0%} of the sum of the learning rates is to come"]
+    told += [f"predicted: {payoffs}"] if payoffs else []
+    evidence = f" ({'; '.join(told)})" if told else ""
     allowed = f"; {decision.frozen}, because {decision.reason}" if decision.reason else ""
-    return f"{asks}{predicted}{allowed}"
+    return f"{asks}{evidence}{allowed}"
 
 
 def of_move(event: Moved) -> str:
