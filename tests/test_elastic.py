@@ -32,10 +32,13 @@ from benchmarks.elastic.tasks import (
     INVERTED,
     OTHER_LAYOUT,
     PEER,
+    PLANTED,
     REDRAWN,
     REPLICAS,
     ROWS,
     TOO_DEEP,
+    TOO_SOON,
+    TOO_SOON_INVERTED,
     TUNED,
     Task,
     pictures,
@@ -102,7 +105,12 @@ def test_a_cell_has_the_recipe_and_its_own_settings(task: Task) -> None:
 def test_faults_are_planted_in_the_longer_runs(tmp_path: Path) -> None:
     data, model = tmp_path / "SST-2", tmp_path / "model"
     six, task = (texts(data, model, num_blocks=blocks, num_phrases=8000) for blocks in (6, 12))
-    assert [row.name for row in elastic.rows_of(six, None)] == [BASELINE, PEER, DEFAULT, INVERTED]
+    of_six = [BASELINE, PEER, DEFAULT, INVERTED, TOO_SOON, TOO_SOON_INVERTED]
+    assert [row.name for row in elastic.rows_of(six, None)] == of_six
+    guarded, inverted = (next(row for row in PLANTED if row.name == name) for name in (TOO_SOON, TOO_SOON_INVERTED))
+    soon = load_config(six.config, Cell(six, guarded, 0, 2, "float32").settings)
+    assert (soon.freeze.policy, soon.freeze.guard) == ("schedule", True)
+    assert guarded.overrides == inverted.overrides and guarded.script is None and inverted.script is not None
     rows = {row.name: Cell(task, row, 0, 2, "float32").settings for row in elastic.rows_of(task, None)}
     assert list(rows) == [BASELINE, PEER, DEFAULT, REDRAWN, TOO_DEEP]
     redrawn = (f"model.name={tmp_path}/redrawn", REPLICAS, "train.seed=0", "train.precision=float32")

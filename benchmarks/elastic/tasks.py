@@ -72,8 +72,13 @@ ROWS = (
 )
 # Faults, planted in the settings of the default: what must become of them stands in docs/results.md.
 INVERTED, REDRAWN, TOO_DEEP = "planted: guard inverted", "planted: half redrawn", "planted: all but one frozen"
+TOO_SOON, TOO_SOON_INVERTED = "planted: schedule", "planted: schedule, guard inverted"
+_INVERTED_GUARD = "benchmarks.elastic.inverted_guard"
 PLANTED = (
-    Row(INVERTED, (REPLICAS,), 3, "benchmarks.elastic.inverted_guard"),
+    Row(INVERTED, (REPLICAS,), 3, _INVERTED_GUARD),
+    # Half of the blocks after an epoch, and more after two: what the guard is there for.
+    Row(TOO_SOON, ("freeze.policy=schedule", REPLICAS), 1),
+    Row(TOO_SOON_INVERTED, ("freeze.policy=schedule", REPLICAS), 1, _INVERTED_GUARD),
     Row(REDRAWN, ("model.name=REDRAWN", REPLICAS), 1),
     Row(TOO_DEEP, ("freeze.policy=static", "freeze.max_frozen=ALL_BUT_ONE", REPLICAS), 1),
 )
@@ -228,7 +233,8 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
     name = f"sst2-{model.name}" + (f"-{num_phrases}" if num_phrases != NUM_PHRASES else "")
     every = f"{45 * num_phrases // NUM_PHRASES} steps"  # so often is a good part of a run
     if num_phrases != NUM_PHRASES:
-        row_names = (BASELINE, PEER, DEFAULT, *((INVERTED,) if num_blocks == 6 else (REDRAWN, TOO_DEEP)))
+        planted = (INVERTED, TOO_SOON, TOO_SOON_INVERTED) if num_blocks == 6 else (REDRAWN, TOO_DEEP)
+        row_names = (BASELINE, PEER, DEFAULT, *planted)
     if tunes:
         name, tuned_rows = f"{name}-tuning", (*recipe_rows("sst2"), *ladder_rows("sst2", num_blocks))
         row_names = (BASELINE, *(row.name for row in tuned_rows))
