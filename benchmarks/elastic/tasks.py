@@ -151,11 +151,7 @@ _TEXTS = (
     *("train.head_lr_scale=10", "data.max_length=128"),
 )
 _LEARNING_RATE = "5e-5"
-# What is tuned, by number of blocks.
-_TUNED_TEXTS: Mapping[int, tuple[str, ...]] = {
-    6: ("train.lr=2e-4", "train.epochs=1"),
-    12: ("train.lr=1e-4", "train.epochs=2"),
-}
+_TUNED_TEXTS = ("train.lr=1e-4", "train.epochs=2")  # of both models, by their tables of --tune
 
 
 # The rows of pictures: their runs take minutes.
@@ -225,7 +221,7 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
     Raises:
         UserError: there is no recipe for as many blocks.
     """
-    if num_blocks not in _TUNED_TEXTS:
+    if ("sst2", num_blocks) not in _LADDERS:
         raise UserError(f"--model: {model} has {num_blocks} blocks; give an encoder of 6 or 12")
     row_names = tuple(row.name for row in ROWS)
     trained = f"{num_phrases:,} phrases; judged on"
@@ -247,7 +243,7 @@ def texts(data: Path, model: Path, *, num_blocks: int, num_phrases: int = NUM_PH
         name,
         CONFIGS / "train_config_sst2_all_in_one.yaml",
         (*_COMMON, *_TEXTS, *own),
-        _TUNED_TEXTS[num_blocks],
+        _TUNED_TEXTS,
         num_blocks,
         about,
         row_names,
