@@ -187,6 +187,7 @@ def test_norms_are_told_where_the_guard_alone_decides() -> None:
     controller = late(Guard(5), scores=MUCH)
     controller.observe([2.0] * 12, num_steps=2)
     decision = controller.decide(85, frozen=4)
+    assert decision.to_come == pytest.approx(0.15**2)
     assert decision.asked is None and decision.norms == (1.0,) * 12
 
 
