@@ -216,14 +216,14 @@ class Trainer:
             tentative_from=tentative_from,
             is_confirmed=(was_tentative and autofreeze.tentative_from is None) or (self.step == 0 < current.frozen),
         )
-        if is_trial and settled.frozen > current.frozen:
-            autofreeze.froze(self.step, before=current.frozen)
+        if settled.frozen > current.frozen:
+            autofreeze.froze(self.step, before=current.frozen, now=settled.frozen)
         if settled.reason:
             self._tell(events.Held(self.step, settled.frozen, decision.frozen, settled.reason))
         if settled.choice is not None:
             reason = decision.cause(self.config.freeze.policy, before=current.frozen, settled=settled.frozen)
             self._enter(settled.choice.plan, reason=reason, choice=settled.choice)
-        if not autofreeze.needs_frozen_state:
+        if settled.frozen <= decision.frozen and not autofreeze.needs_frozen_state:
             self.autodp.let_go(self.engine.plan)
 
     def _watch(self) -> None:

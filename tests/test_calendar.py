@@ -27,7 +27,7 @@ def test_what_is_due(
     steps = range(1, dates.total_steps + 1)
     assert [step for step in steps if dates.evaluation_is_due(step)] == evaluations
     assert [step for step in steps if dates.checkpoint_is_due(step)] == checkpoints
-    for step in range(dates.total_steps):
+    for step in range(dates.total_steps + 1):
         assert dates.evaluations_from(step) == len([due for due in evaluations if due > step])
 
 

@@ -177,6 +177,33 @@ def test_blocks_that_no_evidence_is_for_thaw_once_the_loss_stays() -> None:
     assert [frozen for frozen, _ in decided(stays, frozen=11, scores=None)][-1] == 0, "questions have no probe"
 
 
+def test_an_undone_freeze_waits_though_the_loss_stays() -> None:
+    """A freeze that is undone is one of more blocks than evidence is for, and the loss mostly stays where it is: it
+    waits, and is not refused for good."""
+    guard = Guard(EVERY)
+    controller = AutoFreeze(
+        *(build_policy(FreezeConfig(policy="static", max_frozen=8, warmup="80 steps"), num_blocks=12),),
+        every_steps=EVERY,
+        warmup_steps=80,
+        num_blocks=12,
+        guard=guard,
+        total_steps=200,
+    )
+    controller.probed(SCORES)
+    now, found = 0, list[tuple[int, str]]()
+    for number, mean in enumerate([0.8, 0.7, 0.65, 0.6, 0.55, 0.5, 0.45, 0.4, 0.4, 0.4, 0.4, 0.4], start=1):
+        step = number * EVERY
+        controller.trained(1 / number, num_steps=EVERY)
+        controller.watch(step, losses(mean, noise=0.01 * number), frozen=now)
+        decision = controller.decide(step, frozen=now)
+        if decision.frozen > now:
+            controller.froze(step, before=now, now=decision.frozen)
+        now = decision.frozen
+        found.append((now, decision.reason))
+    assert [frozen for frozen, _ in found] == [0] * 7 + [8, 8, 0, 0, 8]
+    assert found[9][1] == "the guard undoes the last freeze" and guard.trusted == 4
+
+
 def test_what_the_guard_kept_is_trusted() -> None:
     guard = Guard(EVERY, trusted=2)
     watched(guard, frozen_at=40, rise=0.0, stop=50)
@@ -324,5 +351,5 @@ def test_a_run_that_is_resumed_between_a_freeze_and_its_verdict_decides_as_one_t
     again = ranks.run(2, guarded_run, str(tmp_path), [*saving, "run.resume=true"], undoes)[0]
     judged = [verdict for verdict in again[2] if verdict.judged]
     assert judged == [verdict for verdict in verdicts if verdict.judged and verdict.step > 8] and judged
-    assert moves_from(10, again[1]) == moves_from(10, plans) == ([(10, 0)] if undoes else [])
+    assert moves_from(10, again[1]) == moves_from(10, plans) == ([(10, 0), (14, 4), (18, 0)] if undoes else [])
     assert weights is not None and again[0] is not None and deviation(again[0], weights) < 1e-10

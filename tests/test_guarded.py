@@ -174,6 +174,16 @@ def test_what_is_free_freezes_late_though_no_pass_could_judge_it() -> None:
     assert at_80(MUCH, frozen=4, every=5) == (10, True) and at_80(list(LITTLE), frozen=0, every=5) == (10, True)
 
 
+def test_what_froze_late_is_trusted_in_a_longer_run() -> None:
+    """Its moments are let go: it does not thaw once more steps follow."""
+    controller = late(Guard(20), scores=MUCH)
+    assert controller.guard is not None and controller.guard.trusted == 4
+    controller.froze(80, before=4, now=9)
+    assert controller.guard.trusted == 9 and controller.tentative_from is None and not controller.needs_frozen_state
+    controller.froze(0, before=0, now=11)
+    assert controller.guard.trusted == 9, "nothing speaks for what a policy freezes at the start"
+
+
 def test_after_an_undone_freeze_no_more_blocks_freeze_than_a_pass_could_judge() -> None:
     controller = late(Guard(20), scores=list(LITTLE))
     assert controller.guard is not None

@@ -218,6 +218,8 @@ def test_a_store_with_other_activations_is_replaced(ranks: RankPool, tmp_path: P
     other = ("train.seed=1",)
     told, *_ = ranks.run(2, kept_run, CASE, str(tmp_path), other, None, True)
     assert told.advances == ((0, 3, NUM_SAMPLES, False, "host"),)
+    events_of_run = map(json.loads, (tmp_path / "kept" / "events.jsonl").read_text().splitlines())
+    assert [each["replaces"] for each in events_of_run if each["event"] == "advance"] == [True]
     check(told, plain(CASE, *other))
     assert not KeptStores(tmp_path / "cache" / "activations").entries()
 

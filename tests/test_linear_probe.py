@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from laws import STATIC, Case, configuration
 from ranks import RankPool
 from tiny import tiny_bert, tiny_squad, tiny_sst2, tiny_text_model
@@ -91,6 +93,17 @@ def test_blocks_are_free_where_they_hold_a_quarter_of_the_task(
     found = [free_blocks(scores, num_blocks=num_blocks, is_pretrained=True, to_come=s) for s in (1.0, 0.5, 0.05)]
     assert transfer(scores) == pytest.approx(share) and found == list(free)
     assert free_blocks(scores, num_blocks=num_blocks, is_pretrained=True) == free[0]
+
+
+def test_targets_of_the_samples_alone_are_made() -> None:
+    """Not of all training samples: a million of a thousand classes would take 8 GB a rank."""
+    labels = torch.arange(2_000_000) % 5_000
+    ids, dataset = np.array([7, 5_004]), mock.Mock(kind="classes", labels=labels)
+    tracemalloc.start()
+    targets = linear_probe._targets(dataset, ids)
+    assert tracemalloc.get_traced_memory()[1] < 10e6
+    tracemalloc.stop()
+    assert targets.shape == (2, 5_000) and targets[0, 7] == targets[1, 4] == 1 and targets.sum() == 2
 
 
 def scores_of(world: World, model: str, data: str) -> tuple[tuple[float, ...] | None, bool]:

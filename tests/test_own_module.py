@@ -247,7 +247,25 @@ def test_blocks_without_positions_are_told(tmp_path: Path) -> None:
     settings = {**SETTINGS, "run": {"id": "f", "dir": str(tmp_path)}}
     with pytest.raises(UserError) as caught:
         pipetransformer.train(Flat(), samples(20, seed=0), samples(9, seed=1), settings, blocks="tower")
-    assert str(caught.value).startswith("blocks: [rows, 8] goes into those of Flat; [rows, positions, width] is needed")
+    assert str(caught.value).startswith("model.blocks: [rows, 8] goes into block 1 of Flat; those that freeze need")
+
+
+class Narrowing(Mine):
+    """Its second block leaves half of the width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower[1] = nn.Linear(8, 4)
+        self.tower[2], self.tower[3] = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.norm, self.out = nn.LayerNorm(4), nn.Linear(4, 3)
+
+
+def test_blocks_of_several_widths_freeze_no_part(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {**SETTINGS, "run": {"id": "w", "dir": str(tmp_path)}}
+    with pytest.raises(UserError, match=r"behind block 2 of Narrowing; .* of one width; give freeze.policy=none"):
+        pipetransformer.train(Narrowing(), samples(20, seed=0), samples(9, seed=1), settings, blocks="tower")
+    settings["freeze"] = {"policy": "none"}
+    pipetransformer.train(Narrowing(), samples(20, seed=0), samples(9, seed=1), settings, blocks="tower")
 
 
 def test_the_example_of_the_documentation_runs(tmp_path: Path) -> None:

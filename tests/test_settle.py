@@ -30,6 +30,13 @@ def test_as_many_blocks_freeze_as_are_wanted() -> None:
     assert settled(controller, 2, replace(plan, frozen=4)) == (2, "", True), "blocks thaw"
 
 
+def test_a_thaw_that_no_layout_takes_is_told() -> None:
+    controller = make_planner()
+    plan = replace(controller.first_plan(JOB, {}).plan, frozen=4)
+    with mock.patch.object(Planner, "next_plan", lambda *_, **__: None):
+        assert settled(controller, 2, plan) == (4, "no layout fits in memory", False)
+
+
 def test_only_new_costs_change_the_plan_of_the_same_blocks_and_only_where_it_pays() -> None:
     controller = make_planner()
     best, slow = controller.first_plan(JOB, {}).plan, make_planner(pipe={"initial_length": 4}).first_plan(JOB, {}).plan

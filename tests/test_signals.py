@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from laws import REPOSITORY
 from tiny import tiny_bert, tiny_sst2
 
+from benchmarks.elastic.cells import Cell
 from benchmarks.elastic.judged import is_as_good
 from benchmarks.elastic.processes import launch
 from benchmarks.elastic.tasks import texts
@@ -40,6 +43,20 @@ def test_safe_is_the_last_before_the_first_loss() -> None:
     assert signals.safe_depth(finals) == 2, "2 loses a quarter of a point, 3 more than half a point; 4 lies behind it"
     assert signals.safe_depth({0: [0.9, 0.8], 1: [0.89, 0.8]}) == 0, "half a point, though two seeds tell little"
     assert signals.safe_depth({0: [0.9], 1: []}) is None
+
+
+def test_a_seed_with_a_missing_run_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pair is of one seed."""
+
+    def found(self: Cell, kept: object, *, codes: object) -> object:
+        missing = self.seed == 1 and self.row.name == "static 4"
+        return None if missing else mock.Mock(final=self.seed + len(self.row.name) / 100)
+
+    monkeypatch.setattr(Cell, "found", found)
+    task = texts(tmp_path, tmp_path / "e5", num_blocks=12)
+    arguments: dict[str, Any] = {"kept": None, "stop": 0.0, "precision": "float32", "codes": lambda name: ()}
+    finals, missing = signals.measured(task, range(3), **arguments)
+    assert len(missing) == 1 and [[int(final) for final in of_number] for of_number in finals.values()] == [[0, 2]] * 6
 
 
 @pytest.mark.parametrize(

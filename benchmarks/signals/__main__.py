@@ -141,12 +141,15 @@ def measured(
     precision: str,
     codes: Callable[[str], Collection[str]],
 ) -> tuple[dict[int, list[float]], list[str]]:
-    """Final metrics by the number of blocks frozen, and the names of the runs that are missing."""
+    """Final metrics by the number of blocks frozen, of the seeds with all numbers, in their order; and the names of the
+    runs that are missing.
+    """
     numbers = [task.num_blocks * sixth // 6 for sixth in (0, *SIXTHS)]
     rows = {number: row_of(number, epochs=task.epochs) for number in numbers}
     finals: dict[int, list[float]] = {n: [] for n in rows}
     missing = list[str]()
     for seed in seeds:
+        of_seed = dict[int, float]()
         for blocks, row in rows.items():
             cell = Cell(task, row, seed, 2, precision)
             figures = cell.found(kept, codes=codes(row.name))
@@ -156,7 +159,10 @@ def measured(
             if figures is None:
                 missing.append(cell.name)
             else:
-                finals[blocks].append(figures.final)
+                of_seed[blocks] = figures.final
+        if len(of_seed) == len(rows):  # else a pair would be one of two seeds
+            for blocks, final in of_seed.items():
+                finals[blocks].append(final)
     return finals, missing
 
 

@@ -36,6 +36,7 @@ class Advance:
         is_found: whether earlier runs had stored all activations on every node.
         rounding: the relative error of what is stored for training, the largest of the ranks' first batches, or of a
             batch of each rank where it was found; None where it is stored as it is computed, or found by block.
+        replaces: whether earlier runs had stored other activations, which are deleted.
     """
 
     seconds: float
@@ -45,6 +46,7 @@ class Advance:
     evaluation_samples: int
     is_found: bool = False
     rounding: float | None = None
+    replaces: bool = False
 
     @property
     def num_samples(self) -> int:

@@ -282,12 +282,13 @@ class AutoCache:
         Raises:
             UserError: if the type of the stores cannot hold the activations.
         """
-        start, evaluation_s, behind, rounding = perf_counter(), 0.0, self._chain.numbering.behind, None
+        start, evaluation_s, behind = perf_counter(), 0.0, self._chain.numbering.behind
+        replaces, rounding = False, None
         source = self.boundary if self.boundary is not None and self.boundary <= target else None
         # Note: a pass by block has none but its own block, and cannot compute a sample anew.
         if self._next is not None and self._next.is_kept and not by_block:
             with lent(range(behind(self._kept_at))):
-                rounding = self._check(self._next, self._kept_at)
+                replaces, rounding = self._check(self._next, self._kept_at)
         into = self._next or self._cache
         assert into is not None
         done, is_found = dict[str, Counter[tuple[int, int]]](), all(values_of_ranks(into.is_complete))
@@ -318,6 +319,7 @@ class AutoCache:
             evaluation_samples=sum(found.total() for split, found in done.items() if split not in TRAINING),
             is_found=is_found,
             rounding=rounding,
+            replaces=replaces,
         )
 
     def _publish(self, into: ActivationCache, split: str, boundary: int) -> None:
@@ -357,12 +359,12 @@ class AutoCache:
         errors = [error for _, error in parts if error is not None]
         return sum((samples for samples, _ in parts), Counter()), max(errors, default=None)
 
-    def _check(self, kept: ActivationCache, boundary: int) -> float | None:
+    def _check(self, kept: ActivationCache, boundary: int) -> tuple[bool, float | None]:
         """Collective. Deletes entries of other runs that hold something else than this job would compute, by a batch of
         each rank and split, and reserves memory on all nodes. Raises UserError where there is none.
 
         Returns:
-            The relative error of what is stored for training, over all ranks.
+            Whether there were any; and the relative error of what is stored for training, over all ranks, if not.
         """
         world, others, error = self._world, set[str](), None
         place = {"worker": world.local_rank, "num_workers": world.local_size, "rows": self._rows}
@@ -374,7 +376,7 @@ class AutoCache:
         found = values_of_ranks((others, error))
         rounding = max((error for _, error in found if error is not None), default=None)
         if not any(others for others, _ in found):
-            return rounding
+            return False, rounding
         first = world.rank - world.local_rank
         of_node = set[str]().union(*(others for others, _ in found[first : first + world.local_size]))
         kept.close()
@@ -385,7 +387,7 @@ class AutoCache:
         self._next, reason = self._opened()
         if reason:
             raise UserError(f"cache: the stores of an earlier run hold other activations, and {reason}; free memory")
-        return None
+        return True, None
 
     def close(self, *, is_interrupted: bool = False) -> None:
         """Frees this rank's part of the stores; what later runs may find is completed before, unless the job was

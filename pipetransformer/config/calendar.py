@@ -52,7 +52,7 @@ class Calendar:
     def evaluations_from(self, step: int) -> int:
         """The number of evaluations still to come at step ``step``."""
         every = self.eval_every.steps(self.batches_per_epoch)
-        return self.total_steps // every - step // every + (self.total_steps % every > 0)
+        return self.total_steps // every - step // every + (step < self.total_steps and self.total_steps % every > 0)
 
     def checkpoint_is_due(self, step: int) -> bool:
         if self.checkpoint_every is None:

@@ -40,7 +40,7 @@ def boundary_scores(chain: Chain, dataset: Dataset, *, world: World, rows: int) 
     mine = pooled(chain, dataset, shares[world.rank])
     chain.train()
     order = np.concatenate([batch for share in shares for batch, _ in share])
-    targets, features = _targets(dataset)[order], {}
+    targets, features = _targets(dataset, order), {}
     for boundary in range(chain.num_blocks + 1):
         parts = values_of_ranks(np.concatenate(mine[boundary]) if mine[boundary] else None)
         if boundary % world.size == world.rank:
@@ -90,20 +90,21 @@ def explained(features: np.ndarray, targets: np.ndarray) -> float:
 @torch.no_grad()
 def pooled(chain: Chain, dataset: Dataset, batches: Sequence[tuple[np.ndarray, int]]) -> list[list[np.ndarray]]:
     """Mean activations of each sample over its positions, without padding, at every boundary and of every batch
-    [samples, width].
+    [samples, width]. The device has the activations of one batch at a time; those of the others lie in host memory.
 
     Args:
         batches: sample ids of each batch, and their padded length.
     """
     inputs = [_inputs(chain, dataset, ids, length=length) for ids, length in batches]
-    hidden = [given[chain.family.main_input] for given in inputs]
-    found, first = list[list[np.ndarray]](), 0
-    for block in range(chain.num_blocks + 1):
+    hidden = [given[chain.family.main_input].cpu() for given in inputs]
+    found, first = [list[np.ndarray]() for _ in range(chain.num_blocks + 1)], 0
+    for block, means in enumerate(found):
         units, first = range(first, max(1, chain.numbering.behind(block))), max(1, chain.numbering.behind(block))
         with chain.lent(units):
-            hidden = [chain.run(units, entering, given) for entering, given in zip(hidden, inputs)]
-        lengths = (length for _, length in batches)
-        found.append([_mean(leaving, given, length=n) for leaving, given, n in zip(hidden, inputs, lengths)])
+            for batch, (given, (_, length)) in enumerate(zip(inputs, batches)):
+                leaving = chain.run(units, hidden[batch].to(chain.device), given)
+                means.append(_mean(leaving, given, length=length))
+                hidden[batch] = leaving.cpu()
     return found
 
 
@@ -136,9 +137,10 @@ def _mean(hidden: Tensor, inputs: Mapping[str, Tensor], *, length: int) -> np.nd
     return mean
 
 
-def _targets(dataset: Dataset) -> np.ndarray:
+def _targets(dataset: Dataset, ids: np.ndarray) -> np.ndarray:
     """A column a class or a label, 1 for the sample's own and 0 for others; scores as they are [samples, columns]."""
-    labels = dataset.labels.numpy()
-    if dataset.kind == "labels":
-        return labels.astype(np.float64)
-    return np.eye(int(labels.max()) + 1)[labels] if dataset.kind == "classes" else labels[:, None].astype(np.float64)
+    labels: np.ndarray = dataset.labels.numpy()[ids]
+    if dataset.kind == "classes":
+        labels = labels[:, None] == np.arange(int(dataset.labels.max()) + 1)
+    targets: np.ndarray = labels.astype(np.float64)
+    return targets[:, None] if dataset.kind == "scores" else targets

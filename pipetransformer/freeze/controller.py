@@ -49,15 +49,11 @@ class AutoFreeze:
     ) -> None:
         assert every_steps >= 1 and warmup_steps >= 0 and patience >= 1
         self.policy = policy
-        self._every = every_steps
-        self._warmup = warmup_steps
-        self._num_blocks = num_blocks
+        self._every, self._warmup, self._patience = every_steps, warmup_steps, patience
+        self._num_blocks, self._is_pretrained = num_blocks, is_pretrained
         self._max_frozen = num_blocks if max_frozen is None else max_frozen
         self._least_frozen = least_frozen
-        self._patience = patience
-        self._is_pretrained = is_pretrained
-        self._total_steps = total_steps
-        self._to_come, self._rate = to_come, rate
+        self._total_steps, self._to_come, self._rate = total_steps, to_come, rate
         self.guard = guard
         if guard is not None and not is_pretrained:
             guard.trusted = least_frozen
@@ -257,10 +253,13 @@ class AutoFreeze:
             self._loss_sum, self._loss_steps = 0.0, 0
         return self._verdict
 
-    def froze(self, step: int, *, before: int) -> None:
-        """Takes note of a freeze from ``before`` blocks on, of which the guard has seen the losses before."""
-        if self.guard is not None:
+    def froze(self, step: int, *, before: int, now: int) -> None:
+        """Takes note of a freeze from ``before`` blocks to ``now``; before one that the guard can judge, it has seen
+        the losses."""
+        if self.guard is not None and self.judged_at(step) is not None:
             self.guard.froze(step, before=before)
+        elif self.guard is not None and self.guard.trusted is not None and step > 0:  # what the probe shows to be free
+            self.guard.trusted = max(self.guard.trusted, now)
 
     @property
     def tentative_from(self) -> int | None:
@@ -326,7 +325,8 @@ class AutoFreeze:
             return min(answer, frozen), "the last freeze is tentative still" if answer > frozen else ""
         trusted, can_judge = guard.trusted, self.judged_at(step) is not None
         verdict = self._verdict if self._verdict is not None and self._verdict.step == step else None
-        if trusted is not None and frozen > trusted and verdict is not None and verdict.flat and can_judge:
+        is_flat = verdict is not None and verdict.flat and not verdict.undone  # an undone freeze has its own wait
+        if trusted is not None and frozen > trusted and is_flat and can_judge:
             guard.thaw()
             return min(answer, trusted), f"the loss of the samples set aside stays, and evidence is for {trusted} alone"
         most = guard.most(step)

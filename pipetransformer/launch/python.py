@@ -151,12 +151,4 @@ def _make_job(
         split: OwnDataset(items, key=key, name=f"{split}_dataset", metrics=metrics, collate=collate)
         for split, items in given.items()
     }
-    job = assemble_job(config, world, built, values, datasets, loss=loss)
-    leaving = job.chain.boundary(0, rows=1, length=int(datasets["train"].lengths[0]))
-    if leaving.dim() != 3:
-        shape = ", ".join(map(str, leaving.shape[1:]))
-        raise UserError(
-            f"blocks: [rows, {shape}] goes into those of {config.model.name}; [rows, positions, width] is needed, as "
-            "transformers have it"
-        )
-    return job
+    return assemble_job(config, world, built, values, datasets, loss=loss)

@@ -135,7 +135,7 @@ class Watched(Event):
 
 @dataclass(frozen=True, slots=True)
 class Held(Event):
-    """Fewer blocks freeze than AutoFreeze wants.
+    """Fewer blocks freeze, or thaw, than AutoFreeze wants.
 
     Attributes:
         step: number of steps done.

@@ -179,6 +179,8 @@ def assemble_job(
             f"model.name: {config.model.name} cannot compute on {config.data.name} ({shapes}: {said}); "
             "give model.kwargs that fit the data, or another data.image_size"
         ) from error
+    if config.may_freeze:
+        _check_boundaries(chain, length=int(train_data.lengths[0]))
     given = {key: value.to(world.device) for key, value in probe.items()}
     if world.size > 1 and len(set(values_of_ranks(chain.leaves_one_row(chain.num_blocks)))) > 1:
         chain.learn_shapes(given, head_row_only=False)  # ranks of other devices have not proven the same
@@ -196,6 +198,20 @@ def assemble_job(
     guard = _set_aside(datasets, config)
     settled = _settled(config, precision=precision, views=views, guard=guard)
     return Job(built, values, chain, dict(datasets), settled, precision, world, guard, label_names, loss)
+
+
+def _check_boundaries(chain: Chain, *, length: int) -> None:
+    """Raises UserError for activations that neither the probe nor the cache of frozen blocks can take."""
+    behind = (max(1, chain.numbering.behind(blocks)) for blocks in range(chain.num_blocks + 1))
+    leaving = [chain.boundary(unit - 1, rows=1, length=length) for unit in behind]
+    width = leaving[0].shape[-1]
+    for blocks, found in enumerate(leaving):
+        if found.dim() != 3 or found.shape[-1] != width:
+            shape, place = ", ".join(map(str, found.shape[1:])), f"behind block {blocks}" if blocks else "into block 1"
+            raise UserError(
+                f"model.blocks: [rows, {shape}] goes {place} of {chain.name}; those that freeze need [rows, positions, "
+                f"width] as transformers have it, of one width; give freeze.policy=none, or other blocks"
+            )
 
 
 def _settled(config: Config, *, precision: Precision, views: object, guard: GuardSize | None) -> Config:

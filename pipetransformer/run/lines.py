@@ -193,6 +193,7 @@ def of_advance(event: Advanced, *, dtype: str) -> str:
     """The pass, and the error of rounding by ``cache.dtype``."""
     advance = event.advance
     found = "an earlier run had cached all" if advance.is_found else f"cached {advance.samples.total()} samples"
+    found = f"an earlier run had cached other activations, now deleted; {found}" if advance.replaces else found
     others = f", {advance.evaluation_samples} to evaluate on in {advance.evaluation_s:.2f} s"
     if not advance.evaluation_samples:
         waited = f" after {advance.evaluation_s:.2f} s of waiting for those to evaluate on"

@@ -241,7 +241,7 @@ class Report:
                 )
         place = {"step": event.step, "boundary": event.boundary, "tier": event.tier, "found": advance.is_found}
         samples = {"samples": advance.samples.total(), "evaluation_samples": advance.evaluation_samples}
-        seconds = {"seconds": advance.seconds, "evaluation_s": advance.evaluation_s}
+        seconds = {"seconds": advance.seconds, "evaluation_s": advance.evaluation_s, "replaces": advance.replaces}
         self._tracker.event("advance", **place, **samples, **seconds, rounding=advance.rounding)
         self._tracker.line(lines.of_advance(event, dtype=self._config.cache.dtype))
 

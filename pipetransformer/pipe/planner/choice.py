@@ -242,7 +242,7 @@ class Planner:
         )
         choice, reason = next(filter(None, plans), None), ""
         frozen = now if choice is None else choice.plan.frozen
-        if frozen < wanted:
+        if frozen != wanted:
             is_kept = frozen == most
             reason = "the pipeline that is kept needs a unit for each stage" if is_kept else "no layout fits in memory"
         if most == now and is_confirmed:
