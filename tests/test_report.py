@@ -81,6 +81,7 @@ LINES: tuple[tuple[events.Event, dict[str, Any]], ...] = (
         {
             **{"event": "advance", "step": 10, "boundary": 4, "seconds": 3.0, "samples": 400},
             **{"evaluation_s": 0.5, "evaluation_samples": 90, "found": False, "tier": "host", "rounding": 0.00625},
+            "replaces": False,
         },
     ),
     (
@@ -198,6 +199,9 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
         "(0 MB of host memory a node; compute rounds them by 0.62%)"
     )
     assert filled in said
+    replaced = events.Advanced(10, 4, replace(ADVANCE, replaces=True), 5000, "host", is_refill=False)
+    told = lines.of_advance(replaced, dtype="compute")
+    assert told.startswith("step 10: an earlier run had cached other activations, now deleted; cached 400 samples")
     assert "step 9: another cut or cache, moved 0.0 MB in 0.500 s (paper)" in said
     undone = "step 13: the freeze is undone: loss of the samples set aside 0.5000, predicted 0.4000 ± 0.0500"
     assert undone in said
