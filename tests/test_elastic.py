@@ -167,6 +167,7 @@ def test_each_seed_of_a_tuning_gets_data_of_its_own(tmp_path: Path) -> None:
     for more, expected in (
         (["--tune"], [("100", "tuned", 100, 2000), ("101", "tuned", 101, 2000)]),
         (["--tune", "--phrases", "6000"], [("100", "tuned", 100, 6000), ("101", "tuned", 101, 6000)]),
+        (["--tune", "--first-seed", "7"], [("107", "tuned", 107, 2000), ("108", "tuned", 108, 2000)]),
         ([], [("SST-2", "judged", 0, 2000)]),
     ):
         with mock.patch.object(elastic, "hold_out") as written:
@@ -334,6 +335,28 @@ def test_runs_of_a_machine_without_bfloat16_lie_beside_the_others(
         elastic.main()
     runs = sorted(path.name for path in tmp_path.glob("*-runs.json"))
     assert runs == [f"elastic-{task.name}-float32-runs.json", f"elastic-{task.name}-runs.json"]
+
+
+def test_a_seed_alone_and_the_table_of_what_is_kept(
+    task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[int] = []
+
+    def run(cell: Cell) -> Figures:
+        measured.append(cell.seed)
+        return SLOW
+
+    monkeypatch.setattr(Cell, "run", run)
+    monkeypatch.setattr(elastic, "make_task", lambda *_, **__: task)
+    own = ["elastic", "--sst2", "SST-2", "--model", "minilm", "--rows", BASELINE, "--output", str(tmp_path)]
+    for more in (["--seeds", "1", "--first-seed", "2"], ["--seeds", "3", "--minutes", "0"]):
+        monkeypatch.setattr(sys, "argv", [*own, *more])
+        elastic.main()
+    assert measured == [2]
+    (table,) = (path for path in tmp_path.glob("*.json") if not path.name.endswith("-runs.json"))
+    told = json.loads(table.read_text())
+    missing = [note for note in told["notes"] if note.startswith("Missing: ")]
+    assert told["rows"][0]["seeds"] == 1 and [each[-7:] for each in missing[0].split(";")] == [" seed 0", "seed 1."]
 
 
 def test_a_ratio_is_of_one_seed_on_one_processor() -> None:

@@ -1,7 +1,7 @@
 """Freezing beside not freezing: metric and seconds of whole runs, over many seeds.
 
     pipetransformer bench elastic --sst2 FOLDER --model FOLDER [--phrases N] [--tune] [--rows NAME ...] [--seeds N]
-                                  [--minutes M]
+                                  [--first-seed N] [--minutes M]
     pipetransformer bench elastic --cifar100 FOLDER [--timm-train FILE | --tune] [--rows ...] [--seeds N] [--minutes M]
     pipetransformer bench elastic --squad FOLDER --model FOLDER [--rows NAME ...] [--seeds N] [--minutes M]
     pipetransformer bench elastic --pool TASK ...
@@ -110,6 +110,7 @@ def make_parser() -> Parser:
         help=f"of {[row.name for row in ROWS]}, where the task has them",
     )
     parser.add_argument("--seeds", type=count, default=8, help="most seeds of a row (default 8)")
+    parser.add_argument("--first-seed", type=partial(count, least=0), default=0, help="of them (default 0)")
     parser.add_argument("--ranks", type=count, default=2, help="processes of one thread (default 2)")
     add_minutes(parser, what="cell")
     parser.add_argument("--confirm", action="store_true", help="cells of older code again: do they learn the same?")
@@ -122,7 +123,7 @@ def main() -> None:
     parser = make_parser()
     arguments = parser.parse_args()
     if arguments.pool is not None:
-        own = (*TASKS, "model", "phrases", "tune", "timm_train", "rows", "seeds", "ranks", "minutes", "confirm")
+        own = sorted({*vars(arguments)} - {"pool", "output"})
         refuse_without_effect(parser, arguments, *own, where="--pool")
         write_pooled(arguments.pool, folder=arguments.output)
         return
@@ -210,7 +211,7 @@ def name_of(name: str, precision: str) -> str:
 
 def seeds_of(arguments: Namespace) -> range:
     """The seeds of a table: those of ``--tune`` are others than those of the table that its choices are judged by."""
-    first = _TUNING_SEED if arguments.tune else 0
+    first = arguments.first_seed + (_TUNING_SEED if arguments.tune else 0)
     return range(first, first + arguments.seeds)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -23,7 +24,8 @@ def bench_parser(name: str, *, description: str | None) -> Parser:
 
 def add_minutes(parser: Parser, *, what: str) -> None:
     """The argument ``--minutes``, for ``deadline``. Args: what: what is kept when it ends, as "run"."""
-    parser.add_argument("--minutes", type=count, default=None, help=f"begin no {what} after so long")
+    of_time = f"begin no {what} after so long (0: none, but tell what is kept)"
+    parser.add_argument("--minutes", type=partial(count, least=0), default=None, help=of_time)
 
 
 def deadline(arguments: argparse.Namespace) -> float:
