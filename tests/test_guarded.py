@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -18,7 +19,9 @@ from pipetransformer.dp import EMA, RECENT
 from pipetransformer.engine.average import Average
 from pipetransformer.freeze import AutoFreeze, Payoff, Policy, Signals, build_policy
 from pipetransformer.freeze.guard import Guard
-from pipetransformer.pipe.planner.answers import Outlook
+from pipetransformer.pipe.controller import AutoPipe
+from pipetransformer.pipe.planner.answers import Outlook, Settled
+from pipetransformer.plan import ParallelPlan
 from pipetransformer.process.world import World
 from pipetransformer.run import events
 from pipetransformer.trainer import Trainer
@@ -326,3 +329,25 @@ def test_a_run_is_the_plain_loop_with_its_freezes(undoes: bool, shard: str, rank
 def test_moments_of_a_freeze_that_no_pass_will_judge_are_let_go(ranks: RankPool, tmp_path: Path) -> None:
     ((_, plans, parked),) = ranks.run(1, guarded_run, str(tmp_path), False, "none", free_late)
     assert plans[-1] == (16, 2) and parked == [], "the planner does not count them"
+
+
+def held_run(world: World, folder: str) -> tuple[Weights | None, list[tuple[int, int]], list[str]]:
+    """``guarded_run`` of a freeze that is undone at step 12, for which no layout has room before step 14."""
+    settle = AutoPipe.settle
+
+    def crowded(self: AutoPipe, wanted: int, *, step: int, current: ParallelPlan, **given: Any) -> Settled:
+        if step == 12 and wanted < current.frozen:
+            return Settled(None, current.frozen, "no room")
+        return settle(self, wanted, step=step, current=current, **given)
+
+    with mock.patch.object(AutoPipe, "settle", crowded):
+        return guarded_run(world, folder, True, "none")
+
+
+def test_a_thaw_that_has_to_wait_for_room_has_its_moments(ranks: RankPool, tmp_path: Path) -> None:
+    ((weights, plans, _),) = ranks.run(1, held_run, str(tmp_path))
+    moves = [(step, frozen) for step, frozen in plans if frozen]
+    assert moves == [(0, 1), (8, 2), (14, 1), (16, 2)]
+    with frequent_guard():
+        expected, _ = plain_run("vit", tuple(moves), (*Case("vit", 1, ()).overrides(""), *SETTINGS))
+    assert weights is not None and deviation(weights, expected) < 1e-10
