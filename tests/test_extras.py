@@ -309,7 +309,10 @@ def test_where_nothing_froze_it_says_so(tmp_path: Path) -> None:
         (["digits", "run.id=x"], "run.id: .*x exists; continue it with run.resume=true"),
         (["digits", "pipe.initial_length=2"], r"does not divide .* or start 2 ranks \(--ranks 2\)"),
         (["table", "data.path=gone.csv"], "data.path: there is no file gone.csv"),
-        (["table", "data.path=asked.csv", "data.eval_fraction=0.2", "data.label_column=topic"], "no column topic"),
+        (
+            ["table", "data.path=asked.csv", "data.eval_fraction=0.2", "data.label_column=topic"],
+            "no column topic.*; name .* data.label_c",
+        ),
         (["digits", "model.name=./gone"], "model.name: there is no folder ./gone"),
     ],
 )

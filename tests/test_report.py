@@ -160,10 +160,13 @@ def test_where_nothing_will_freeze_it_says_so_and_what_would() -> None:
     changes = "freeze.guard=false changes nothing: freeze.policy guarded is nothing without it; give another policy"
     assert said(events.Freezing()) == [changes]
     more = "nothing more" if PLAN.frozen else "nothing"
+    ends = "; to freeze all the same, give another freeze.policy, as static with freeze.max_frozen"
     assert said(events.Freezing(rests=True))[1:] == [
-        f"{more} will freeze: no linear probe shows blocks to be free; to freeze all the same, give another "
-        "freeze.policy, as static with freeze.max_frozen"
+        f"{more} will freeze: no linear probe shows blocks to be free{ends}"
     ]
+    assert said(events.Freezing(rests=True, lacks_guard=True))[-1] == (
+        f"{more} will freeze: no linear probe shows blocks to be free, and none that froze later would be judged{ends}"
+    )
 
 
 def test_a_stem_that_tells_all_leaves_nothing_to_be_known_of_blocks() -> None:
@@ -200,6 +203,8 @@ def test_every_event_leaves_its_line(report: Report, tmp_path: Path) -> None:
     )
     assert filled in said
     replaced = events.Advanced(10, 4, replace(ADVANCE, replaces=True), 5000, "host", is_refill=False)
+    taken = events.Advanced(10, 4, replace(ADVANCE, is_found=True), 5000, "disk", is_refill=False)
+    assert "took over an earlier run's cache at block 4 in 3.00 s" in lines.of_advance(taken, dtype="compute")
     told = lines.of_advance(replaced, dtype="compute")
     assert told.startswith("step 10: an earlier run had cached other activations, now deleted; cached 400 samples")
     assert "step 9: another cut or cache, moved 0.0 MB in 0.500 s (paper)" in said

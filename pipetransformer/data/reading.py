@@ -108,10 +108,10 @@ def refuse_path(data: DataConfig) -> None:
         raise UserError(f"data.path: {data.path} is not allowed; {data.name} needs no files, leave the path out")
 
 
-def require_columns(present: Sequence[str], wanted: Sequence[str], *, source: object) -> None:
+def require_columns(present: Sequence[str], wanted: Sequence[str], *, source: object, remedy: str = "") -> None:
     missing = [name for name in wanted if name not in present]
     if missing:
-        raise UserError(f"{source}: no column {', '.join(missing)}; there are {', '.join(present) or 'none'}")
+        raise UserError(f"{source}: no column {', '.join(missing)}; there are {', '.join(present) or 'none'}{remedy}")
 
 
 def table_labels(column: pa.ChunkedArray, *, name: str, num_labels: int, source: object) -> np.ndarray:

@@ -164,7 +164,8 @@ class TableReader(TextReader):
     def _table(self, split: str) -> pa.Table:
         """The columns that are needed."""
         columns, path = (*self.data.text_columns, self.data.label_column), self.file(split)
-        return self.hub_table(split, columns) if path is None else read_table(path, columns)
+        remedy = "; name them with data.text_columns and data.label_column"
+        return self.hub_table(split, columns) if path is None else read_table(path, columns, remedy=remedy)
 
     def _labels(self, table: pa.Table, split: str) -> list[str]:
         name, source = self.data.label_column, self.place(split)
@@ -191,8 +192,11 @@ def column_names(path: Path) -> list[str]:
     return list(_whole_table(path).column_names)
 
 
-def read_table(path: Path, columns: Sequence[str]) -> pa.Table:
+def read_table(path: Path, columns: Sequence[str], *, remedy: str = "") -> pa.Table:
     """These columns of a file in csv, tsv, jsonl, json or parquet.
+
+    Args:
+        remedy: the end of the message for one that is missing.
 
     Raises:
         UserError: naming the file, and the mistake in it.
@@ -200,7 +204,7 @@ def read_table(path: Path, columns: Sequence[str]) -> pa.Table:
     table = _whole_table(path)
     if (only := table.column_names)[1:] == [] and only and ";" in only[0] and columns[0] not in only:
         raise UserError(f"{path}: its columns are separated by semicolons ({only[0]}); save it with commas, or tabs")
-    require_columns(table.column_names, columns, source=path)
+    require_columns(table.column_names, columns, source=path, remedy=remedy)
     if not len(table):
         raise UserError(f"{path}: holds no samples; at least 1 is needed")
     if twice := [name for name in columns if table.column_names.count(name) > 1]:

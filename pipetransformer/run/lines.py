@@ -115,9 +115,10 @@ def of_freezing(freezing: Freezing, config: Config, *, plan: ParallelPlan, total
             yield "freeze.guard=false changes nothing: freeze.policy guarded is nothing without it; give another policy"
         if freezing.rests:
             more = "nothing more" if plan.frozen else "nothing"
+            judged = ", and none that froze later would be judged" if freezing.lacks_guard else ""
             yield (
-                f"{more} will freeze: no linear probe shows blocks to be free; to freeze all the same, give another "
-                "freeze.policy, as static with freeze.max_frozen"
+                f"{more} will freeze: no linear probe shows blocks to be free{judged}; to freeze all the same, give "
+                "another freeze.policy, as static with freeze.max_frozen"
             )
         elif freezing.lacks_guard:
             yield "freeze.policy guarded freezes only blocks that the linear probe shows to be free in this run"
@@ -192,7 +193,7 @@ def of_not_saved(event: NotSaved) -> str:
 def of_advance(event: Advanced, *, dtype: str) -> str:
     """The pass, and the error of rounding by ``cache.dtype``."""
     advance = event.advance
-    found = "an earlier run had cached all" if advance.is_found else f"cached {advance.samples.total()} samples"
+    found = "took over an earlier run's cache" if advance.is_found else f"cached {advance.samples.total()} samples"
     found = f"an earlier run had cached other activations, now deleted; {found}" if advance.replaces else found
     others = f", {advance.evaluation_samples} to evaluate on in {advance.evaluation_s:.2f} s"
     if not advance.evaluation_samples:
