@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -17,7 +19,7 @@ from rich.console import Console
 sys.path.insert(0, str(REPOSITORY))
 
 import benchmarks.runs.__main__ as runs
-from benchmarks.support import measure, stale
+from benchmarks.support import command_line, measure, stale
 from pipetransformer.commands import bench, main
 from pipetransformer.errors import UserError
 from pipetransformer.run.tracking import Transition
@@ -298,3 +300,18 @@ def test_stale_lists_all_results_or_nothing(
     monkeypatch.setattr(bench, "_start", lambda script, *arguments: started.append(script))
     assert main(["bench", "--stale"]) == 0
     assert [path.relative_to(REPOSITORY).as_posix() for path in started] == ["benchmarks/support/stale.py"]
+
+
+def test_stale_ends_without_a_word_where_nobody_reads_on() -> None:
+    command = [sys.executable, REPOSITORY / "benchmarks" / "support" / "stale.py"]
+    path = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=path) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == -signal.SIGPIPE  # as any filter's, not a failure of ours
+
+
+def test_help_of_a_benchmark_is_plain_text() -> None:
+    parser = command_line.bench_parser("memory", description="First line.\n\nOf ``partition``.")
+    assert "Of partition." in parser.format_help()

@@ -18,8 +18,8 @@ __all__ = ["add_minutes", "add_output", "bench_parser", "deadline", "keep_whole"
 def bench_parser(name: str, *, description: str | None) -> Parser:
     """Args: name: as in ``pipetransformer bench NAME``."""
     started_at()  # now: a later commit is not the code that runs
-    formatter = argparse.RawDescriptionHelpFormatter
-    return Parser(description=description, prog=f"pipetransformer bench {name}", formatter_class=formatter)
+    formatter, plain = argparse.RawDescriptionHelpFormatter, (description or "").replace("``", "")
+    return Parser(description=plain, prog=f"pipetransformer bench {name}", formatter_class=formatter)
 
 
 def add_minutes(parser: Parser, *, what: str) -> None:

@@ -14,6 +14,7 @@ import ast
 import json
 import re
 import shlex
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -151,4 +152,5 @@ def _files(node: ast.JoinedStr | ast.Constant) -> list[Path]:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # behind ``| head``, which has read enough
     sys.exit(run_guarded(main))
