@@ -19,7 +19,7 @@ from rich.console import Console
 sys.path.insert(0, str(REPOSITORY))
 
 import benchmarks.runs.__main__ as runs
-from benchmarks.support import command_line, measure, stale
+from benchmarks.support import measure, stale
 from pipetransformer.commands import bench, main
 from pipetransformer.errors import UserError
 from pipetransformer.run.tracking import Transition
@@ -310,8 +310,3 @@ def test_stale_ends_without_a_word_where_nobody_reads_on() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == -signal.SIGPIPE  # as any filter's, not a failure of ours
-
-
-def test_help_of_a_benchmark_is_plain_text() -> None:
-    parser = command_line.bench_parser("memory", description="First line.\n\nOf ``partition``.")
-    assert "Of partition." in parser.format_help()
