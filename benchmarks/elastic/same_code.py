@@ -57,7 +57,7 @@ def confirm(cells: Sequence[Cell], *, kept: KeptRows, folder: Path) -> None:
         if today.cpu != before.cpu or today.start != before.start:
             raise UserError(f"--confirm: {cell.name} was measured on {before.cpu}; only the same processor can tell")
         if _learned(today) != _learned(before):
-            remedy = "run it with nothing beside it, which can change its layout, or measure all cells anew"
+            remedy = "run it alone, as load can change the layout that it chooses, or measure all cells anew"
             raise UserError(f"--confirm: {cell.name} learns otherwise today; {remedy}")
         print(f"{cell.name}: the same; {today.train_s:.1f} s, {before.train_s:.1f} s before", flush=True)
     (code,), (by_today,) = codes, newer
