@@ -10,6 +10,7 @@ from test_planner import JOB, make_planner, plan_after
 
 from pipetransformer.errors import UserError
 from pipetransformer.pipe.planner.answers import Choice, Outlook
+from pipetransformer.pipe.planner.calibration import Line
 from pipetransformer.pipe.planner.choice import Planner
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.plan import ParallelPlan
@@ -20,6 +21,36 @@ def settled(controller: Planner, wanted: int, current: ParallelPlan, *, costs: J
     found = controller.settle(wanted, current=current, options=lambda n: {None: 0.0}, outlook=Outlook(costs, 100))
     assert found.choice is None or found.choice.plan.frozen == found.frozen
     return found.frozen, found.reason, found.choice is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "epochs", "cached"),
+    [
+        *((Line(slope=slope), epochs, cached) for slope in (0.5, 1.0, 3.0) for epochs, cached in ((1, None), (2, 4))),
+        (Line(1e-6, 0.0), 2, None),  # longer steps are no slower: nothing is saved, and an advance is not free
+    ],
+)
+def test_an_advance_pass_costs_an_epoch_of_the_same_forwards(line: Line, epochs: int, cached: int | None) -> None:
+    """However much slower than measured steps are: all samples pass the prefix once in either."""
+    controller, steps = make_planner(pipe={"initial_length": 1}, dp={"enabled": False}), 1000
+    first = controller.first_plan(JOB, {}).plan
+
+    def step_seconds(option: int | None) -> float:
+        choice = controller.next_plan(4, cached_options={option: 0.0}, current=first, outlook=Outlook(JOB, 10**9))
+        assert choice is not None
+        return choice.prediction.step_seconds
+
+    advance = steps * (step_seconds(None) - step_seconds(4))
+    outlook = Outlook(JOB, steps * epochs, {1: line, 2: Line(slope=9.0)})
+    choice = controller.next_plan(4, cached_options={None: 0.0, 4: advance}, current=first, outlook=outlook)
+    assert choice is not None and choice.plan.cached == cached
+    assert outlook.slope == (line.slope or 1.0), "an advance pass is never free"
+
+    def spent(seconds: float) -> float:
+        return controller.gains(4, current=first, options=lambda _: {None: 0.0, 4: seconds}, outlook=outlook)[1]
+
+    if cached is not None:
+        assert spent(advance) - spent(0.0) == pytest.approx(line.slope * advance)
 
 
 def test_as_many_blocks_freeze_as_are_wanted() -> None:

@@ -19,11 +19,9 @@ from pipetransformer.pipe.measure.profile_file import Profile
 from pipetransformer.pipe.measure.watch import CostWatch
 from pipetransformer.pipe.measure.workload import Workload
 from pipetransformer.pipe.planner.answers import Outlook
-from pipetransformer.pipe.planner.calibration import Line
 from pipetransformer.pipe.planner.constraints import Constraints
 from pipetransformer.pipe.planner.search import best_plans, predict
 from pipetransformer.plan import ParallelPlan
-from pipetransformer.plan.prefix import PrefixWork
 from pipetransformer.process.world import World
 
 NUM_BLOCKS, BATCH = 6, 8
@@ -131,35 +129,6 @@ def test_the_rest_of_a_run_is_counted_in_the_steps_that_are_predicted() -> None:
     autopipe.lines = dict
     plan = ParallelPlan(0, 1, 1, (), 1, "1f1b", None, 6)
     assert autopipe._outlook(4, plan).remaining_steps == pytest.approx(16 * (30 / 3 + 10) / BATCH / 5)
-
-
-@pytest.mark.parametrize("slope", [0.5, 1.0, 3.0])
-@pytest.mark.parametrize(("epochs", "cached"), [(1, None), (2, 4)])
-def test_an_advance_pass_costs_what_an_epoch_of_the_same_forwards_does(
-    slope: float, epochs: int, cached: int | None
-) -> None:
-    """However much slower than measured steps are: all samples pass the prefix once in either."""
-    from test_planner import make_planner
-
-    autopipe: Any = AutoPipe.__new__(AutoPipe)
-    profile, steps = measurements(), 100
-    unit = replace(profile.job.by_rows[1], prefix_ns=profile.job.by_rows[1].forward_ns)
-    job = replace(profile.job, by_rows={1: unit})
-    autopipe.profile, autopipe._world = replace(profile, job=job, measured={0: unit}), SimpleNamespace(size=2)
-    lines = {1: Line(slope=slope), 2: Line(slope=slope)}
-    autopipe.lines = lambda: lines
-    start = ParallelPlan(0, 1, 2, (), 1, "1f1b", None, NUM_BLOCKS)
-    offers = {None: (), 4: (PrefixWork(0, start.numbering.behind(4), 0, steps * BATCH),)}
-    planner = make_planner(
-        world_size=2, pipe={"initial_length": 1}, train={"epochs": 1, "batch_size": BATCH, "lr": 0.1}
-    )
-    choice = planner.next_plan(
-        4,
-        cached_options=autopipe._options(lambda _: offers, 4),
-        current=start,
-        outlook=Outlook(job, steps * epochs, lines),
-    )
-    assert choice is not None and choice.plan.cached == cached
 
 
 def test_tables_of_which_few_rows_are_summed_make_a_predicted_step_of_replicas_shorter() -> None:

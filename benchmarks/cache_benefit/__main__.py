@@ -1,13 +1,14 @@
-"""AutoCache beside no cache: pairs of whole runs that differ by ``cache.enabled`` alone, side by side.
+"""The cache beside no cache: pairs of whole runs that differ by it alone, side by side, and which is slower.
 
     pipetransformer bench cache-benefit --sst2 FOLDER --model FOLDER [--pairs N] [--minutes M]
 
 Both runs of a pair begin at once, on one rank, one thread and one core each, so that a slow moment of the machine meets
-both; they change cores from pair to pair. Every run begins without anything that an earlier one has stored, and leaves
-its stores to later runs, as the configuration does where nothing is said. A ratio is of one pair: seconds with the
-cache over those without it, of training alone (steps, advance passes over what they read, guard and transitions), and
-of the whole process. ``upper end`` is that of the 90 % interval of the mean ratio of training: "never slower by more
-than a fiftieth" is seen where it lies below 1.02.
+both; they change cores from pair to pair. The one that ends first leaves the machine to the other for the rest of it.
+Every run begins without anything that an earlier one has stored, and leaves its stores for later runs, as the
+configuration does where nothing is said. A ratio is of one pair: seconds with the cache over those without it, of
+training alone (steps, advance passes over the training samples, guard and transitions), and of the whole process.
+``upper end`` is that of the 90 % interval of the mean ratio of training: "never slower by more than a fiftieth" is seen
+where it lies below 1.02.
 
 Cases: the default policy; two blocks of the model frozen, where there is little to save; half of them, for one epoch
 alone, where an advance pass would take what it saves; half of a ViT's on augmented pictures, which are cached in views.

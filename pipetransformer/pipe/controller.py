@@ -329,15 +329,13 @@ class AutoPipe:
         )
 
     def seconds_of(self, work: Sequence[PrefixWork]) -> float:
-        """Predicted seconds of ``work``, shared by all ranks: as much slower than measured as forwards in steps are, or
-        a cache would seem to save more than its advance pass costs wherever steps are slower.
-        """
+        """Predicted seconds of ``work``, shared by all ranks, as fast as its units were measured."""
         by_length, seconds = self.profile.measured, 0.0
         for part in work:
             costs = by_length.get(part.length) or by_length[max(by_length)]
             forward = costs.prefix_seconds(part.first, part.stop, num_samples=part.num_samples) / self._world.size
             seconds += part.times * forward
-        return self.lines()[1].slope * seconds
+        return seconds
 
     def lines(self) -> dict[int, Line]:
         """Real seconds of a step from simulated ones, by pp, from all that was timed so far."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipetransformer.pipe.planner.calibration import Line
+from pipetransformer.pipe.planner.calibration import AS_SIMULATED, Line
 from pipetransformer.pipe.planner.costs import JobCosts
 from pipetransformer.pipe.planner.search import Prediction
 from pipetransformer.plan import ParallelPlan
@@ -68,6 +68,14 @@ class Outlook:
     lines: Mapping[int, Line] = field(default_factory=dict)
     fixed_seconds: float = 0.0
     margin: float = 0.0
+
+    @property
+    def slope(self) -> float:
+        """Real seconds of forwards outside of steps over measured ones: those of steps without stages, which is what
+        such forwards are; otherwise a cache would seem to save more than its advance pass costs, which computes the
+        same. 1 where no line tells.
+        """
+        return self.lines.get(1, AS_SIMULATED).slope or 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class Planner:
         Args:
             frozen: number of frozen blocks.
             cached_options: possible boundaries of the cache (None: no cache), each with its seconds outside of
-                training steps: advance pass and evaluations.
+                training steps, as measured: advance pass and evaluations.
             current: the present plan, where the transition starts.
         """
         constraints = self.first
@@ -281,7 +281,7 @@ class Planner:
         if choice is None:
             return 0.0, math.inf
         go, stay = choice.prediction, self.stay(current, outlook)
-        others = there[go.plan.cached] - there.get(current.cached, there[None])  # evaluations compute these blocks too
+        others = outlook.slope * (there[go.plan.cached] - there.get(current.cached, there[None]))  # evaluations too
         return (stay - go.step_seconds) * outlook.remaining_steps, choice.transition_seconds + max(others, 0.0)
 
     def stay(self, current: ParallelPlan, outlook: Outlook) -> float:
@@ -345,8 +345,8 @@ class Planner:
             return transition_seconds(current or plan, plan, costs=costs, fixed_seconds=outlook.fixed_seconds)
 
         def total(prediction: Prediction) -> float:
-            plan = prediction.plan
-            return prediction.step_seconds * outlook.remaining_steps + cached_options[plan.cached] + moves(plan)
+            outside = outlook.slope * cached_options[prediction.plan.cached] + moves(prediction.plan)
+            return prediction.step_seconds * outlook.remaining_steps + outside
 
         if not weighed:
             return None
